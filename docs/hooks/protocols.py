@@ -66,7 +66,6 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
     with (
         patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext", read_articles),
         patch("mlm_repro.evaluation.tasks.lambada.read_official", read_passage),
-        patch("mlm_repro.evaluation.tasks.lambada.NUM_EXAMPLES", 1),
     ):
         return TASKS[name].task(name, Path(), tokenizer, CONTEXT)
 

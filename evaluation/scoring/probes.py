@@ -50,19 +50,19 @@ class Probed:
         effect = float(np.abs(row[-1] - other[-1]))
         self.allowed = max(ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect)
 
-    def scored(self, model: ScoringModel, batch_size: int, most: int = 4) -> list[np.ndarray]:
-        """The first rows' log-probabilities, made now."""
-        scores = score(model, self._requests[:most], batch_size, workers=1 if model.mesh.device.type == "cpu" else None)
+    def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
+        """The rows' log-probabilities, made now."""
+        scores = score(model, self._requests, batch_size, workers=1 if model.mesh.device.type == "cpu" else None)
         return np.split(scores.log_probabilities, scores.starts[1:])
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Compare what two rows begin with alike, and if that differs, a row scored twice.
+    """Compare what two rows begin with alike, and if that differs, the rows scored twice.
 
     Raises BadInput for a model that answers otherwise the second time.
     """
     if not probed.moved <= probed.allowed:
-        again = _difference(probed.alone[:1], probed.scored(model, 1, 1))
+        again = _difference(probed.alone, probed.scored(model, 1))
         if not again <= probed.allowed:
             raise BadInput(f"the same tokens have log-probabilities that differ by {again:.2g} when scored twice")
     return model, "the same tokens scored twice have the same log-probabilities"
@@ -103,7 +103,7 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
     The outcomes are remembered for the digest `weights` and all else that scores depend on; rank 0's memory counts.
     """
     checked: dict[str, str] = {}
-    if model.seq_length < SHORTEST or model.vocab_size < SHORTEST:
+    if min(model.seq_length, model.vocab_size) < SHORTEST:
         return model, checked
     asked = [ask.__qualname__ for ask in PROBES.values()]
     made_of = sha256_json([weights, describe(model), model.length_switch, asked])

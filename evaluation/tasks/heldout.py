@@ -6,6 +6,7 @@ If a published test file is missing, the validation documents stand in for it, u
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlm_repro.evaluation.protocol import Encoder, SourceText
 from mlm_repro.evaluation.tasks.cloze import STRICT, ClozeTask
@@ -102,20 +103,17 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file, as `read_file` reads them, and a remark on each oddity."""
-    documents, remarks = read_file(path)
-    clean = [SURROGATE.sub("\ufffd", document) for document in documents]
-    if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
-        remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
-    return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
-
-
-def read_file(path: Path) -> tuple[list[str], list[str]]:
-    """The documents of a file of {"text": ...}, or the text of any other file, and remarks on how it was read.
+    """The documents of a file of {"text": ...}, or the text of any other file, and a remark on each oddity.
 
     Raises BadInput for a file that cannot be read or has no text.
     """
-    content, remarks = _read_text(path), list[str]()
+    remarks: list[str] = []
+    try:
+        content = read_bytes(path, MOST_BYTES).decode("utf-8")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
     if content.startswith(MARK):
         content = content[1:]
         remarks.append("its byte order mark is left out")
@@ -127,38 +125,28 @@ def read_file(path: Path) -> tuple[list[str], list[str]]:
         documents = [content]
     if not any(documents):
         raise BadInput(f"{path} is empty")
-    return documents, remarks
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_bytes(path, MOST_BYTES).decode("utf-8")
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
+    clean = [SURROGATE.sub("\ufffd", document) for document in documents]
+    if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
+        remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
+    return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
 
 
 def _read_lines(path: Path, content: str) -> list[str]:
-    documents = []
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            try:
-                value = parse_json(line)
-            except ValueError as error:
-                raise BadInput(f"{path}: line {number} is not JSON") from error
-            documents.append(_text_of(value, f"{path}: line {number}"))
-    return documents
+    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    return [_text_of(_parse(line, where), where) for number, line in lines for where in [f"{path}: line {number}"]]
 
 
 def _read_array(path: Path, content: str) -> list[str]:
-    try:
-        values = parse_json(content)
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON") from error
-    if not isinstance(values, list):
+    if not isinstance(values := _parse(content, str(path)), list):
         raise BadInput(f'{path} is not a JSON array of {{"text": ...}} documents')
     return [_text_of(value, f"{path}: document {number}") for number, value in enumerate(values, 1)]
+
+
+def _parse(content: str, where: str) -> Any:
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise BadInput(f"{where} is not JSON") from error
 
 
 def _text_of(value: object, where: str) -> str:

@@ -469,9 +469,9 @@ def test_no_digit_is_cut_off_where_a_terminal_is_narrow(
     made_passes_for_published: object, tmp_path: Path, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    directory = made(tmp_path / "model", "Qwen2Config")
-    for words in (("all", "--ckpt", directory), ("compare", directory, directory)):
-        done = mlm_eval(*words, "--limit", 2, *SETTINGS, ends=0)
+    directory, kept = made(tmp_path / "model", "Qwen2Config"), tmp_path / "kept.json"
+    for words in (("all", "--ckpt", directory, "--limit", 2, *SETTINGS, "--json", kept), ("compare", kept, kept)):
+        done = mlm_eval(*words, ends=0)
         assert "…" not in done.out
         assert "wikitext103" in done.out
     assert "95 % interval" in done.out
