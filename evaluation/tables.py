@@ -16,14 +16,14 @@ CONSOLE = Console(width=1_000, soft_wrap=True, markup=False, highlight=False)
 def print_results(results: Mapping[str, Result], missing: Mapping[str, str] = MappingProxyType({})) -> None:
     """The numbers of protocols, one below the other or many side by side, and the rule and warnings of each."""
     for kind in (PerplexityResult, ClozeResult):
-        some = {name: numbers_of(result) for name, result in results.items() if isinstance(result, kind)}
+        some = {result.task: numbers_of(result) for result in results.values() if isinstance(result, kind)}
         for labels in [*some.values()][:1]:
             if len(results) == 1:
                 print_rows([(*some, ""), *labels.items()])
             else:
                 print_rows([("", *labels), *((name, *numbers.values()) for name, numbers in some.items())])
-    for name, result in results.items():
-        CONSOLE.print(f"{name}: {result.protocol}")
+    for result in results.values():
+        CONSOLE.print(f"{result.task}: {result.protocol}")
     for name, reason in missing.items():
         CONSOLE.print(f"{name}: NOT RUN: {reason}")
     print_remarks([*results.values()])
