@@ -78,6 +78,24 @@ class EvaluatedCheckpoint:
     """Outcome of each probe."""
     loaded: str = ""
     """SHA-256 of the tensors as they were loaded, where the digest is of the files that they came from."""
+    is_open: bool = False
+    """True for a model that takes inputs beyond its context."""
+
+    def within(self, window: int | None) -> "EvaluatedCheckpoint":
+        """The checkpoint with a longest input other than its context.
+
+        Raises BadInput for one beyond the context where the model has no positions; where it computes them, it is said.
+        """
+        context, notes, checked = self.model.seq_length, self.notes, self.checked
+        if not window:
+            return self
+        if window > context:
+            beyond = f"a window of {window:,} is beyond the model's context of {context:,}"
+            if not self.is_open:
+                raise BadInput(f"{beyond}, where it has no positions")
+            said = f"{beyond}: its positions are computed there too, but it was not made for them"
+            notes, checked = (*notes, said), checked | {"window": said}
+        return replace(self, model=replace(self.model, seq_length=window), notes=notes, checked=checked)
 
     @property
     def store(self) -> Store:
@@ -143,7 +161,7 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     notes = [*loaded.warnings, *[SMOLLM2_NOTE] * (str(place.asked) == SMOLLM2)]
     return EvaluatedCheckpoint(
         directory, loaded.digest, tokenizer, model, "measured", network.num_parameters,
-        tuple(notes), f"transformers: {network.kernel}", loaded.checked, loaded.loaded,
+        tuple(notes), f"transformers: {network.kernel}", loaded.checked, loaded.loaded, loaded.is_open,
     )  # fmt: skip
 
 

@@ -1,11 +1,7 @@
 """`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
 
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,7 +22,6 @@ from mlm_repro.lineage.variables import is_first_rank
 
 if TYPE_CHECKING:
     from mlm_repro.evaluation.evaluate import MakeTask
-    from mlm_repro.evaluation.schema import Result
 
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 ALL = "all"
@@ -35,20 +30,13 @@ FILE_TASKS = (
     "perplexity-lm-eval", "perplexity-lm-eval-bos-twice", "cloze",
 )  # fmt: skip
 CKPT_HELP = (
-    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, smollm2 (with the "
-    "extra of that name), or a Megatron-LM save directory."
+    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, a GGUF file, the "
+    "directory of a PEFT adapter, smollm2 (with the extra of that name), or a Megatron-LM save directory."
 )
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
-Limit = Annotated[int | None, typer.Option(
-    min=1, help="Score only so many windows or examples, spread evenly; the result is partial."
-)]  # fmt: skip
 Scoring = Annotated[list[str] | None, typer.Option(
     "--set", help="Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or heads=VALUE."
-)]  # fmt: skip
-Window = Annotated[int | None, typer.Option(min=2, help="Longest input; by default the model's context.")]
-Stride = Annotated[int | None, typer.Option(
-    min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
 )]  # fmt: skip
 
 
@@ -62,11 +50,19 @@ def run(
         help='Your text file, .jsonl file of {"text": ...} lines or .json array of them; for a named protocol its test '
         "file, where MLM_DATA_DIR and the hub do not have it.", show_default=False,
     )] = None,
-    window: Window = None, stride: Stride = None,
+    window: Annotated[int | None, typer.Option(
+        min=2, help="Longest input; by default the model's context, beyond which only rotary positions go."
+    )] = None,
+    stride: Annotated[int | None, typer.Option(
+        min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
+    )] = None,
     first: Annotated[Literal["once", "every"], typer.Option(
         help="Where a file's perplexity has what the tokenizer puts before a text: once, or in every window."
     )] = "once",
-    limit: Limit = None, scoring: Scoring = None, json: Json = None,
+    limit: Annotated[int | None, typer.Option(
+        min=1, help="Score only so many windows or examples, spread evenly; the result is partial."
+    )] = None,
+    scoring: Scoring = None, json: Json = None,
     samples: Annotated[
         Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
     ] = None,
@@ -83,35 +79,35 @@ def run(
     if protocol in ((ALL,) if file else FILE_TASKS):
         raise BadInput(f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file")
     if file and protocol in FILE_TASKS:
-        from mlm_repro.evaluation.tasks.heldout import read_file
+        from mlm_repro.evaluation.tasks.heldout import read_texts
 
-        read_file(file)
+        read_texts(file)
     if (stride or first != "once") and not protocol.startswith("perplexity"):
         raise BadInput(f"--stride and --first are for the perplexity of a file; {protocol} has its own")
     if window and stride:
         check_stride(stride, window)
     settings = override_config(Settings(), scoring or ())
     check_place("--samples", samples, '"log_probabilities"')
-    (place,) = _start(settings, [ckpt], json, '"checkpoint_digest"')
+    place = _start(settings, ckpt, json, '"checkpoint_digest"')
     from mlm_repro.evaluation import tables
-    from mlm_repro.evaluation.evaluate import evaluate, file_task
+    from mlm_repro.evaluation.evaluate import evaluate
     from mlm_repro.evaluation.tasks import heldout
 
     names = TASKS if protocol == ALL else (protocol,)
     tasks: dict[str, MakeTask] = {name: partial(build_task, name, window=window, path=file) for name in names}
     if file and protocol in FILE_TASKS:
         of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first)
-        of_lines = partial(heldout.file_cloze, window=window)
-        tasks = {protocol: file_task(of_lines if protocol == "cloze" else of_text, file)}
-    evaluations = evaluate(place, tasks, settings, limit)
+        make = partial(heldout.file_cloze, window=window) if protocol == "cloze" else of_text
+        tasks = {protocol: lambda evaluated: make(file, evaluated.tokenizer, evaluated.model.seq_length)}
+    evaluations = evaluate(place, tasks, settings, limit, window)
     if not is_first_rank():
         return
     results = {name: evaluation.result for name, evaluation in evaluations.done.items()}
+    tables.print_results(results, evaluations.missing)
     if protocol == ALL:
-        tables.print_conventions(results, evaluations.missing)
-        _write(json, {"results": _dump(results), "missing": evaluations.missing})
+        dumped = {name: result.to_json() for name, result in results.items()}
+        _write(json, {"results": dumped, "missing": evaluations.missing})
     else:
-        tables.print_result(results[protocol])
         _write(json, results[protocol].to_json())
     if samples is not None:
         lines = (sample.to_line() for each in evaluations.done.values() for sample in each.task.samples(each.scores))
@@ -120,54 +116,27 @@ def run(
 
 @app.command()
 def compare(
-    models: Annotated[list[Path], typer.Argument(
-        help="Two checkpoints, or two or more files that --json wrote; the others are compared with the first."
+    results: Annotated[list[Path], typer.Argument(
+        help="Two or more files that --json wrote; the others are compared with the first."
     )],
-    task: Annotated[
-        list[str], typer.Option("--task", help="A protocol of `mlm-eval list`; may be given several times.")
-    ] = ["wikitext103", "lambada"],  # noqa: B006
-    limit: Limit = None, scoring: Scoring = None, json: Json = None,
+    json: Json = None,
     table: Annotated[Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")] = None,
 ) -> None:  # fmt: skip
-    """Compare models on the same texts: the paired difference with its 95 % interval and its p value."""
-    if len(models) < 2:
-        raise BadInput("give two checkpoints, or two or more files of results")
+    """Compare models by their results on the same texts: the paired difference, its 95 % interval and its p value."""
     check_place("--table", table, "| model |")
-    if is_kept := all(model.suffix == ".json" and model.is_file() for model in models):
-        check_place("--json", json, '"differences"')
-    else:
-        if len(models) > 2:
-            raise BadInput("more than two models are compared by their files, which --json writes")
-        for name in task:
-            check_task_name(name)
-        settings = override_config(Settings(), scoring or ())
-        places = _start(settings, models, json, '"differences"')
+    check_place("--json", json, '"differences"')
     from mlm_repro.evaluation import compare, tables
 
-    missing: list[dict[str, str]] = [{} for _ in models]
-    if is_kept:
-        results = [compare.read_results(model) for model in models]
-    else:
-        from mlm_repro.evaluation.evaluate import evaluate
-
-        done = [evaluate(place, {name: partial(build_task, name) for name in task}, settings, limit)
-                for place in places]  # fmt: skip
-        if not is_first_rank():
-            return
-        results = [{name: each.result for name, each in evaluations.done.items()} for evaluations in done]
-        missing = [evaluations.missing for evaluations in done]
-    first, *others = results
-    shared = [[name for name in first if name in other] for other in others]
-    if not all(shared):
-        raise BadInput(f"{models[0]} and another have no protocol in common")
-    pairs = [(first[name], other[name]) for other, names in zip(others, shared, strict=True) for name in names]
+    first, *others = map(compare.read_results, results)
+    if not others or not all(first.keys() & other.keys() for other in others):
+        raise BadInput(f"give two or more files of results that have a protocol in common with {results[0]}")
+    pairs = [(first[name], other[name]) for other in others for name in first if name in other]
     differences = [compare.paired_difference(*pair) for pair in pairs]
-    for shown, left_out in zip(results, missing, strict=True):
-        tables.print_conventions(shown, left_out)
-    tables.print_differences(differences)
-    dumped = [difference.model_dump(mode="json") for difference in differences]
-    _write(json, {"differences": dumped, "results": [_dump(each) for each in results]})
-    _write(table, compare.table(results, differences, table.suffix if table else ""))
+    rows = compare.rows([first, *others], differences)
+    tables.print_rows(rows)
+    tables.print_remarks([result for each in (first, *others) for result in each.values()])
+    _write(json, {"differences": [difference.model_dump(mode="json") for difference in differences]})
+    _write(table, compare.as_text(rows, table.suffix if table else ""))
 
 
 @app.command()
@@ -182,7 +151,7 @@ def identify(
     from mlm_repro.evaluation.conventions import identify as conventions
 
     conventions.parse_claim(claimed)
-    (place,) = _start(settings, [ckpt], json, '"claimed"')
+    place = _start(settings, ckpt, json, '"claimed"')
     identified = conventions.identify(place, claimed, task, settings)
     if is_first_rank():
         print(identified.describe())
@@ -197,34 +166,27 @@ def oracle(
     identify: Annotated[
         list[str] | None,
         typer.Option(
-            help="A harness's number, or numbers of one run as TEXT=NUMBER TEXT=NUMBER; may be given several times."
+            help="A harness's number, or TEXT=NUMBER, or TEXT=NUMBER TEXT=NUMBER of a run; may be given several times."
         ),
     ] = None,
     unit: Annotated[Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")] = None,
-    text: Annotated[str | None, typer.Option(help="The oracle's text that it is of, such as prose.")] = None,
-    numbers: Annotated[
-        str | None, typer.Option("--from", help="loss=…,bits_per_byte=…,tokenizer=DIR,text=FILE: are they consistent?")
-    ] = None,
     json: Json = None,
 ) -> None:
     """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
     check_place("--json", json, '"identified"')
-    from mlm_repro.evaluation.conventions.identify import explain_bytes, find, parse_claims
+    from mlm_repro.evaluation.conventions.identify import find, parse_claims
 
-    if numbers:
-        print(explain_bytes(numbers))
-        return
     if not identify and not out:
         raise BadInput("give --out DIR to write the oracle, or --identify NUMBER")
     for number in identify or ():
-        parse_claims(number, text)
+        parse_claims(number)
     from mlm_repro.evaluation.conventions.oracle import read_table, write_oracle
 
     with TemporaryDirectory() as temporary:
         directory = out or Path(temporary) / "oracle"
         if is_new := not identify or not directory.exists():
             write_oracle(directory)
-        answers = [find(number, read_table(directory), unit, text) for number in identify or ()]
+        answers = [find(number, read_table(directory), unit) for number in identify or ()]
     print("\n".join([*(answer.describe() for answer in answers), *[f"written: {out}"] * bool(out and is_new)]))
     _write(json, {"identified": [asdict(answer) for answer in answers]})
 
@@ -244,7 +206,7 @@ def generate(
     settings = override_config(Settings(), scoring or ())
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
     sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if is_sampled else None
-    (place,) = _start(settings, [ckpt], json, '"continuation"')
+    place = _start(settings, ckpt, json, '"continuation"')
     from mlm_repro.evaluation.generate import generate_text
 
     generated = generate_text(place, prompt, max_new_tokens, sampling, settings)
@@ -256,11 +218,6 @@ def generate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def harness(context: typer.Context) -> None:
     """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
-    if "--help" in context.args:
-        print(context.get_help(), flush=True)
-        if find_spec("lm_eval"):
-            subprocess.run([sys.executable, "-m", "lm_eval", *context.args], check=False)
-        return
     from mlm_repro.evaluation.harness_model import run_harness
 
     run_harness(context.args)
@@ -285,18 +242,14 @@ def list_() -> None:
         print(f"{name:<24} {protocol.title}")
 
 
-def _start(settings: Settings, checkpoints: Sequence[Path], json: Path | None, mark: str) -> list[Place]:
-    """Find the checkpoints, then start the ranks; they are forked from a process that has the engine."""
+def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
+    """Find the checkpoint, then start the ranks; they are forked from a process that has the engine."""
     check_place("--json", json, mark)
-    places = [Place.find(path, settings.vocab) for path in checkpoints]
+    place = Place.find(checkpoint, settings.vocab)
     import mlm_repro.evaluation.evaluate  # noqa: F401
 
     start_ranks(settings.layout, main)
-    return places
-
-
-def _dump(results: "dict[str, Result]") -> dict[str, Any]:
-    return {name: result.to_json() for name, result in results.items()}
+    return place
 
 
 def _write(path: Path | None, content: dict[str, Any] | str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
-from mlm_repro.evaluation.tasks.perplexity import STRETCH, Floats, block_weights
+from mlm_repro.evaluation.tasks.perplexity import STRETCH, block_weights
 from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error, mean_standard_error
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.errors import BadInput
@@ -60,25 +60,24 @@ def paired_difference(first: Result, second: Result) -> Difference:
         pairs = [np.array(result.examples, np.float64).reshape(-1, 2) for result in (first, second)]
         if len(pairs[0]) != len(pairs[1]) or not len(pairs[0]):
             raise BadInput(f"{first.task}: the two models were not scored on the same parts of the text")
-        losses: list[Floats] = [pair[:, 0] for pair in pairs]
-        change = pairs[1][:, 1] - pairs[0][:, 1]
+        loss, change = (pairs[1] - pairs[0]).T
         accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
         p = _sign_test(int((change > 0).sum()), int((change < 0).sum()))
-        difference, error = float(losses[1].mean() - losses[0].mean()), mean_standard_error(losses[1] - losses[0])
+        count, difference, error = len(loss), float(loss.mean()), mean_standard_error(loss)
     else:
         assert isinstance(first, PerplexityResult)
         assert isinstance(second, PerplexityResult)
         _check_parts(first, second)
         sums = [np.array([block.nll for block in result.blocks]) for result in (first, second)]
         weights = [block_weights(result.blocks, result.normaliser, result.num_windows) for result in (first, second)]
-        values = [nll.sum() / weight.sum() for nll, weight in zip(sums, weights, strict=True)]
-        difference = float(values[1] - values[0])
+        count = len(first.blocks)
+        difference = float(sums[1].sum() / weights[1].sum() - sums[0].sum() / weights[0].sum())
         error = difference_standard_error((sums[0], weights[0]), (sums[1], weights[1]))
         p = math.erfc(abs(difference) / error / math.sqrt(2)) if error else None
     side = None if error is None else NORMAL_95 * error
     return Difference(
-        task=first.task, model=second.checkpoint, num_pairs=len(sums[0] if accuracy is None else losses[0]),
-        log_perplexity=difference, log_perplexity_standard_error=error, p=p, accuracy=accuracy,
+        task=first.task, model=second.checkpoint, num_pairs=count, log_perplexity=difference,
+         log_perplexity_standard_error=error, p=p, accuracy=accuracy,
         interval=None if side is None else (difference - side, difference + side),
         accuracy_standard_error=accuracy_error,
     )  # fmt: skip
@@ -102,18 +101,23 @@ def _sign_test(better: int, worse: int) -> float:
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
 
-def table(results: Sequence[Mapping[str, Result]], differences: Sequence[Difference], suffix: str) -> str:
-    """A row for each model and task, as CSV for the suffix .csv, otherwise Markdown."""
+def rows(results: Sequence[Mapping[str, Result]], differences: Sequence[Difference]) -> list[list[str]]:
+    """Heads, then a row for each model and task with its paired difference from the first model."""
     by_model = {(each.model, each.task): each for each in differences}
-    rows = [["model", "task", "perplexity", "±", "accuracy", "ln difference", "95 % interval", "p"]]
+    made = [["model", "task", "perplexity", "±", "accuracy", "ln less the first", "95 % interval", "p", "pairs"]]
     for result in (result for each in results for result in each.values()):
         change = by_model.get((result.checkpoint, result.task))
-        spread, share = result.spread, result.accuracy if isinstance(result, ClozeResult) else None
-        numbers = (result.perplexity, spread, share, change and change.log_perplexity)
+        share = result.accuracy if isinstance(result, ClozeResult) else None
+        numbers = (result.perplexity, result.spread, share, change and change.log_perplexity)
         low_high = " to ".join(f"{end:+.5f}" for end in change.interval) if change and change.interval else ""
         shown = ["" if number is None else f"{number:.6g}" for number in numbers]
         p = f"{change.p:.2g}" if change and change.p is not None else ""
-        rows.append([result.checkpoint, result.task, *shown, low_high, p])
+        made.append([result.checkpoint, result.task, *shown, low_high, p, str(change.num_pairs if change else "")])
+    return made
+
+
+def as_text(rows: Sequence[Sequence[str]], suffix: str) -> str:
+    """Rows as CSV for the suffix .csv, otherwise as a table of Markdown."""
     if suffix == ".csv":
         file = io.StringIO()
         csv.writer(file, lineterminator="\n").writerows(rows)

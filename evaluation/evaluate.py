@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlm_repro.engine.launch.mesh import telling_of_lost_ranks
 from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint, open_checkpoint
 from mlm_repro.evaluation.models.places import Place
-from mlm_repro.evaluation.protocol import Encoder, Request, Scores, Task
+from mlm_repro.evaluation.protocol import Request, Scores, Task, Tokens
 from mlm_repro.evaluation.schema import Provenance, Result
 from mlm_repro.evaluation.scoring.scores import NoMemory, remembering, score, score_with_memory
 from mlm_repro.evaluation.settings import Settings
@@ -47,22 +46,19 @@ class Evaluations:
     """Reason for each task that could not be run."""
 
 
-def file_task(make: Callable[[Path, Encoder, int], Task], path: Path) -> MakeTask:
-    """A task on a user's file."""
-    return lambda evaluated: make(path, evaluated.tokenizer, evaluated.model.seq_length)
-
-
-def evaluate(place: Place, tasks: Mapping[str, MakeTask], settings: Settings, limit: int | None = None) -> Evaluations:
+def evaluate(
+    place: Place, tasks: Mapping[str, MakeTask], settings: Settings, limit: int | None = None, window: int | None = None
+) -> Evaluations:  # fmt: skip
     """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests.
 
-    `limit` is a number of windows or examples of each task, spread evenly over the test.
+    `limit` is a number of windows or examples of each task, spread evenly over the test; `window` is the longest input.
 
     A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left.
     """
     started = time.monotonic()
     made: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
-    evaluated = open_checkpoint(place, settings)
+    evaluated = open_checkpoint(place, settings).within(window)
     for name, make in tasks.items():
         try:
             task = make(evaluated)
@@ -101,26 +97,42 @@ def _environment() -> Environment:
 
 
 def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:
-    requests, places = share([task.requests for task in tasks if not task.with_memory])
-    apart = [request for task in tasks if task.with_memory for request in task.requests]
-    total, tokens = len(requests) + len(apart), sum(len(request.tokens) for request in (*requests, *apart))
-    banned = next((task.banned for task in tasks if task.banned is not None), None)
+    plain = [task for task in tasks if not task.with_memory]
+    banned = next((task.banned for task in plain if task.banned is not None), None)
     title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
+    shared = iter(score_shared(evaluated, [task.requests for task in plain], settings, title, unit, banned))
+    scored = []
+    for task in tasks:
+        with Progress(task.name, len(task.requests), task.unit) as progress:
+            scored.append(
+                score_with_memory(evaluated.model, task.requests, progress.advance) if task.with_memory
+                else next(shared)
+            )  # fmt: skip
+    return scored
+
+
+def score_shared(
+    evaluated: EvaluatedCheckpoint, made: Sequence[Sequence[Request]], settings: Settings, title: str,
+    unit: str = "requests", banned: Tokens | None = None,
+) -> list[Scores]:  # fmt: skip
+    """The scores of each list of requests; a request that several have is scored once, or was kept by an earlier run.
+
+    Tokens that are `banned` are no answers. The cost and the progress are shown, in requests, under the title.
+    """
+    if not made:
+        return []
+    requests, places = share(made)
+    tokens = sum(len(request.tokens) for request in requests)
     announce(
-        f"{total:,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,} parameters",
+        f"{len(requests):,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,} parameters",
         "less what earlier evaluations have kept",
     )
-    quiet = not evaluated.model.mesh.is_first
-    with Progress(title, total, unit, quiet) as progress, telling_of_lost_ranks():
-        shared = score(
-            evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned=banned,
-            store=evaluated.store, on_resumed=progress.start_at,
-        ) if requests else None  # fmt: skip
-        mine = iter(places)
-        return [
-            score_with_memory(evaluated.model, task.requests, progress.advance) if task.with_memory or not shared
-            else shared.taken(next(mine), task.requests) for task in tasks
-        ]  # fmt: skip
+    with Progress(title, len(requests), unit) as progress, telling_of_lost_ranks():
+        scores = score(
+            evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned,
+            evaluated.store, progress.start_at,
+        )  # fmt: skip
+    return [scores.taken(*each) for each in zip(places, made, strict=True)]
 
 
 def _shown(directory: Path, place: Place) -> str:
@@ -131,7 +143,7 @@ def _shown(directory: Path, place: Place) -> str:
     return asked.resolve().name if asked.exists() else str(asked)
 
 
-def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[NDArray[np.int64]]]:
+def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
     """The distinct requests of all tasks, and the places of each task's requests among them.
 
     Requests of equal tokens are one, with the largest number of scored tokens.

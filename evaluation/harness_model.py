@@ -8,19 +8,17 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from mlm_repro.evaluation.checkpoints import open_checkpoint
-from mlm_repro.evaluation.evaluate import share
+from mlm_repro.evaluation.evaluate import score_shared
 from mlm_repro.evaluation.generate import generate
 from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.protocol import Request, Scores, Tokens, with_first
-from mlm_repro.evaluation.scoring.scores import score
 from mlm_repro.evaluation.settings import Sampling, Settings
 from mlm_repro.evaluation.tasks.heldout import SURROGATE
 from mlm_repro.evaluation.windows import megatron_windows, sliding_windows
@@ -31,10 +29,8 @@ from mlm_repro.lineage.extras import import_extra
 TASK_FILES = Path(__file__).parent / "harness_tasks"
 NEW_TOKENS = 256
 """Longest answer, in tokens, of a task without a limit (lm-evaluation-harness's default)."""
-HARNESS_DTYPES: dict[str | None, Any] = {
-    None: None, "auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
-}  # fmt: skip
-ARGUMENTS = "pretrained, dtype, device, batch_size, max_length, backend, workers, vocab and heads"
+FORMATS = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Settings of number formats by their names there."""
 TOGETHER = 16
 """Largest batch of prompts without a given batch size."""
 
@@ -46,35 +42,24 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def __init__(
         self, pretrained: str, batch_size: int | str | None = None, max_batch_size: int | None = None,
-        device: str | None = None, vocab: str | None = None, heads: int | None = None, workers: int | None = None,
-        dtype: str | None = None, max_length: int | None = None,
-        backend: Literal["engine", "transformers"] | None = None, **unknown: Any,
+        device: str | None = None, dtype: str | None = None, max_length: int | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        """`vocab` and `heads` are for Megatron-LM's checkpoints, `max_length` shortens the context.
+        """`max_length` is another longest input than the context; the others are settings of `mlm-eval`.
 
         lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput
         for an argument or number format that is not known.
         """
-        if unknown or dtype not in HARNESS_DTYPES:
-            wrong = next(iter(unknown), f"dtype={dtype}")
-            raise BadInput(f"--model_args of mlm has no {wrong}; it takes {ARGUMENTS}")
         super().__init__()
-        place = device if device not in (None, "cuda", "cuda:0") or torch.cuda.is_available() else None
-        values = {
-            "vocab": vocab or None,
-            "heads": heads,
-            "backend": backend,
-            "dtype": HARNESS_DTYPES[dtype],
-            "device": place,
-            "layout": "dp=1",
-        }
-        settings = parse_config(values, Settings, "--model_args of mlm")
-        self._loaded = open_checkpoint(Place.find(Path(pretrained), settings.vocab), settings)
-        if max_length:
-            shorter = replace(self._loaded.model, seq_length=min(int(max_length), self._loaded.model.seq_length))
-            self._loaded = replace(self._loaded, model=shorter)
         is_auto = batch_size is None or str(batch_size).startswith("auto")
-        self._workers, self._batch_size = workers, None if is_auto else int(batch_size or 1)
+        values = {"layout": "dp=1"} | settings | {
+            "dtype": FORMATS.get(str(dtype), dtype), "batch_size": None if is_auto else batch_size,
+            "device": device if device not in ("cuda", "cuda:0") or torch.cuda.is_available() else None,
+        }  # fmt: skip
+        self._settings = parse_config(values, Settings, "--model_args of mlm")
+        place = Place.find(Path(pretrained), self._settings.vocab)
+        self._loaded = open_checkpoint(place, self._settings).within(max_length)
+        for note in self._loaded.notes:
+            print(f"warning: {note}", file=sys.stderr)
         self.tokenizer = self._loaded.tokenizer
 
     @property
@@ -116,7 +101,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         answers = [""] * len(requests)
         for numbers in alike.values():
             settings = requests[numbers[0]].args[1]
-            size = 1 if settings.get("temperature") else self._batch_size or TOGETHER
+            size = 1 if settings.get("temperature") else self._settings.batch_size or TOGETHER
             for start in range(0, len(numbers), size):
                 some = numbers[start : start + size]
                 texts = self._generate([prompts[number] for number in some], settings)
@@ -128,10 +113,6 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         if not requests:
             return []
         context = self._loaded.model.seq_length
-        if any(not after for *_, after in requests):
-            raise BadInput("a task asks for the log-likelihood of an empty continuation")
-        if (longest := max(len(continuation) for *_, continuation in requests)) > context:
-            raise BadInput(f"a continuation of {longest} sub-words does not fit the model's context of {context}")
         cut = [([*before, *after][-context - 1 :], len(after)) for _, before, after in requests]
         made = [[Request(np.asarray(tokens, dtype=np.int64), count)] for tokens, count in cut]
         answers = [(-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)]
@@ -146,11 +127,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return [Request.of_window(tokens, window) for window in windows]
 
     def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
-        if not made:
-            return []
-        shared, places = share(made)
-        scores = score(self._loaded.model, shared, self._batch_size, self._workers, store=self._loaded.store)
-        return [scores.taken(mine, requests) for mine, requests in zip(places, made, strict=True)]
+        return score_shared(self._loaded, made, self._settings, "harness")
 
     def _prompt(self, context: str, settings: dict[str, Any]) -> list[int]:
         most = int(settings.get("max_gen_toks", NEW_TOKENS))
@@ -162,8 +139,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         until, end = settings.get("until") or [], self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
         sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p")) if temperature else None
-        most = int(settings.get("max_gen_toks", NEW_TOKENS))
-        answers = []
+        most, answers = int(settings.get("max_gen_toks", NEW_TOKENS)), []
         for tokens in generate(self._loaded.model, prompts, most, end, sampling):
             answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [end] else tokens)
             for stop in [until] if isinstance(until, str) else until:

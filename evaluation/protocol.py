@@ -19,6 +19,8 @@ from mlm_repro.evaluation.windows import Window, evenly_spread, rolling_windows
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 Tokens = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 LARGEST_EXPONENT = 700.0
 
 
@@ -51,33 +53,31 @@ class Scores(NamedTuple):
     All but the last are columns, a row for each token.
     """
 
-    log_probabilities: NDArray[np.float64]
+    log_probabilities: Floats
     """Log-probability of each token, in nats."""
-    greedy: NDArray[np.bool_]
+    greedy: Flags
     """True if the token was the model's most likely one; of equally likely ones only the first counts."""
-    among_best: NDArray[np.bool_]
-    """True if no token was likelier."""
-    greedy_allowed: NDArray[np.bool_]
+    greedy_allowed: Flags
     """True if the token was the most likely one of those that are not banned."""
-    num_scored: NDArray[np.int64]
+    num_scored: Tokens
     """Scored tokens of each request."""
 
     @property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Tokens:
         """Index of each request's first token."""
         return np.cumsum(self.num_scored) - self.num_scored
 
     @property
-    def nll(self) -> NDArray[np.float64]:
+    def nll(self) -> Floats:
         """Summed negative log-likelihood of each request's scored tokens, in nats."""
         return -np.add.reduceat(self.log_probabilities, self.starts)
 
     @property
-    def all_greedy(self) -> NDArray[np.bool_]:
+    def all_greedy(self) -> Flags:
         """True for each request whose scored tokens were all greedy."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
-    def taken(self, places: NDArray[np.intp], requests: Sequence[Request]) -> "Scores":
+    def taken(self, places: Tokens, requests: Sequence[Request]) -> "Scores":
         """The scores of requests that are at `places` here: the last tokens that they themselves score."""
         counts = np.array([request.num_scored for request in requests], dtype=np.int64)
         ends = (self.starts + self.num_scored)[places]
@@ -103,7 +103,6 @@ class Encoder(Protocol):
     @property
     def digest(self) -> str: ...
     def encode(self, text: str) -> list[int]: ...
-    def encode_ids(self, text: str) -> NDArray[np.int32]: ...
     def encode_batch(self, texts: list[str]) -> list[list[int]]: ...
     def decode(self, ids: Iterable[int]) -> str: ...
 
@@ -191,7 +190,7 @@ class Task(ABC):
                 correct=None if correct is None else bool(correct[place]),
             )  # fmt: skip
 
-    def correct(self, scores: Scores) -> NDArray[np.bool_] | None:
+    def correct(self, scores: Scores) -> Flags | None:
         """True for each request that is right by the protocol's rule; None if it has no such rule."""
         return None
 

@@ -10,9 +10,11 @@ import numpy as np
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
+from mlm_repro.evaluation.tasks.cloze import accuracy_numbers, cloze_numbers
 from mlm_repro.evaluation.tasks.heldout import heldout_cloze, heldout_perplexity
 from mlm_repro.evaluation.tasks.names import TASKS
-from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error, ratio_standard_error
+from mlm_repro.evaluation.tasks.perplexity import block_weights
+from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import SAME
 
@@ -28,21 +30,20 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     share = result.normaliser / result.num_original_tokens
     nll, blocks = result.loss_per_token * result.num_scored_tokens, result.blocks
     scored = np.array([block.nll for block in blocks])
-    weights = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
+    weights = block_weights(blocks, result.normaliser, result.num_windows)
     size = nll / math.log(2) / share
     given: dict[str, float] = {
         "num_scored_tokens": sum(block.num_scored for block in blocks),
         "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
         "normaliser": result.num_original_tokens * result.num_scored_tokens / (result.num_tokens - 1),
         "token_ratio": (result.num_tokens - 1) / (result.num_original_tokens - 1),
-        "perplexity": math.exp(nll / result.normaliser),
+        **dict.fromkeys(("perplexity", "original_token_perplexity"), math.exp(nll / result.normaliser)),
         "subword_perplexity": math.exp(result.loss_per_token),
-        "original_token_perplexity": math.exp(nll / result.normaliser),
         "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
         "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
     }
     if (spread := ratio_standard_error(scored, weights)) is not None:
-        given["log_perplexity_standard_error"] = spread * weights.sum() / result.normaliser
+        given["log_perplexity_standard_error"] = spread
     words, targets = sum(block.num_original_tokens for block in blocks), sum(block.num_targets for block in blocks)
     most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
     least = words - (len(blocks) - 1) - SAME * words  # where no spaces part two blocks, their words meet
@@ -51,19 +52,9 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
 
 
 def _cloze_follows(result: ClozeResult) -> dict[str, float]:
-    accuracy = result.num_correct / result.num_examples
-    given: dict[str, float] = {
-        "accuracy": accuracy,
-        "standard_error": math.sqrt(accuracy * (1 - accuracy) / max(1, result.num_examples - 1)),
-    }
     if result.examples:
-        losses = np.array([loss for loss, _ in result.examples])
-        num_correct = sum(correct for _, correct in result.examples)
-        given |= {"num_examples": len(losses), "num_correct": num_correct}
-        given["perplexity"] = math.exp(math.fsum(losses) / len(losses))
-        if (spread := mean_standard_error(losses)) is not None:
-            given["perplexity_standard_error"] = given["perplexity"] * spread
-    return given
+        return cloze_numbers(*map(np.array, zip(*result.examples, strict=True)))
+    return accuracy_numbers(result.num_correct, result.num_examples)
 
 
 def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None) -> dict[str, float]:

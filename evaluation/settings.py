@@ -1,6 +1,7 @@
 """Settings of a scoring, the ranks it runs on, and how tokens are drawn. Imports no torch."""
 
 import atexit
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,11 @@ class Settings(Config):
         """Reads `tp=2,pp=2`; an axis that is not named has size 1."""
         if not isinstance(value, str):
             return value
-        sizes: dict[str, int] = {}
-        for part in value.split(","):
-            axis, _, size = part.strip().partition("=")
-            if axis not in ("tp", "pp", "dp") or axis in sizes or not size.isdecimal() or int(size) < 1:
-                needed = "axes are tp, pp and dp, each with its ranks"
-                raise ValueError(f"{value!r} is not a layout such as tp=2,pp=2: {needed}")
-            sizes[axis] = int(size)
+        parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]
+        sizes = {part[1]: int(part[2]) for part in parts if part}
+        if len(sizes) < len(parts):
+            needed = "axes are tp, pp and dp, each with its ranks"
+            raise ValueError(f"{value!r} is not a layout such as tp=2,pp=2: {needed}")
         return Layout(**sizes)
 
     @model_validator(mode="after")

@@ -5,15 +5,13 @@ Pure arithmetic on positions. Follows the overlapping evaluation of Megatron-LM'
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from mlm_repro.lineage.errors import BadInput
 
 STRIDES_PER_WINDOW = 32
 LONGEST_WINDOW = 1024
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +28,13 @@ class Window:
         return self.stop - self.first_scored
 
 
-class Lazy(Sequence[T]):
-    """A sequence that makes its elements on request, so that a limit saves the others."""
-
-    def __init__(self, count: int, make: Callable[[int], T]) -> None:
-        self._places, self._make = range(count), make
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, place: Any) -> Any:
-        chosen = self._places[place]
-        return self._make(chosen) if isinstance(chosen, int) else [self._make(index) for index in chosen]
-
-
 def check_stride(stride: int, seq_length: int) -> None:
     """Raise BadInput if windows of `seq_length` targets, `stride` apart, would skip some."""
     if not 1 <= stride <= seq_length:
         raise BadInput(f"stride {stride} must be between 1 and the window's {seq_length} tokens")
 
 
-def shortened(context: int, window: int | None) -> int:
-    """The longest input that was asked for in a model's context. Raises BadInput for one beyond it."""
-    if window and window > context:
-        raise BadInput(f"--window {window} is beyond the model's context of {context}")
-    return window or context
-
-
-def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Window]:
+def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Window]:
     """Windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in order.
 
     Window i begins at token `i * stride` and sees `seq_length` inputs and the token after them. Window 0
@@ -74,7 +51,7 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> Lazy[Windo
         start = number * stride
         return Window(start, start + size - stride if number else 1, min(start + size, num_tokens))
 
-    return Lazy(1 + math.ceil(max(num_tokens - size, 0) / stride), window)
+    return [window(number) for number in range(1 + math.ceil(max(num_tokens - size, 0) / stride))]
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
@@ -105,6 +82,4 @@ def evenly_spread(count: int, limit: int | None) -> list[int]:
     """`limit` of `count` indices in order, one from the middle of each equal part; all without a limit."""
     if limit is None or limit >= count:
         return list(range(count))
-    if limit < 1:
-        raise BadInput(f"a limit of {limit} leaves nothing to score")
     return [(2 * part + 1) * count // (2 * limit) for part in range(limit)]

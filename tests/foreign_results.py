@@ -128,7 +128,7 @@ def scores(folder: Path) -> Path:
     flags = np.ones(3, dtype=np.bool_)
     with closing(StoredScores(folder / "kept")) as store:
         for batch in range(2):
-            store.add(batch, Scores(-np.arange(3.0), flags, flags, flags, np.array([3])))
+            store.add(batch, Scores(-np.arange(3.0), flags, flags, np.array([3])))
     (path,) = (folder / "kept").iterdir()
     return path
 

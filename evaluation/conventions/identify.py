@@ -1,4 +1,4 @@
-"""The conventions of a number: on the oracle's texts, on a published test, or of a loss and bits per byte alone."""
+"""The conventions of a number, on the oracle's texts or on a published test."""
 
 import math
 import re
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise, product
-from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from mlm_repro.evaluation.settings import Settings
 from mlm_repro.lineage.errors import BadInput
 
 MOST_SHOWN, NEAREST = 10, 3
+NO_CONVENTION = "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
 NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
 """Relative error of a harness in float32, and of a loss in the table; difference of any two losses on one text at
 least."""
@@ -75,25 +75,22 @@ class Identified:
 
     def describe(self) -> str:
         """A sentence for each match with its probability, or for the nearest ones."""
-        count = len(self.matches)
+        likely = [float(match["probability"]) for match in self.matches]
         accident = f"a number nearby matches {self.accidents:.2g} by accident"
-        head = "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
-        if count:
-            left = max(0.0, 1 - sum(float(match["probability"]) for match in self.matches))
-            head = f"not certain: one of these, or with {left:.1%} none ({accident}):"
+        head, shown = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none", self.matches
         if self.is_named:
-            head = f"this, with {float(self.matches[0]['probability']):.2%} ({accident}):"
-        lines = [f"{self.claimed}: {head}"]
-        for each in ((self.matches[:1] if self.is_named else self.matches) or self.nearest)[:MOST_SHOWN]:
+            head, shown = f"this, with {likely[0]:.2%}", self.matches[:1]
+        lines = [f"{self.claimed}: {head} ({accident}):"]
+        if not likely:
+            lines, shown = [f"{self.claimed}: {NO_CONVENTION}"], self.nearest
+        for each in shown[:MOST_SHOWN]:
             axes = [axis for axis in SENTENCES if axis in each and each[axis] != USUAL.get(axis)]
             says = "; ".join(SENTENCES[axis].format(each[axis]) for axis in axes)
-            chance = f"{float(each['probability']):.1%}: " if count and not self.is_named else ""
+            chance = f"{float(each['probability']):.1%}: " if likely and not self.is_named else ""
             lines.append(f"  {chance}{each['unit']} {each['value']} of {each['on']}: {says}")
-        if self.is_named or not count:
-            return "\n".join(lines)
-        if count > MOST_SHOWN:
-            lines.append(f"  and {count - MOST_SHOWN} more; give more digits")
-        if self.next_text:
+        if len(shown) > MOST_SHOWN:
+            lines.append(f"  and {len(likely) - MOST_SHOWN} more; give more digits")
+        if self.next_text and not self.is_named:
             lines.append(f"  run {self.next_text} next, and give both numbers together, as in all=1.25 prose=3.75")
         return "\n".join(lines)
 
@@ -120,27 +117,27 @@ def parse_claim(claimed: str) -> Decimal:
     return printed
 
 
-def parse_claims(claimed: str, text: str | None = None) -> list[tuple[Decimal, str | None]]:
+def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
     """A number, or several of one program as `TEXT=NUMBER TEXT=NUMBER`, each with its text.
 
     Raises BadInput for anything else, or a number that is not one from zero on.
     """
     if "=" not in claimed:
-        return [(parse_claim(claimed), text)]
+        return [(parse_claim(claimed), None)]
     pairs = [part.partition("=") for part in claimed.split()]
-    if text or len({name for name, *_ in pairs}) < len(pairs):
+    if len({name for name, *_ in pairs}) < len(pairs):
         raise BadInput(f"{claimed!r} is not one number for each text, as in all=1.25 prose=3.75")
     return [(parse_claim(number), name) for name, _, number in pairs]
 
 
-def find(claimed: str, conventions: Sequence[Convention], unit: str | None, text: str | None) -> Identified:
+def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
     """Find the conventions that give the numbers within their rounding, each with its probability.
 
     A convention is as likely as it is common. A number of no convention of the table may be any near those in it, so
     the more digits are given, the less likely it fits by accident. Raises BadInput as `parse_claims` does.
     """
     known = sorted(set[str]().union(*(each.values for each in conventions)))
-    claims = parse_claims(claimed, text)
+    claims = parse_claims(claimed)
     for _, name in claims:
         if name not in (None, *known):
             raise BadInput(f"there is no text {name}: give one of {', '.join(known)}")
@@ -192,12 +189,10 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     """Find the conventions that give a number of a checkpoint on WikiText-103 or LAMBADA."""
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint
-    from mlm_repro.evaluation.evaluate import share
-    from mlm_repro.evaluation.scoring.scores import score
+    from mlm_repro.evaluation.evaluate import score_shared
     from mlm_repro.evaluation.tasks.documents import lm_eval_documents
     from mlm_repro.evaluation.tasks.lambada import openai_passages
     from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext
-    from mlm_repro.lineage.progress import Progress, announce
 
     path = find_test_set(task)
     evaluated = open_checkpoint(place, settings)
@@ -215,40 +210,10 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     else:
         for each in last_word_readings(usage):
             asked.append((each, LastWords(each, openai_passages(path), *arguments)))
-    requests, places = share([read.requests for _, read in asked])
-    announce(f"{sum(len(each.tokens) for each in requests):,} tokens", "less what earlier evaluations have kept")
-    with Progress("identify", len(requests), "windows", quiet=not evaluated.model.mesh.is_first) as progress:
-        scores = score(evaluated.model, requests, settings.batch_size, settings.workers, progress.advance,
-                       store=evaluated.store, on_resumed=progress.start_at)  # fmt: skip
+    scored = score_shared(evaluated, [read.requests for _, read in asked], settings, "identify", "windows")
     conventions = [
         Convention(named := axes | {"average": average}, {task: value}, usage.weight(named))
-        for (axes, read), where in zip(asked, places, strict=True)
-        for average, value in read.averages(scores.taken(where, read.requests))
+        for (axes, read), scores in zip(asked, scored, strict=True)
+        for average, value in read.averages(scores)
     ]
-    return find(claimed, conventions, None, None)
-
-
-def explain_bytes(given: str) -> str:
-    """Say which count of bytes lies between a loss per sub-word and bits per byte, from `name=value` pairs."""
-    from mlm_repro.engine.formats.vocabulary import read_vocabulary
-
-    values = dict(pair.partition("=")[::2] for pair in given.split(","))
-    if values.keys() != {"loss", "bits_per_byte", "tokenizer", "text"}:
-        raise BadInput(f"{given!r} is not loss=…,bits_per_byte=…,tokenizer=DIR,text=FILE")
-    printed = [values["loss"], values["bits_per_byte"]]
-    try:
-        loss, bits = map(float, printed)
-        text = Path(values["text"]).read_bytes().decode()
-    except (OSError, ValueError) as error:
-        raise BadInput(f"loss and bits_per_byte are numbers and text a file of UTF-8: {error}") from error
-    if not (text and 0 < loss < math.inf and 0 < bits < math.inf):
-        raise BadInput("loss and bits_per_byte are above zero, and the text is not empty")
-    read = ReadText(GPT2.readings({})[0] | USUAL, [text], text, read_vocabulary(Path(values["tokenizer"]))[0], 2)
-    counts, scored = read.divisors(), len(read.tokens[0])
-    slack = NOISE + sum(0.5 / 10 ** len(each.partition(".")[2]) / float(each) for each in printed)
-    for num_tokens, (name, divisor) in product((scored, scored - 1), {"bytes": counts["bytes"], **counts}.items()):
-        if abs(loss * num_tokens / math.log(2) / bits / divisor - 1) <= slack:
-            verdict = "consistent" if name == "bytes" else f"not consistent: the text has {counts['bytes']:,} bytes"
-            return f"{verdict}; {num_tokens:,} sub-words were divided by {name}, {divisor:,}"
-    implied = f"{loss * scored / math.log(2) / bits:,.0f} follow from the numbers, which is no known count"
-    return f"not consistent: the text has {counts['bytes']:,} bytes; {implied}"
+    return find(claimed, conventions)

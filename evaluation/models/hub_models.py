@@ -33,21 +33,17 @@ def cached_model(name: str) -> Path:
     be reached, does not have it or keeps it behind a gate, and Interrupted if the hub stops answering.
     """
     repository, _, revision = _parse(name)
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from mlm_repro.data_pipeline.reading.hub import asking_for, hub_is_reachable
+    from mlm_repro.data_pipeline.reading.hub import hub_is_reachable
 
-    if not hub_is_reachable():
-        try:
-            return Path(snapshot_download(repository, revision=revision, local_files_only=True))
-        except LocalEntryNotFoundError as error:
-            raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
-    with asking_for(f"model {name}"):
-        described = HfApi().model_info(repository, revision=revision)
-    wanted = _wanted(name, described)
-    with asking_for(f"model {name}"):
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=wanted))
+    if hub_is_reachable():
+        return _download(name, repository, revision)[0]
+    try:
+        return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
 
 
 def fetch_model(name: str, out: Path) -> Path:
@@ -56,15 +52,7 @@ def fetch_model(name: str, out: Path) -> Path:
     Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's.
     """
     repository, short, revision = _parse(name)
-    from huggingface_hub import HfApi, snapshot_download
-
-    from mlm_repro.data_pipeline.reading.hub import asking_for
-
-    with asking_for(f"model {name}"):
-        described = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    wanted = _wanted(name, described)
-    with asking_for(f"model {name}"):
-        snapshot_download(repository, revision=described.sha, allow_patterns=wanted, local_dir=out / short)
+    _, described = _download(name, repository, revision, local_dir=out / short)
     stated = {file.rfilename: file.lfs.sha256 for file in described.siblings or () if file.lfs}
     files = {path.name: sha256_file(path) for path in sorted((out / short).iterdir())
              if path.is_file() and path.name != RECORD}  # fmt: skip
@@ -73,6 +61,19 @@ def fetch_model(name: str, out: Path) -> Path:
             raise IntegrityFailure(f"{out / short / file} is not what the hub has: remove it and fetch {name} again")
     write_document(out / short / RECORD, Fetched(repository=repository, commit=str(described.sha), files=files))
     return out / short
+
+
+def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
+    """A folder with the model's files and what the hub says of them; into a folder of one's own exactly those."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    from mlm_repro.data_pipeline.reading.hub import asking_for
+
+    with asking_for(f"model {name}"):
+        described = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    wanted, pinned = _wanted(name, described), described.sha if where else revision
+    with asking_for(f"model {name}"):
+        return Path(snapshot_download(repository, revision=pinned, allow_patterns=wanted, **where)), described
 
 
 def is_as_fetched(directory: Path, repository: str) -> bool:

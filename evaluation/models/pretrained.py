@@ -7,15 +7,15 @@ Shapes: b requests, s inputs, q positions of a request, h hidden, v rows of the 
 """
 
 import hashlib
+import math
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlm_repro.engine.kernels.products import linear
@@ -27,7 +27,7 @@ from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, memory_bytes
 from mlm_repro.lineage.errors import BadInput, HardwareMissing, IntegrityFailure, UserError
 from mlm_repro.lineage.extras import import_extra
-from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.files import one_line, read_object
 from mlm_repro.lineage.remembered import answers_on_files
 
 EXTRA = "transformers"
@@ -39,7 +39,9 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence
 UNLIMITED = 2048
 """Context of an architecture without a longest input."""
 CHECKED = 8
-"""Tokens on which the output layer is compared with the whole model."""
+"""Tokens on which the output layer is compared with the whole model, and a merged adapter with one that is not."""
+MERGED = {4: 1e-4, 2: 0.05}
+"""Most that an adapter's merging may change the largest logit, as a share of it, by the bytes of a number."""
 
 
 class PretrainedTokenizer:
@@ -67,10 +69,6 @@ class PretrainedTokenizer:
         ids: list[int] = self._theirs(text, add_special_tokens=False, verbose=False).input_ids
         return ids
 
-    def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """The ids as an array."""
-        return np.asarray(self.encode(text), np.int32)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text."""
         return [self.encode(text) for text in texts]
@@ -97,7 +95,7 @@ class PretrainedModel(nn.Module):
         self._some = torch.arange(CHECKED, device=theirs.device)[None] % theirs.config.get_text_config().vocab_size
         with torch.inference_mode():
             logits = self._run(self._some)[1]
-            self._cuts = self._head is not None and self._head_is_whole(logits)
+            self.cuts = self._head is not None and self._head_is_whole(logits)
 
     def _head_is_whole(self, logits: Tensor) -> bool:
         """True if the output layer alone makes the model's logits of the states before it."""
@@ -115,10 +113,8 @@ class PretrainedModel(nn.Module):
         """
         modules = [each for each in self.theirs.modules() if type(each) is nn.Linear and each is not self._head]
         plain = {each: each.weight for each in modules if each.weight.dtype == torch.float32}
-        if not onednn or self.theirs.device.type != "cpu":
-            return
         for module, weight in plain.items():
-            module.weight = nn.Parameter(onednn._reorder_linear_weight(weight.detach(), None), requires_grad=False)
+            module.weight = packed(weight)
             vars(module)["forward"] = partial(_multiply, module)
         try:
             self._run(self._some)
@@ -128,11 +124,6 @@ class PretrainedModel(nn.Module):
                 del vars(module)["forward"]
 
     @property
-    def checked(self) -> str:
-        """Outcome of the comparison of the output layer with the whole model."""
-        return "equals the whole model on scored rows" if self._cuts else "the model's own logits, which it changes"
-
-    @property
     def kernel(self) -> str:
         """The class of the model and its attention kernel, on which the last bits depend."""
         return f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)} attention"
@@ -140,21 +131,31 @@ class PretrainedModel(nn.Module):
     @property
     def length_switch(self) -> int:
         """Longest input whose positions are read one way, longer ones another (longrope); 0 without such a switch."""
+        switches = (each["original_max_position_embeddings"] for each in self._ropes if each["rope_type"] == "longrope")
+        return int(next(switches, 0))
+
+    @property
+    def computes_positions(self) -> bool:
+        """True if each position is computed by itself, and so beyond the context too: it is rotary.
+
+        A dynamic one depends on the longest input before it, a table of learned ones ends with the context.
+        """
+        return {each["rope_type"] for each in self._ropes} not in (set(), {"dynamic"})
+
+    @property
+    def _ropes(self) -> list[dict[str, Any]]:
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
-        for each in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-            if each.get("rope_type") == "longrope":
-                return int(each["original_max_position_embeddings"])
-        return 0
+        return [each for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each]
 
     @property
     def hidden_size(self) -> int:
         """Length of a state."""
-        return int(self._head.weight.size(1) if self._cuts else self.config.get_text_config().vocab_size)
+        return int(self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size)
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
         """Token ids [b, s] → states [s, b, h]; with transformers' cache the tokens are those after it."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
-        states, logits = self._run(inputs, cuts=self._cuts, **settings)
+        states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
@@ -167,7 +168,7 @@ class PretrainedModel(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """States [..., h] → logits [..., v]."""
-        made: Tensor = self._head(states) if self._cuts else states.clone()
+        made: Tensor = self._head(states) if self.cuts else states.clone()
         return made
 
     def _run(self, inputs: Tensor, cuts: bool = False, **settings: Any) -> tuple[Tensor | None, Tensor]:
@@ -185,6 +186,13 @@ class PretrainedModel(nn.Module):
             if handle:
                 handle.remove()
         return (states[0] if states else None), logits
+
+
+def packed(weight: Tensor) -> nn.Parameter:
+    """The weight, without a gradient, in oneDNN's order on a processor and in a format that it has an order for."""
+    is_ordered = onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+    ordered = onednn._reorder_linear_weight(weight.detach(), None) if is_ordered else weight.detach()
+    return nn.Parameter(ordered, requires_grad=False)
 
 
 def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
@@ -236,10 +244,14 @@ class Pretrained:
         try:
             self.model = PretrainedModel(loaded.to(device).eval())
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            raise BadInput(f"{self.directory} fails inside transformers: {_first_line(error)}") from error
-        self.checked["output layer"] = self.model.checked
+            raise BadInput(f"{self.directory} fails inside transformers: {one_line(error)}") from error
+        whole, own = "equals the whole model on scored rows", "the model's own logits, which it changes"
+        self.checked["output layer"] = whole if self.model.cuts else own
         lengths = (getattr(config.get_text_config(), key, None) for key in CONTEXT_KEYS)
-        self.context = next((length for length in lengths if isinstance(length, int) and length > 0), UNLIMITED)
+        stated = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+        self.context = stated or UNLIMITED
+        self.is_open = not stated or self.model.computes_positions
+        """True for a model that takes longer inputs too."""
 
     @cached_property
     def digest(self) -> str:
@@ -265,16 +277,16 @@ class Pretrained:
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
-            return BadInput(f"to read the {what} of {self.directory} a package is missing: {_first_line(error)}")
+            return BadInput(f"to read the {what} of {self.directory} a package is missing: {one_line(error)}")
         kind = IntegrityFailure if what == "weights" else BadInput
-        return kind(f"the {what} of {self.directory} cannot be read by transformers: {_first_line(error)}")
+        return kind(f"the {what} of {self.directory} cannot be read by transformers: {one_line(error)}")
 
     def _check_kind(self, library: Any, config: Any) -> None:
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
         if config.model_type not in names or config.is_encoder_decoder:
-            made = (said.get("architectures") or [""])[0] or config.model_type
-            raise BadInput(f"{self.directory} is a {made}, which does not predict tokens from earlier ones")
+            kind = f"{self.directory} is a {config.model_type}"
+            raise BadInput(f"{kind}, which does not predict tokens from earlier ones")
         if said.get("auto_map"):
             own = f"modeling code that comes with it is never run: transformers' own {config.model_type} computes it"
             self._say("modeling code", own)
@@ -286,16 +298,16 @@ class Pretrained:
     def _check_size(self, library: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         try:
             with torch.device("meta"):
-                empty = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                count = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "configuration") from error
-        count = sum(parameter.numel() for parameter in empty.parameters())
-        needed = count * dtype.itemsize
-        here = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_bytes()
-        if here and needed > here:
-            size = f"{needed / 2**30:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
-            has = f"the {'GPU' if device.type == 'cuda' else 'machine'} has {here / 2**30:,.1f} GiB"
-            raise HardwareMissing(f"{self.directory} has {count:,} parameters, {size}, and {has}")
+        is_gpu, size = device.type == "cuda", count * dtype.itemsize / 2**30
+        here = (torch.cuda.mem_get_info(device)[1] if is_gpu else memory_bytes() or math.inf) / 2**30
+        if size > here:
+            needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
+            raise HardwareMissing(
+                f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has {here:,.1f} GiB"
+            )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
         scheme = self._settings["config"].to_dict().get("quantization_config")  # the library may take it out
@@ -332,14 +344,28 @@ class Pretrained:
         return model
 
     def _adapted(self, model: Any) -> Any:
-        """The model with the adapter's change of its weights."""
+        """The model with the adapter's change of its weights, which is compared with the adapter beside them.
+
+        An output layer that shares the embedding's weights gets its own, since an adapter may change one of the two.
+        """
         if not self._adapter:
             return model
+        some = {"input_ids": torch.arange(CHECKED)[None] % model.config.get_text_config().vocab_size}
         try:
-            self._say("adapter", f"the adapter of {self._adapter.name} is merged into the weights")
-            return import_module("peft").PeftModel.from_pretrained(model, self._adapter).merge_and_unload()
+            with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
+                warnings.simplefilter("ignore")
+                adapted = import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
+                beside, head = model(**some, use_cache=False).logits, model.get_output_embeddings()
+                if head.weight is model.get_input_embeddings().weight:
+                    getattr(head, "base_layer", head).weight = nn.Parameter(head.weight.clone())
+                merged = adapted.merge_and_unload()
+                differs = (merged(**some, use_cache=False).logits - beside).abs().max() / beside.abs().max()
         except Exception as error:  # the library raises errors of many kinds
-            raise BadInput(f"peft cannot apply the adapter {self._adapter}: {_first_line(error)}") from error
+            raise BadInput(f"peft cannot merge the adapter {self._adapter}: {one_line(error)}") from error
+        if not differs <= MERGED[beside.itemsize]:
+            raise BadInput(f"the adapter {self._adapter} cannot be scored: merged into the weights it is another model")
+        self._say("adapter", f"the adapter of {self._adapter.name} is merged into the weights, with the same logits")
+        return merged
 
     def _examine(self, model: Any) -> str:
         """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without finite numbers."""
@@ -355,8 +381,3 @@ class Pretrained:
         with ThreadPoolExecutor(available_cores()) as pool:
             digests = dict(pool.map(lambda pair: digest(*pair), tied.values()))
         return sha256_json({**digests, "": model.config.to_json_string(use_diff=False)})
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -14,18 +14,18 @@ import multiprocessing
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlm_repro.engine.compiled import Array, Compiled, array, exponential, largest, load
 from mlm_repro.engine.families.transformer_xl.model import TransformerXL
@@ -35,14 +35,13 @@ from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
 from mlm_repro.engine.model.stage_model import CausalModel
 from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from mlm_repro.engine.parallel.mesh import MAX, MIN, Axis, ParallelMesh, serial_mesh
-from mlm_repro.engine.torch_names import onednn
-from mlm_repro.evaluation.models.pretrained import PretrainedModel
-from mlm_repro.evaluation.protocol import Request, Scores
+from mlm_repro.evaluation.models.pretrained import PretrainedModel, packed
+from mlm_repro.evaluation.protocol import Request, Scores, Tokens
 from mlm_repro.evaluation.scoring.store import Store
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, HardwareMissing, UserError
 from mlm_repro.lineage.loops import config
-from mlm_repro.lineage.processes import hear_stops, held_back
+from mlm_repro.lineage.processes import end_with_parent, hear_stops, held_back
 from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
 
@@ -85,7 +84,7 @@ class ScoringModel:
 
 def score(
     model: ScoringModel, requests: Sequence[Request], batch_size: int | None = None, workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None, banned: NDArray[np.int64] | None = None,
+    on_progress: Callable[[int], None] = lambda count: None, banned: Tokens | None = None,
     store: Store | None = None, on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:  # fmt: skip
     """Score every request; token ids that are `banned` are not allowed.
@@ -170,12 +169,23 @@ def in_workers(
 ) -> Iterator[tuple[int, Scores | None]]:
     """Yield `(item, work(item))` for every item as soon as it is done.
 
-    Items are dealt to worker processes of one thread each in turn. A single worker stays in this process, with one
-    thread too, so that values do not depend on the number of workers.
+    Worker processes of one thread each take an item at a time. A single worker stays in this process, with one thread
+    too, so that values do not depend on the number of workers. Raises UserError if one of several ends.
     """
-    workers = min(workers, len(items))
-    if workers > 1:
-        yield from _in_processes(work, items, workers)
+    if min(workers, len(items)) > 1:
+        pool = ProcessPoolExecutor(min(workers, len(items)), multiprocessing.get_context("fork"), _begin, (work,))
+        try:
+            with held_back():
+                working = {pool.submit(_do, item): item for item in items}
+            for done in as_completed(working):
+                yield working[done], done.result()
+        except BrokenProcessPool as error:
+            advice = "if memory ran out, --set a smaller batch_size or fewer workers"
+            raise UserError(f"a scoring worker ended before its work; {advice}") from error
+        finally:
+            for process in (pool._processes or {}).values():  # also where it is in the middle of an item
+                process.kill()
+            pool.shutdown()
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -186,52 +196,20 @@ def in_workers(
         torch.set_num_threads(before)
 
 
-def _in_processes(work: Callable[[int], Any], items: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
-    context = multiprocessing.get_context("fork")
-    processes, readers = [], []
-    try:
-        for worker in range(workers):
-            share = items[worker::workers]
-            reader, writer = context.Pipe(duplex=False)
-            readers.append(reader)
-            process = context.Process(target=_serve, args=(work, share, writer, list(readers)), daemon=True)
-            with held_back():
-                process.start()
-            writer.close()
-            processes.append(process)
-        open_readers = list(readers)
-        while open_readers:
-            ready = wait(open_readers)
-            for reader in [reader for reader in open_readers if reader in ready]:
-                try:
-                    yield reader.recv()
-                except EOFError:
-                    open_readers.remove(reader)
-        for process in processes:
-            process.join()
-            if process.exitcode:
-                advice = "if memory ran out, --set a smaller batch_size or fewer workers"
-                raise UserError(f"a scoring worker ended with status {process.exitcode}; {advice}")
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
-
-
-def _serve(work: Callable[[int], Any], share: Sequence[int], writer: Connection, inherited: list[Connection]) -> None:
+def _begin(work: Callable[[int], Any]) -> None:
+    """Prepare a worker process, which ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     hear_stops()
-    for reader in inherited:
-        reader.close()
     torch.set_num_threads(1)
-    with suppress(BrokenPipeError):  # the parent was killed
-        for item in share:
-            writer.send((item, work(item)))
+    _do.work = work  # type: ignore[attr-defined]
 
 
-def score_in_memory(
-    model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None
-) -> Scores | None:
+def _do(item: int) -> Any:
+    return _do.work(item)  # type: ignore[attr-defined]
+
+
+def score_in_memory(model: ScoringModel, requests: Sequence[Request], banned: Tokens | None) -> Scores | None:
     """The scores of a batch, in two halves if the device's memory is too small for all, which is said.
 
     Raises HardwareMissing if one row is too many.
@@ -251,9 +229,7 @@ def score_in_memory(
 
 
 @torch.inference_mode()
-def score_batch(
-    model: ScoringModel, requests: Sequence[Request], banned: NDArray[np.int64] | None = None
-) -> Scores | None:
+def score_batch(model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None) -> Scores | None:
     """Score requests in one forward pass; None on a rank that does not have the model's last stage."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
@@ -277,12 +253,10 @@ def score_batch(
 
 
 def score_rows(
-    model: ScoringModel, hidden: Tensor, targets: Tensor, banned: NDArray[np.int64] | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-probability of each target [n] from states [n, h], and three flags for it.
-
-    The flags: first of the best tokens, one of the best, first of the best allowed.
-    """
+    model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of each target [n] from states [n, h], and two flags: first of the best tokens, and of those that
+    are allowed."""
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -296,7 +270,6 @@ def score_rows(
     elsewhere = (places < 0) | (places >= logits.size(1))
     target = logits.gather(1, places.masked_fill(elsewhere, 0)[:, None]).squeeze(1).float()
     target = axis.all_reduce(target.masked_fill_(elsewhere, 0.0))
-    among_best = target == highest
     greedy = allowed = _is_first_best(logits, start, targets, target, highest, axis)
     if banned is not None:
         columns = torch.from_numpy(banned).to(targets)
@@ -304,7 +277,7 @@ def score_rows(
         logits[:, columns] = float("-inf")
         highest_allowed = axis.all_reduce(logits.amax(dim=1).float(), MAX)
         allowed = _is_first_best(logits, start, targets, target, highest_allowed, axis)
-    return target.double() - highest.double() - total.log(), greedy, among_best, allowed
+    return target.double() - highest.double() - total.log(), greedy, allowed
 
 
 def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis) -> Tensor:
@@ -351,13 +324,9 @@ def pack_weights(network: CausalModel) -> None:
 
     Products of several rows get faster, products of a single row slower.
     """
-    weight = next(network.layers.parameters())
-    if not onednn or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
-        return
     for module in network.layers.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear):
-            ordered = onednn._reorder_linear_weight(module.weight.detach(), None)
-            module.weight = nn.Parameter(ordered, requires_grad=False)
+            module.weight = packed(module.weight)
 
 
 def forward(

@@ -3,10 +3,10 @@
 Each evaluation has a directory, named by a digest of all that its bits depend on. Each process adds a file of records:
 
     index u32, tokens u32, BLAKE2b u8[16] of the directory's name and of the rest, log-probabilities f64[tokens],
-    greedy u8[tokens], among the best u8[tokens], allowed u8[tokens]
+    greedy u8[tokens], allowed u8[tokens]
 
 A record is trusted if its digest is right and nobody but this user can have written the file, which may be no link.
-Records after a wrong one, such as the torn end that a kill leaves, are computed again. WikiText-103 takes 2.9 MiB and
+Records after a wrong one, such as the torn end that a kill leaves, are computed again. WikiText-103 takes 2.6 MiB and
 LAMBADA 70 KiB; beyond LARGEST_BYTES the least recently used evaluations are removed.
 """
 
@@ -17,19 +17,18 @@ import stat
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mlm_repro.evaluation.protocol import Scores
+from mlm_repro.evaluation.protocol import Scores, Tokens
 from mlm_repro.lineage.digest import sha256_json
 
 LARGEST_BYTES = 256 * 2**20
 HEADER = struct.Struct("<II16s")
-BYTES_PER_TOKEN = 11
+BYTES_PER_TOKEN = 10
 SUFFIX = ".scores"
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 """Permission bits for others than the owner."""
@@ -44,7 +43,6 @@ class StoredScores:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._file: IO[bytes] | None = None
-        self._is_writable = True
 
     def close(self) -> None:
         """Close the file of this process and remove the oldest evaluations."""
@@ -52,7 +50,7 @@ class StoredScores:
             self._file.close()
             remove_oldest(self._directory.parent)
 
-    def read(self, num_scored: Sequence[NDArray[np.int64]]) -> dict[int, Scores]:
+    def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
         """Stored scores by batch; `num_scored` has the number of scored tokens of each request, by batch."""
         stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
@@ -71,18 +69,12 @@ class StoredScores:
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body
-        try:
-            if file := self._open():
-                file.write(record)
-        except OSError:
-            self._is_writable = False
-
-    def _open(self) -> IO[bytes] | None:
-        if self._file is None and self._is_writable:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            handle, _ = tempfile.mkstemp(suffix=SUFFIX, dir=self._directory)
-            self._file = os.fdopen(handle, "wb", buffering=0)
-        return self._file if self._is_writable else None
+        with suppress(OSError):
+            if self._file is None:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                handle, _ = tempfile.mkstemp(suffix=SUFFIX, dir=self._directory)
+                self._file = os.fdopen(handle, "wb", buffering=0)
+            self._file.write(record)
 
 
 Store = Callable[[dict[str, Any]], closing[StoredScores]]
@@ -116,7 +108,7 @@ def _digest(evaluation: str, data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16, key=evaluation.encode()).digest()
 
 
-def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]], evaluation: str) -> dict[int, Scores]:
+def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
     parsed: dict[int, Scores] = {}
     start = 0
     while start + HEADER.size <= len(data):
@@ -128,7 +120,7 @@ def _parse(data: bytes, num_scored: Sequence[NDArray[np.int64]], evaluation: str
             break
         if batch >= len(num_scored) or count != num_scored[batch].sum():
             break
-        flags = np.frombuffer(body, np.bool_, 3 * count, 8 * count).reshape(3, count)
+        flags = np.frombuffer(body, np.bool_, 2 * count, 8 * count).reshape(2, count)
         parsed[batch] = Scores._make([np.frombuffer(body, "<f8", count), *flags, num_scored[batch]])
         start = end
     return parsed

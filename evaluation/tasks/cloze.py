@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlm_repro.evaluation.protocol import (
     Encoder,
+    Flags,
+    Floats,
     Request,
     Scores,
     SourceText,
@@ -20,7 +21,6 @@ from mlm_repro.evaluation.protocol import (
 )
 from mlm_repro.evaluation.schema import ClozeResult, Provenance
 from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error
-from mlm_repro.evaluation.windows import Lazy
 from mlm_repro.lineage.errors import BadInput
 
 _STOP_WORDS = """
@@ -54,21 +54,22 @@ def split_last_word(text: str) -> tuple[str, str]:
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Context and ` word` encoded apart; together, and cut, by a tokenizer that puts a space before every text."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
-    before = tokenizer.encode_batch(list(contexts))
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
-        whole = tokenizer.encode_batch([" ".join(pair) for pair in zip(contexts, words, strict=True)])
-        return [(tokens, len(tokens) - len(context)) for context, tokens in zip(before, whole, strict=True)]
-    targets = tokenizer.encode_batch([f" {word}" for word in words])
+        return _cut(tokenizer, [" ".join(pair) for pair in zip(contexts, words, strict=True)], contexts)
+    before, targets = tokenizer.encode_batch([*contexts]), tokenizer.encode_batch([f" {word}" for word in words])
     return [([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)]
 
 
-def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> list[tuple[list[int], int]]:
+def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Each passage's sub-words and how many of them are its target: what follows the last space.
 
     Context and target are encoded together and cut where the context alone, without white space at its end, does.
     """
-    whole = tokenizer.encode_batch(list(passages))
-    before = tokenizer.encode_batch([passage.rpartition(" ")[0].rstrip() for passage in passages])
+    return _cut(tokenizer, passages, [passage.rpartition(" ")[0].rstrip() for passage in passages])
+
+
+def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
+    whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
     return [(tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)]
 
 
@@ -124,13 +125,11 @@ class ClozeTask(Task):
             raise BadInput(f"{source.title} has no passage to score")
         examples = rule.encode(tokenizer, passages)
 
-        def request(number: int) -> Request:
-            ids, count = with_first(tokenizer, examples[number][0]), examples[number][1]
-            if count > seq_length:
-                raise BadInput(f"a target of {count} sub-words does not fit the model's context of {seq_length}")
+        def request(example: tuple[list[int], int]) -> Request:
+            ids, count = with_first(tokenizer, example[0]), example[1]
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
-        super().__init__(source, tokenizer, Lazy(len(examples), request), passages)
+        super().__init__(source, tokenizer, [*map(request, examples)], passages)
         if rule.filters_stop_words:  # whole ones, in any case, with or without a space before them
             texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
             banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
@@ -153,26 +152,36 @@ class ClozeTask(Task):
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Accuracy over examples; the perplexity is of the whole target."""
         losses, correct, counts = scores.nll, self.correct(scores), self.counts
-        num_examples, num_correct = len(losses), int(correct.sum())
-        accuracy = num_correct / num_examples
-        target_perplexity = perplexity(math.fsum(losses), num_examples)
-        spread = mean_standard_error(losses)
         truncated = counts["num_truncated"]
         examples = "1 example" if truncated == 1 else f"{truncated:,} examples"
         cut = f"; {examples} cut at the left to the model's context" if truncated else ""
         return ClozeResult(
-            **self.facts(scores, provenance), **counts,
+            **self.facts(scores, provenance), **counts, **cloze_numbers(losses, correct),
             protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",
-            perplexity=target_perplexity,
-            perplexity_standard_error=None if spread is None else target_perplexity * spread, accuracy=accuracy,
-            standard_error=math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1)), num_examples=num_examples,
-            num_correct=num_correct, examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
+            examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
         )  # fmt: skip
 
-    def correct(self, scores: Scores) -> NDArray[np.bool_]:
+    def correct(self, scores: Scores) -> Flags:
         """True for each example that is right by the rule."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
         right[scores.starts] = scores.greedy_allowed[scores.starts]
         return np.logical_and.reduceat(right, scores.starts)
+
+
+def cloze_numbers(losses: Floats, correct: Flags) -> dict[str, Any]:
+    """Numbers of a result that follow from the loss of each target in nats, and from whether it is right."""
+    target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
+    return accuracy_numbers(int(correct.sum()), len(losses)) | {
+        "perplexity": target, "perplexity_standard_error": None if spread is None else target * spread
+    }  # fmt: skip
+
+
+def accuracy_numbers(num_correct: int, num_examples: int) -> dict[str, Any]:
+    """Two counts, the share of right answers and its standard error."""
+    accuracy = num_correct / num_examples
+    error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
+    return {
+        "num_correct": num_correct, "num_examples": num_examples, "accuracy": accuracy, "standard_error": error
+    }  # fmt: skip

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -41,12 +42,8 @@ class RunningText:
     @classmethod
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
         """Documents joined by blank lines, each an article; a single document has no articles."""
-        ends = np.cumsum([len(text) + 2 for text in documents])
-        articles = [
-            (f"document {number}", int(end) - len(text) - 2)
-            for number, (text, end) in enumerate(zip(documents, ends, strict=True))
-        ]
-        articles = articles if len(documents) > 1 else []
+        starts = [*accumulate((len(text) + 2 for text in documents), initial=0)][:-1]
+        articles = [(f"document {number}", start) for number, start in enumerate(starts)] if len(starts) > 1 else []
         return cls(source, "\n\n".join(documents), articles, sum(map(lm_eval_words, documents)))
 
     @property

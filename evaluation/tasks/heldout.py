@@ -6,13 +6,14 @@ If a published test file is missing, the validation documents stand in for it, u
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlm_repro.evaluation.protocol import Encoder, SourceText
 from mlm_repro.evaluation.tasks.cloze import STRICT, ClozeTask
 from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.evaluation.tasks.perplexity import UNCHANGED, First, PerplexityTask, sliding_stream
 from mlm_repro.evaluation.tasks.programs import PROGRAMS, program_perplexity
-from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW, shortened
+from mlm_repro.evaluation.windows import STRIDES_PER_WINDOW
 from mlm_repro.lineage.atomic import parse_json, read_bytes
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -49,14 +50,13 @@ def file_perplexity(
     """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
 
     The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own. Raises BadInput for a window
-    beyond the context.
+    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own.
     """
     documents, remarks = read_texts(path)
     named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
     named += "-first-every" if first == "every" else ""
     text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
-    inside, size = name == "perplexity-huggingface", shortened(context, window)
+    inside, size = name == "perplexity-huggingface", window or context
     if name in PROGRAMS:
         if stride or first == "every":
             raise BadInput(f"{name} has its own stride and first tokens")
@@ -76,7 +76,7 @@ def file_cloze(path: Path, tokenizer: Encoder, context: int, window: int | None 
         if len(passage.split()) < 2:
             raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
     source = SourceText(f"cloze-window{window}" if window else "cloze", path.name, sha256_file(path), remarks=remarks)
-    return ClozeTask(source, passages, STRICT, tokenizer, shortened(context, window))
+    return ClozeTask(source, passages, STRICT, tokenizer, window or context)
 
 
 def read_documents(dataset: Path) -> list[str]:
@@ -103,20 +103,17 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file, as `read_file` reads them, and a remark on each oddity."""
-    documents, remarks = read_file(path)
-    clean = [SURROGATE.sub("\ufffd", document) for document in documents]
-    if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
-        remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
-    return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
-
-
-def read_file(path: Path) -> tuple[list[str], list[str]]:
-    """The documents of a file of {"text": ...}, or the text of any other file, and remarks on how it was read.
+    """The documents of a file of {"text": ...}, or the text of any other file, and a remark on each oddity.
 
     Raises BadInput for a file that cannot be read or has no text.
     """
-    content, remarks = _read_text(path), list[str]()
+    remarks: list[str] = []
+    try:
+        content = read_bytes(path, MOST_BYTES).decode("utf-8")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
     if content.startswith(MARK):
         content = content[1:]
         remarks.append("its byte order mark is left out")
@@ -128,38 +125,28 @@ def read_file(path: Path) -> tuple[list[str], list[str]]:
         documents = [content]
     if not any(documents):
         raise BadInput(f"{path} is empty")
-    return documents, remarks
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return read_bytes(path, MOST_BYTES).decode("utf-8")
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read") from error
+    clean = [SURROGATE.sub("\ufffd", document) for document in documents]
+    if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
+        remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
+    return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
 
 
 def _read_lines(path: Path, content: str) -> list[str]:
-    documents = []
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            try:
-                value = parse_json(line)
-            except ValueError as error:
-                raise BadInput(f"{path}: line {number} is not JSON") from error
-            documents.append(_text_of(value, f"{path}: line {number}"))
-    return documents
+    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    return [_text_of(_parse(line, where), where) for number, line in lines for where in [f"{path}: line {number}"]]
 
 
 def _read_array(path: Path, content: str) -> list[str]:
-    try:
-        values = parse_json(content)
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON") from error
-    if not isinstance(values, list):
+    if not isinstance(values := _parse(content, str(path)), list):
         raise BadInput(f'{path} is not a JSON array of {{"text": ...}} documents')
     return [_text_of(value, f"{path}: document {number}") for number, value in enumerate(values, 1)]
+
+
+def _parse(content: str, where: str) -> Any:
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise BadInput(f"{where} is not JSON") from error
 
 
 def _text_of(value: object, where: str) -> str:

@@ -4,7 +4,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlm_repro.evaluation.windows import shortened
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.errors import BadInput, DataMissing, did_you_mean
 
@@ -47,13 +46,13 @@ def build_task(
 ) -> "Task":
     """The task of a protocol for a checkpoint, on the test file at a path, or its stand-in if the file is missing.
 
-    A window stands for the model's context, and the task's name says so. Raises DataMissing if the dataset that the
-    checkpoint was trained on is not here either.
+    The name of the task says which window was asked for. Raises DataMissing if the dataset that the checkpoint was
+    trained on is not here either.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
     protocol, context = TASKS[name], evaluated.model.seq_length
-    arguments = evaluated.tokenizer, shortened(context, window or min(context, protocol.usual_window or context))
+    arguments = evaluated.tokenizer, window or min(context, protocol.usual_window or context)
     named = f"{name}-window{window}" if window else name
     try:
         path = path or find_test_set(protocol.test_set)

@@ -22,7 +22,7 @@ from mlm_repro.evaluation.protocol import (
 from mlm_repro.evaluation.schema import Block, PerplexityResult, Provenance
 from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens, cut_articles
 from mlm_repro.evaluation.tasks.uncertainty import Floats, ratio_standard_error
-from mlm_repro.evaluation.windows import Lazy, sliding_windows
+from mlm_repro.evaluation.windows import sliding_windows
 from mlm_repro.lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
@@ -81,7 +81,7 @@ def sliding_stream(
     Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
     """
     detokenized = detokenizer.apply(text.text)
-    tokens = tokenizer.encode_ids(detokenized).astype(np.int64)
+    tokens = np.array(tokenizer.encode(detokenized), np.int64)
     num_tokens, before = len(tokens), np.asarray(tokenizer.first_tokens, np.int64)
     tokens, unscored = np.concatenate([before, tokens]), max(1, len(before))
     repeated = len(before) if first == "every" else 0
@@ -90,11 +90,10 @@ def sliding_stream(
     stride = min(stride, seq_length - repeated) if repeated else stride
     windows = sliding_windows(len(tokens), seq_length - repeated, stride)
 
-    def request(number: int) -> Request:
-        window = windows[number]
-        scored = window.stop - max(window.first_scored, unscored)
-        return Request(np.concatenate([before[: repeated * (number > 0)], tokens[window.start : window.stop]]), scored)
-
+    requests = [
+        Request(np.concatenate([before[: repeated * (window.start > 0)], tokens[window.start : window.stop]]),
+                window.stop - max(window.first_scored, unscored)) for window in windows
+    ]  # fmt: skip
     num_targets, words = len(tokens) - unscored, text.num_original_tokens
     if text.articles:
         encoded = tokenizer.encode_batch(cut_articles(text, detokenized))
@@ -112,8 +111,8 @@ def sliding_stream(
     recipe = f"detokenizer {detokenizer.name}; window {seq_length}, stride {stride}"
     where = "in every window" if repeated else "before the text"
     recipe += f"; {shown_first(tokenizer)} {where}" if len(before) else ""
-    firsts = Lazy(len(windows), lambda number: max(windows[number].first_scored - unscored, 0))
-    return Stream(recipe, num_tokens, Lazy(len(windows), request), firsts, blocks, seq_length, stride)
+    firsts = [max(window.first_scored - unscored, 0) for window in windows]
+    return Stream(recipe, num_tokens, requests, firsts, blocks, seq_length, stride)
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:

@@ -14,7 +14,7 @@ from mlm_repro.evaluation.protocol import Encoder, Request, shown_first, with_fi
 from mlm_repro.evaluation.schema import Block
 from mlm_repro.evaluation.tasks.documents import RunningText, count_original_tokens
 from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, Stream, stretches
-from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows, whole_windows
+from mlm_repro.evaluation.windows import Window, sliding_windows, whole_windows
 from mlm_repro.lineage.errors import BadInput
 
 GPTQ, LLAMA_CPP, NANOCHAT = "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat"
@@ -45,7 +45,7 @@ def program_perplexity(
     if not windows:
         raise BadInput(f"{text.source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}")
     is_target = np.ones(len(tokens), bool)
-    is_target[[0, *(ends[:-1] if program == NANOCHAT else [])]] = False
+    is_target[[0, *ends[:-1]]] = False
     numbers = np.cumsum(is_target) - 1
     first = tokenizer.first_tokens[:1] if program == LLAMA_CPP else ()
 
@@ -89,8 +89,7 @@ def document_stream(
     start = tokenizer.document_start
     encoded = tokenizer.encode_batch(list(rewritten))
     encoded = [with_first(tokenizer, ids) for ids in encoded] if is_double else encoded
-    made = [(ids, window) for ids in encoded for window in rolling_windows(len(ids) + 1, seq_length)]
-    requests = [Request.of_window(np.asarray([start, *ids], np.int64), window) for ids, window in made]
+    requests = [request for ids in encoded for request in Request.rolling(ids, start, seq_length)]
     first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
     again = f" and {shown_first(tokenizer)} scored after it, as in lm-evaluation-harness 0.4.13" if is_double else ""
     sizes = zip(documents, encoded, strict=True)

@@ -11,10 +11,10 @@ from functools import cache, partial
 from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import find_test_set
-from mlm_repro.evaluation.evaluate import Settings, evaluate, file_task
+from mlm_repro.evaluation.checkpoints import EvaluatedCheckpoint
+from mlm_repro.evaluation.evaluate import Settings, evaluate
 from mlm_repro.evaluation.models.hub_models import cached_model, is_as_fetched
 from mlm_repro.evaluation.models.places import Place
-from mlm_repro.evaluation.protocol import Encoder
 from mlm_repro.evaluation.tasks.names import TASKS, build_task
 from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, sliding_stream
 from mlm_repro.evaluation.tasks.wikitext103 import MEGATRON, read_wikitext
@@ -43,7 +43,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
         protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())
-        tasks = {each: partial(build_task, each) if each in TASKS else file_task(_validation, find_test_set(each))
+        tasks = {each: partial(build_task, each) if each in TASKS else partial(_validation, find_test_set(each))
                  for each in protocols}  # fmt: skip
         done = evaluate(Place.find(path), tasks, Settings(), limit)
         weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))
@@ -60,10 +60,11 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     return lines
 
 
-def _validation(path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
+def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
     """Megatron-LM's recipe on the validation file."""
-    text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
-    return PerplexityTask(text, sliding_stream(text, MEGATRON, tokenizer, *megatron_windows(context)), tokenizer)
+    text, tokenizer = read_wikitext("wikitext103-valid", path, "wikitext103-valid"), evaluated.tokenizer
+    windows = megatron_windows(evaluated.model.seq_length)
+    return PerplexityTask(text, sliding_stream(text, MEGATRON, tokenizer, *windows), tokenizer)
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:

@@ -13,11 +13,11 @@ from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.evaluation.cli import main
 from mlm_repro.evaluation.protocol import SourceText
-from mlm_repro.evaluation.tasks import lambada, wikitext103
+from mlm_repro.evaluation.tasks import wikitext103
 from mlm_repro.evaluation.tasks.documents import RunningText
 from mlm_repro.lineage.digest import sha256_file
 from tests.commands import Command
-from tests.made_data import PASSAGES, wikitext
+from tests.made_data import wikitext
 
 Evaluated = Callable[..., Any]
 
@@ -38,7 +38,6 @@ def pass_for_published(data: Path, monkeypatch: pytest.MonkeyPatch) -> RunningTe
     monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
     monkeypatch.setattr(wikitext103, "NUM_ORIGINAL_TOKENS", text.num_original_tokens)
     monkeypatch.setattr(wikitext103, "NUM_LM_EVAL_WORDS", text.num_lm_eval_words)
-    monkeypatch.setattr(lambada, "NUM_EXAMPLES", PASSAGES)
     return text
 
 

@@ -44,7 +44,7 @@ class Evaluator(NamedTuple):
 
     def find(self, oracle: Path, number: str) -> list[dict[str, str]]:
         """The conventions of its number."""
-        return find(number, read_table(oracle / self.folder), self.unit, self.text).matches
+        return find(f"{self.text}={number}", read_table(oracle / self.folder), self.unit).matches
 
 
 def load(oracle: Path, folder: str = "") -> tuple[Any, Any]:

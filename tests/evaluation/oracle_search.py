@@ -236,7 +236,7 @@ def exact_scores(variant: Variant, requests: Sequence[Request]) -> Scores:
             scored = slice(len(request.tokens) - 1 - request.num_scored, len(request.tokens) - 1)
             columns.append((chosen[row, scored], best[row, scored]))
     chosen, best = map(np.concatenate, zip(*columns, strict=True))
-    return Scores(chosen, best, best, best, np.array([request.num_scored for request in requests], dtype=np.int64))
+    return Scores(chosen, best, best, np.array([request.num_scored for request in requests], dtype=np.int64))
 
 
 def distances(conventions: Sequence[Convention]) -> Iterator[float]:

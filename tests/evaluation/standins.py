@@ -57,9 +57,6 @@ class Bytes:
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(ids).decode("utf-8", "replace")
 
-    def encode_ids(self, text: str) -> np.ndarray:
-        return np.array(list(text.encode("utf-8")), np.int32)
-
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode("utf-8")) for text in texts]
 
@@ -74,7 +71,7 @@ def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Se
     """Scores in which every token costs the same and all tokens of a request are right or wrong as given."""
     counts = np.array([request.num_scored for request in requests])
     right = np.repeat(np.array(greedy), counts)
-    return Scores(np.full(counts.sum(), -nll_per_token), right, right, right, counts)
+    return Scores(np.full(counts.sum(), -nll_per_token), right, right, counts)
 
 
 def tiny_config(vocab_size: int = 61, seq_length: int = 32) -> ModelConfig:

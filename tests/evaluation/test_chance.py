@@ -105,7 +105,7 @@ def test_a_number_of_no_convention_is_rarely_named(model: Oracle, conventions: l
     allowed = {"{:.5g}": 0.01, "{:.4g}": 0.02}
     for form, made in trials.items():
         for claims in (made, [f"{form[:2]}#{form[2:]}".format(each) for each in drawn]):
-            named = [claim for claim in claims if find(claim, conventions, None, None).is_named]
+            named = [claim for claim in claims if find(claim, conventions).is_named]
             assert len(named) <= allowed[form] * len(claims), (form, len(claims), named)
 
 
@@ -114,10 +114,10 @@ def test_a_convention_of_the_table_is_named_from_six_digits_on_two_texts(convent
     asked, right = random.Random(2).sample(of_texts, 100), 0
     for each in asked:
         claim = f"all={math.exp(each.values['all']):.6g}"
-        first = find(claim, conventions, None, None)
+        first = find(claim, conventions)
         if not first.is_named:
             second = first.next_text or "prose"
-            first = find(f"{claim} {second}={math.exp(each.values[second]):.6g}", conventions, None, None)
+            first = find(f"{claim} {second}={math.exp(each.values[second]):.6g}", conventions)
         assert first.matches, (claim, each.axes)
         right += first.is_named and each.axes.items() <= first.matches[0].items()
     assert right >= 90, right
@@ -132,7 +132,7 @@ def test_the_chance_is_printed(model: Oracle, mlm_eval: Command, conventions: li
     )
     assert "not certain: one of these, or with" in three
     assert "by accident" in three
-    second = find(f"{ppl:#.7g}", conventions, None, None).next_text
+    second = find(f"{ppl:#.7g}", conventions).next_text
     if not second:
         assert ": this, with 9" in seven
     else:  # another convention has the same number on this text

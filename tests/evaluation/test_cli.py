@@ -48,7 +48,7 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
         math.exp(result["loss_per_token"] * 14 / result["normaliser"]), rel=1e-9
     )
     assert set(result) >= {"num_tokens", "tokenizer_digest", "seconds", "environment", "megatron", "warnings"}
-    for words in (result["protocol"], "PARTIAL", "wikitext103 (scaled, partial)"):
+    for words in (result["protocol"], "PARTIAL", "scaled, partial"):
         assert words in done.out
 
 

@@ -55,43 +55,35 @@ def test_conventions_of_one_run_differ_by_the_divisor_alone(
     assert result["log_perplexity_standard_error"] > 0
 
 
-def test_two_checkpoints(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command, evaluated: Evaluated
-) -> None:
-    uniform, target = write_run(tmp_path / "runs", zero=True), tmp_path / "compared.json"
-    tasks = ("--task", "wikitext103", "--task", "lambada")
-    done = mlm_eval("compare", run, uniform, "--limit", 6, *tasks, "--json", target, "--set", "workers=1")
-    found = json.loads(target.read_text())
-    words, cloze = found["differences"]
-    first, second = (found["results"][which]["wikitext103"]["perplexity"] for which in (0, 1))
+def test_two_checkpoints(run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command) -> None:
+    uniform, kept, tables = write_run(tmp_path / "runs", zero=True), [], (tmp_path / "t.md", tmp_path / "t.csv")
+    for number, checkpoint in enumerate((run, uniform)):
+        kept.append(tmp_path / f"{number}.json")
+        mlm_eval("all", "--ckpt", checkpoint, "--limit", 6, "--json", kept[-1], "--set", "workers=1", ends=0)
+    target = tmp_path / "compared.json"
+    for table in tables:
+        done = mlm_eval("compare", *kept, "--json", target, "--table", table, ends=0)
+    found = {each["task"]: each for each in json.loads(target.read_text())["differences"]}
+    words, cloze = found["wikitext103"], found["lambada"]
+    results = [json.loads(file.read_text())["results"] for file in kept]
+    first, second = (each["wikitext103"]["perplexity"] for each in results)
     assert words["log_perplexity"] == pytest.approx(math.log(second / first))
     assert words["log_perplexity_standard_error"] > 0
     assert cloze["num_pairs"] == 6
-    assert "less the first" in done.out
+    assert "ln less the first" in done.out
     low, high = words["interval"]
     assert low < words["log_perplexity"] < high
     assert 0 <= words["p"] <= 1
-    same = evaluated("compare", run, run, "--limit", 6)["differences"]
-    assert [(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same] == [(0, 0)] * 2
-    assert mlm_eval("compare", run, run, "--task", "wikitext").code == 2
-
-    kept = []
-    for number, checkpoint in enumerate((run, uniform)):
-        kept.append(tmp_path / f"{number}.json")
-        asked = ("wikitext103", "--ckpt", checkpoint, "--limit", 6, "--json", kept[-1], "--set", "workers=1")
-        mlm_eval(*asked, ends=0)
-    written = (tmp_path / "table.md", tmp_path / "table.csv")
-    for place in written:
-        mlm_eval("compare", *kept, "--json", tmp_path / "kept.json", "--table", place, ends=0)
-    (difference,) = json.loads((tmp_path / "kept.json").read_text())["differences"]
-    for key in ("log_perplexity", "log_perplexity_standard_error", "p"):
-        assert difference[key] == pytest.approx(words[key], rel=1e-5)
-    assert [len(place.read_text().splitlines()) for place in written] == [4, 3]
-    other = json.loads(kept[1].read_text()) | {"tokenizer_digest": "other"}
+    assert [len(place.read_text().splitlines()) for place in tables] == [2 * len(found) + 2, 2 * len(found) + 1]
+    mlm_eval("compare", kept[0], kept[0], "--json", target, ends=0)
+    same = json.loads(target.read_text())["differences"]
+    assert {(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same} == {(0, 0)}
+    other = json.loads(kept[1].read_text())["results"]["wikitext103"] | {"tokenizer_digest": "other"}
     kept[1].write_text(json.dumps(other))
     assert "not scored on the same parts" in mlm_eval("compare", *kept, ends=2).error
     kept[1].write_text("{}")
     assert "holds no results" in mlm_eval("compare", *kept, ends=2).error
+    assert "two or more files" in mlm_eval("compare", kept[0], ends=2).error
 
 
 def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> None:

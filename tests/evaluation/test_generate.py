@@ -166,12 +166,5 @@ def test_settings_that_leave_nothing_are_refused(values: dict[str, float], sente
 
 
 def test_what_cannot_be_continued_is_refused(checkpoint: Path) -> None:
-    model = load_checkpoint(checkpoint).model
-    for prompts, new, sentence in (
-        ([[]], 4, "the prompt is empty"), ([[1], []], 4, "the prompt is empty"),
-        ([[1], [2, 3]], 4, "must be of one length"), ([[300]], 4, "beyond the model's vocabulary of 300"),
-    ):  # fmt: skip
-        with pytest.raises(BadInput, match=sentence):
-            generate(model, prompts, new, None)
     with pytest.raises(BadInput, match="has tp and pp alone"):
         generate_text(Place.find(checkpoint), "the", 4, None, Settings(layout=Layout(dp=2)))

@@ -441,7 +441,7 @@ def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
         left, text, tried = conventions, next(iter(values)), 0
         while len(left) > 1:
             number = values[text] if unit == "accuracy" else math.exp(values[text])
-            found = find(f"{number:#.5g}", left, unit, text)
+            found = find(f"{text}={number:#.5g}", left, unit)
             axes = [{name: match[name] for name in each} for match in found.matches for each in [convention.axes]]
             assert convention.axes in axes
             left = [each for each in left if each.axes in axes]
@@ -470,9 +470,9 @@ def test_its_files_follow_from_its_texts(oracle: Path, tmp_path: Path) -> None:
 
 def test_numbers_that_belong_to_none(oracle: Path, mlm_eval: Command) -> None:
     numbers = random.Random(3)
-    claims = [f"{math.exp(numbers.uniform(7.2, 8.6)):.6g}" for _ in range(10)]
+    claims = [f"all={math.exp(numbers.uniform(7.2, 8.6)):.6g}" for _ in range(10)]
     words = [word for claim in claims for word in ("--identify", claim)]
-    out = mlm_eval("oracle", "--out", oracle, "--text", "all", "--unit", "ppl", *words, ends=0).out
+    out = mlm_eval("oracle", "--out", oracle, "--unit", "ppl", *words, ends=0).out
     assert out.count("none of these") == 10
 
 
@@ -494,7 +494,7 @@ def test_conventions_outside_the_table_are_not_mistaken(
     for number, nats in scored[2]:
         by_document[number] += sum(nats) / sum(len(n) for m, n in scored[2] if m == number)  # type: ignore[assignment]
     for loss in (sum(short) / len(short), sorted(by_document.values())[len(by_document) // 2]):
-        assert find(f"{math.exp(loss):.6g}", read_table(oracle), "ppl", text).matches == []
+        assert find(f"{text}={math.exp(loss):.6g}", read_table(oracle), "ppl").matches == []
 
 
 BITS = "bits-per-byte"
@@ -563,7 +563,7 @@ def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
 def test_a_public_bug_is_named(bug: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> None:
     text, unit, axes = BUGS[bug]
     number = with_bug(bug, oracle, vocabulary, models["as stored"])
-    matches = find(f"{number:.6g}", read_table(oracle), unit, text).matches
+    matches = find(f"{text}={number:.6g}", read_table(oracle), unit).matches
     assert matches
     assert all(axes.items() <= match.items() for match in matches), matches
 
@@ -580,31 +580,13 @@ def test_programs_of_others_are_identified(oracle: Path) -> None:
         assert number[:5] in evaluators.PAGE.read_text(encoding="utf-8")
 
 
-def test_bytes_from_numbers_alone(oracle: Path, vocabulary: Any, mlm_eval: Command) -> None:
-    path = oracle / "texts" / "letters.txt"
-    text = path.read_bytes().decode()
-    num_tokens, torn = len(vocabulary(text)["input_ids"]), 0
-    for token in vocabulary(text)["input_ids"]:
-        torn += len(vocabulary.decode([token]).encode())
-    for num_bytes, words in (
-        (len(text.encode()), "consistent; "), (torn, "three for each torn sub-word"), (9999, "no known count"),
-    ):  # fmt: skip
-        bits = 5.25 * num_tokens / math.log(2) / num_bytes
-        given = f"loss=5.25,bits_per_byte={bits:.6f},tokenizer={oracle / 'model'},text={path}"
-        assert words in mlm_eval("oracle", "--from", given, ends=0).out
-    for given in ("loss=1", *(f"{pair},tokenizer={oracle / 'model'},text={path}" for pair in (
-        "loss=x,bits_per_byte=1", "loss=1,bits_per_byte=0", "loss=nan,bits_per_byte=1"
-    ))):  # fmt: skip
-        assert mlm_eval("oracle", "--from", given, ends=2).error
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--identify", "many"], "is not a number"),
         (["--identify", "-3"], "is not a number from zero on"),
         (["--identify", "1,234"], "can be 1234 or 1.234"),
-        (["--identify", "3", "--text", "verse"], "there is no text verse"),
+        (["--identify", "verse=3"], "there is no text verse"),
         ([], "--identify NUMBER"),
     ],
 )
@@ -616,7 +598,7 @@ def test_what_cannot_be_identified_is_refused(words: list[str], sentence: str, o
 def test_a_number_may_have_commas(oracle: Path) -> None:
     conventions = read_table(oracle)
     for written, plain in (("37,50", "37.50"), ("1,234.5", "1234.5"), ("45,99 %", "45.99%"), ("0,375", "0.375")):
-        assert find(written, conventions, None, None).matches == find(plain, conventions, None, None).matches
+        assert find(written, conventions).matches == find(plain, conventions).matches
 
 
 def test_rounding_and_changed_files(oracle: Path, tmp_path: Path, table: list[Row], mlm_eval: Command) -> None:
@@ -625,7 +607,7 @@ def test_rounding_and_changed_files(oracle: Path, tmp_path: Path, table: list[Ro
     answers = []
     for digits in (3, 6):
         number, target = f"{math.exp(float(table[0]['all'])):.{digits}g}", tmp_path / f"{digits}.json"
-        mlm_eval("oracle", "--out", changed, "--text", "all", "--identify", number, "--json", target, ends=0)
+        mlm_eval("oracle", "--out", changed, "--identify", f"all={number}", "--json", target, ends=0)
         answers.append(json.loads(target.read_text())["identified"][0])
     assert len(answers[0]["matches"]) > len(answers[1]["matches"]) >= 1
     assert answers[0]["next_text"] in ("prose", "letters", "wikitext", "marks")

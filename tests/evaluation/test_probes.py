@@ -8,6 +8,7 @@ several devices in `test_ranks`; results of unlike tokenizers in `test_commands`
 
 import json
 from collections.abc import Callable
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,65 @@ def test_a_model_that_sees_the_future_is_refused(
         assert len(done.error.strip().splitlines()) == 1
     without(monkeypatch, "causal")
     mlm_eval("perplexity", text, "--ckpt", tmp_path / "roberta", *SETTINGS, ends=0)
+
+
+Forward = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+def a_prefix_sees_itself(plain: Forward, layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """The first four positions see each other, as a prefix language model's do."""
+    y = plain(layer, x)
+    return torch.cat([y[:, :4] + y[:, :4].mean(1, keepdim=True), y[:, 4:]], 1)
+
+
+def a_convolution_pads_both_sides(plain: Forward, layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return plain(layer, torch.nn.functional.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2))
+
+
+def rows_are_normalised_together(plain: Forward, layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return plain(layer, x - 0.5 * x.mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize("leak", [a_prefix_sees_itself, a_convolution_pads_both_sides])
+def test_a_leak_between_positions_is_found_wherever_it_is(
+    leak: Callable[..., torch.Tensor], tmp_path: Path, text: Path, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+    monkeypatch.setattr(Qwen2MLP, "forward", partialmethod(partial(leak, Qwen2MLP.forward)))
+    asked = ("perplexity", text, "--ckpt", made(tmp_path / "model", "Qwen2Config"), *SETTINGS)
+    assert "it sees the tokens that it is to predict" in mlm_eval(*asked, ends=2).error
+    without(monkeypatch, "causal")
+    mlm_eval(*asked, ends=0)
+
+
+def test_rows_that_are_normalised_together_are_scored_alone(
+    tmp_path: Path, text: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+    plain = Qwen2MLP.forward
+    monkeypatch.setattr(Qwen2MLP, "forward", lambda self, x: rows_are_normalised_together(plain, self, x))
+    found = evaluated("perplexity", text, "--ckpt", made(tmp_path / "model", "Qwen2Config"))
+    assert (found["batch_size"], "one row at a time" in found["checked"]["row by row"]) == (1, True)
+
+
+def test_rotary_positions_go_beyond_the_context_and_learned_ones_do_not(
+    tmp_path: Path, text: Path, evaluated: Evaluated, mlm_eval: Command
+) -> None:
+    directory, asked = made(tmp_path / "rotary", "Qwen2Config"), ("--window", 96, "--stride", 80)
+    found = evaluated("perplexity", text, "--ckpt", directory, *asked)
+    expected = sum(loop(directory, 96, 80, torch.float32))
+    assert found["loss_per_token"] * found["num_scored_tokens"] == pytest.approx(expected, rel=1e-6)
+    said = "a window of 96 is beyond the model's context of 64"
+    assert said in found["checked"]["window"]
+    assert any(said in warning for warning in found["warnings"])
+    assert "window" not in evaluated("perplexity", text, "--ckpt", directory, "--window", 64)["checked"]
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    others = made(tmp_path / "dynamic", "Qwen2Config", rope_parameters=dynamic), made(tmp_path / "opt", "OPTConfig")
+    for other in others:
+        done = mlm_eval("perplexity", text, "--ckpt", other, *asked, *SETTINGS, ends=2)
+        assert done.error.strip().endswith(f"{said}, where it has no positions")
 
 
 def test_a_model_that_answers_otherwise_the_second_time_is_refused(
@@ -301,6 +361,29 @@ def test_an_adapter_its_base_and_another_base_have_three_numbers(
     assert len({*numbers}) == 4
 
 
+def test_an_adapter_of_a_shared_embedding_changes_that_side_alone(
+    tmp_path: Path, text: Path, evaluated: Evaluated, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Merged into weights that embedding and output layer share, it would change both."""
+    import peft
+
+    base, added = made(tmp_path / "base", "Qwen2Config", tie_word_embeddings=True), tmp_path / "adapter"
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+    chosen = peft.LoraConfig(r=2, lora_alpha=16, init_lora_weights=False, target_modules=["embed_tokens", "q_proj"])
+    torch.manual_seed(1)
+    peft.get_peft_model(plain, chosen).save_pretrained(added)
+    model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), added).eval()
+    ids = torch.tensor(byte_level()(TEXT).input_ids)[None, :65]
+    with torch.inference_mode():
+        logits = model(input_ids=ids[:, :-1]).logits[0].double().log_softmax(-1)
+    text.write_text(byte_level().decode(ids[0]))
+    found = evaluated("perplexity", text, "--ckpt", added)
+    assert found["loss_per_token"] == pytest.approx(-logits.gather(1, ids[0, 1:, None]).mean().item(), rel=1e-5)
+    assert "with the same logits" in found["checked"]["adapter"]
+    monkeypatch.setattr(peft.LoraModel, "merge_and_unload", peft.LoraModel.unload)  # leaves the adapter out
+    assert "is another model" in mlm_eval("perplexity", text, "--ckpt", added, *SETTINGS, ends=2).error
+
+
 def test_the_store_knows_the_tensors_that_were_loaded_and_the_packages(
     tmp_path: Path, text: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,9 +469,9 @@ def test_no_digit_is_cut_off_where_a_terminal_is_narrow(
     made_passes_for_published: object, tmp_path: Path, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    directory = made(tmp_path / "model", "Qwen2Config")
-    for words in (("all", "--ckpt", directory), ("compare", directory, directory)):
-        done = mlm_eval(*words, "--limit", 2, *SETTINGS, ends=0)
+    directory, kept = made(tmp_path / "model", "Qwen2Config"), tmp_path / "kept.json"
+    for words in (("all", "--ckpt", directory, "--limit", 2, *SETTINGS, "--json", kept), ("compare", kept, kept)):
+        done = mlm_eval(*words, ends=0)
         assert "…" not in done.out
         assert "wikitext103" in done.out
     assert "95 % interval" in done.out

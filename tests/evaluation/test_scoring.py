@@ -52,7 +52,7 @@ def one_at_a_time(requests: Sequence[Request], banned: Sequence[int] = ()) -> Sc
             allowed.append((logits.argmax(1) == targets)[-request.num_scored :].numpy())
             counts.append(request.num_scored)
     best = np.concatenate(greedy)
-    return Scores(np.concatenate(log_probabilities), best, best, np.concatenate(allowed), np.array(counts))
+    return Scores(np.concatenate(log_probabilities), best, np.concatenate(allowed), np.array(counts))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, None])
@@ -189,7 +189,7 @@ def test_a_worker_that_dies_is_noticed() -> None:
             os._exit(9)
 
     requests = [Request(np.array([0, 1]), 1)] * 4
-    with pytest.raises(UserError, match="ended with status 9"):
+    with pytest.raises(UserError, match="a scoring worker ended"):
         score(scoring_model(Dying(torch.zeros(2, 2)), 2), requests, 1, workers=2)
 
 

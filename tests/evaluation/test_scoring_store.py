@@ -52,7 +52,7 @@ def store_in(folder: Path, checkpoint: str = "checkpoint", tokenizer: str = "tok
 
 
 def assert_same_bits(one: Scores, other: Scores) -> None:
-    for name in ("log_probabilities", "greedy", "among_best", "greedy_allowed", "num_scored"):
+    for name in ("log_probabilities", "greedy", "greedy_allowed", "num_scored"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 

@@ -81,11 +81,11 @@ def test_shared_scores_are_those_of_each_task(tasks: list[list[Request]]) -> Non
         """Log-probabilities that tell length and place."""
         values = [100.0 * len(r.tokens) + place for r in asked for place in range(len(r.tokens))[-r.num_scored :]]
         greedy = np.array(values) % 2 == 0
-        return Scores(np.array(values), greedy, greedy, ~greedy, np.array([r.num_scored for r in asked]))
+        return Scores(np.array(values), greedy, ~greedy, np.array([r.num_scored for r in asked]))
 
     shared, places = share(tasks)
     assert len({len(request.tokens) for request in shared}) == len(shared)
     for task, place in zip(tasks, places, strict=True):
         mine, expected = answer(shared).taken(place, task), answer(task)
-        for name in ("log_probabilities", "greedy", "among_best", "greedy_allowed", "num_scored"):
+        for name in ("log_probabilities", "greedy", "greedy_allowed", "num_scored"):
             np.testing.assert_array_equal(getattr(mine, name), getattr(expected, name))

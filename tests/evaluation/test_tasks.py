@@ -137,7 +137,7 @@ def test_long_examples_lose_their_beginning_and_are_counted() -> None:
 
 
 def test_a_target_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(BadInput, match="does not fit"):
+    with pytest.raises(BadInput, match="cannot be scored"):
         ClozeTask(SOURCE, ["a incomprehensible"], STRICT, Bytes(), 8).limited(None)
 
 
@@ -165,7 +165,7 @@ def test_a_stop_word_is_forgiven_at_the_first_sub_word_only() -> None:
     greedy[first[1]] = False  # a stop word came first: forgiven
     greedy[first[2]] = allowed[first[2]] = False  # so did another word
     greedy[first[3] + 1] = False  # wrong later, where stop words are not forgiven
-    scores = Scores(np.full(counts.sum(), -1.0), greedy, greedy, allowed, counts)
+    scores = Scores(np.full(counts.sum(), -1.0), greedy, allowed, counts)
     results = [task.result(scores, PROVENANCE) for task in (strict, filtered)]
     assert [result.num_correct for result in results] == [1, 2]
     assert results[0].perplexity == results[1].perplexity
