@@ -65,8 +65,7 @@ class Job(Config):
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
     disk_mb_per_second: PositiveFloat | None = None
-    """Rate at which a rank writes while all do, as `mlm-experiment preflight` prints it: plans a checkpoint's time; 100
-    by default."""
+    """Rate at which a rank writes while all do: plans a checkpoint's time; 100 by default."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training from one checkpoint to the next; by default those that lose the least (Daly 2006)."""
     failures_per_gpu_hour: NonNegativeFloat = FAILURES_PER_GPU_HOUR
@@ -309,21 +308,16 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """The templates' text with this job's values. A rank runs the check before training, then training."""
+    """The templates' text with this job's values."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
     options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)]
-    modules = {
-        "preflight": ["mlm_repro.experiments.preflight", runs],
-        "train": ["mlm_repro.engine.cli", "run", str(model), *options, runs],
-    }
+    words = ["mlm_repro.engine.cli", "run", str(model), *options, runs]
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
-    values |= {
-        name: f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()
-    }
+    values["train"] = f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}'
     values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}
     values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "nodes": str(job.nodes)}
     values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}

@@ -1,6 +1,7 @@
 """The Slurm script in a real Slurm of one node: checked, run on two ranks, stopped, queued again, complete."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -120,7 +121,6 @@ def test_a_job_that_is_stopped_is_queued_again_and_completes(slurm: Slurm, tmp_p
     assert_trained(runs, ITERATIONS)
     text = log()
     assert text.count(f"stopped after iteration {reached} of {ITERATIONS}") == 1
-    assert text.count("all-reduce       2 ranks") == 2
     assert sorted(path.name for path in out.iterdir()) == [f"slurm-{job}.txt", "slurm.sh", "torchrun.sh"]
 
 
@@ -130,9 +130,9 @@ def test_a_job_that_cannot_run_is_not_queued_again(slurm: Slurm, tmp_path: Path)
     script, _ = write_launch_files(job, tmp_path / "out")
     number = slurm("sbatch", "--parsable", str(script)).stdout.strip()
     wait_for(lambda: slurm.state(number) == "FAILED", 600, lambda: slurm.state(number))
-    assert "ExitCode=4:0" in slurm("scontrol", "show", "job", number).stdout
+    assert "ExitCode=2:0" in slurm("scontrol", "show", "job", number).stdout
     (log,) = (tmp_path / "out").glob("slurm-*.txt")
-    assert f"error: {job.runs} cannot be made: File exists" in log.read_text()
+    assert re.search(f"error: not tried again: rank . on .*: BadInput: .*{job.runs}", log.read_text())
 
 
 def test_a_node_whose_gpu_failed_is_not_asked_for_again(slurm: Slurm, tmp_path: Path) -> None:
