@@ -40,11 +40,13 @@ class RankMemory(NamedTuple):
     """Parameters, gradients and optimizer state."""
     activations: int
     rank: int
+    copied: int = 0
+    """The copy of the state that checkpoints are written from, where it lies in the same memory: without a GPU."""
 
     @property
     def total(self) -> int:
-        """State and activations together."""
-        return self.state + self.activations
+        """All of it together."""
+        return self.state + self.activations + self.copied
 
 
 def parameter_count(model: ModelConfig) -> int:

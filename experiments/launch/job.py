@@ -79,7 +79,7 @@ class Job(Config):
     time_limit: str = "24:00:00"
     """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts repeat."""
     signal_seconds: PositiveInt = 600
-    """How long before the limit the ranks are told to stop: an iteration and a checkpoint must fit in."""
+    """How long before the limit the ranks are told to stop: an iteration and two checkpoints must fit in."""
     hosts: Path | None = None
     """File with a host for each node, one a line: called once, `torchrun.sh` starts itself on all of them by ssh."""
     container: str = ""
@@ -188,12 +188,13 @@ def describe_job(job: Job) -> str:
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
     rate = format_bytes(written / failures.checkpoint)
     line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most, "
-    line += f"{format_duration(failures.checkpoint)} at {rate}/s"
+    line += f"{format_duration(failures.checkpoint)} beside training at {rate}/s"
     prediction = predicted_iteration(job)
-    if failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
+    # The one that is written when the signal comes, and one of the iteration in which it comes.
+    if 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
         raise BadInput(
-            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s: give more than signal_seconds = "
-            f"{job.signal_seconds}"
+            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s, and two may have to end: give more than "
+            f"signal_seconds = {job.signal_seconds}"
         )
     if prediction and prediction.seconds + failures.checkpoint > failures.mean:
         raise BadInput(
