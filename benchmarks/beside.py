@@ -41,8 +41,8 @@ def measure(rounds: int) -> Benchmark:
     return Benchmark(
         benchmark="checkpoints", title="Checkpoints written beside training", cases=[case],
         notes=["thread: processor time of the thread that trains, which other work on the machine does not lengthen; "
-               "another thread writes, on a core of its own if the machine has one. That of the iterations is without the "
-               "copy, the probe and what ranks tell each other. wall: what passes meanwhile."],
+               "another thread writes, on a core of its own if the machine has one. That of the iterations is "
+               "without the copy, the probe and what ranks tell each other. wall: what passes meanwhile."],
         setting={"rounds": rounds},
     )  # fmt: skip
 

@@ -29,8 +29,6 @@ PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
 """Bytes per parameter in this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
 """Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section 3.1)."""
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}
-"""Dense 16-bit products a second, by a part of the GPU's name (NVIDIA's datasheets)."""
 
 
 class RankMemory(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.checkpoint import checkpoint
 from mlm_repro.engine.checkpoint.checkpoint import CheckpointWriter, Probe, TrainingState, describe_computation
-from mlm_repro.engine.costs import PEAK_FLOPS, flops_per_iteration
+from mlm_repro.engine.costs import flops_per_iteration
 from mlm_repro.engine.data.batches import place_groups
 from mlm_repro.engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
 from mlm_repro.engine.inputs import TrainingInputs, ValidationSplit
@@ -27,15 +27,11 @@ from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import NotFinite, build_step
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
-from mlm_repro.lineage.environment import list_gpus
 from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.processes import when_stopped
 from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
-
-LEAP = 0.1
-"""Rise of the validation loss, in nats, that the console calls a leap."""
 
 
 class Trainer:
@@ -233,12 +229,10 @@ class Trainer:
         return Validation(kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=perplexity)
 
     def _describe_validation(self, now: Validation) -> str:
-        """A validation beside the last one and the best so far, for the console."""
+        """A validation beside the best so far, for the console."""
         said = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
-            last, best = self.validations[-1], min(self.validations, key=attrgetter("loss"))
-            change = now.loss - last.loss
-            said += f" ({change:+.4f} since {last.iteration:,}{', a leap' if change > LEAP else ''})"
+            best = min(self.validations, key=attrgetter("loss"))
             said += f", lowest {best.loss:.4f} after {best.iteration:,}" if best.loss < now.loss else ", the lowest"
         return f"{said}, perplexity {now.perplexity:.5g}"
 
@@ -298,9 +292,6 @@ class Trainer:
     def _console(self, line: Step) -> str:
         """The numbers of an iteration that a person watches; rates are those of all ranks together."""
         skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
-        gpu = list_gpus()[0]["name"] if self.mesh.device.type == "cuda" and list_gpus() else ""
-        peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), 0) * self.mesh.layout.world_size
-        share = f" ({line.model_tflops * 1e14 / peak:.0f} % of peak)" if peak else ""
         losses = [loss for loss, _ in self.recent.seen][-(self.config.record.log_interval or 20) :] or [line.loss]
         return ", ".join([
             f"loss {sum(losses) / len(losses):.3f}" + f" (mean of the last {len(losses)})" * (len(losses) > 1),
@@ -308,7 +299,7 @@ class Trainer:
             *([f"loss scale {line.loss_scale:g}"] if self.step.scaler else []),
             *([f"{skipped} skipped"] if skipped else []), f"lr {line.learning_rate:.2e}",
             f"{line.seconds:.3g} s/iteration", f"{line.tokens_per_second:,.0f} tokens/s",
-            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}",
+            f"{line.model_tflops * 1000:.0f} GFLOP/s",
         ])  # fmt: skip
 
     def _request_stop(self, number: int) -> None:

@@ -43,8 +43,6 @@ SAMPLES, LENGTH = 8, 64
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference that another layout, machine or library makes in each number format."""
 
-ALIGNED = 64
-"""Bytes at whose multiples the copies of tensors begin."""
 WrittenFile = tuple[str, str, dict[str, Any]]
 """Name of a rank's file, its SHA-256, and its part of the index."""
 
@@ -128,28 +126,27 @@ class CheckpointWriter:
         self._optimizer, self._mesh, self._streams = optimizer, mesh, streams
         # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its own part. The tied
         # embedding's copy is left out, or two files would hold one tensor and might disagree.
-        self._weights: Written = [
-            (p.name, p, 0, partial(getattr, p.local, "data"))
-            for p in parameters if not p.is_copy and mesh.dp.rank == 0
-        ]  # fmt: skip
-        place, part = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", f"-dp{mesh.dp.rank:03d}" if mesh.dp.size > 1 else ""
-        files = [(f"optimizer-{place}{part}", optimizer.groups[0].master.dtype, optimizer.written())]
-        files += [(f"model-{place}", parameters[0].local.dtype, self._weights)] if self._weights else []
-        self._files: list[tuple[str, torch.dtype, dict[str, ShardedParameter]]] = [
-            (f"{name}.safetensors", dtype, {name: p for name, p, writer, _ in tensors if writer == mesh.dp.rank})
-            for name, dtype, tensors in files
+        own = [p for p in parameters if not p.is_copy and mesh.dp.rank == 0]
+        self._weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in own]
+        place, part = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1)
+        self._files = [
+            (f"{file}.safetensors", dtype, {name: p for name, p, writer, _ in written if writer == mesh.dp.rank})
+            for file, dtype, written in [
+                (f"optimizer-{place}{part}", optimizer.groups[0].master.dtype, optimizer.written()),
+                (f"model-{place}", parameters[0].local.dtype, self._weights),
+            ]
+            if written
         ]
-        sizes = [p.local.numel() * dtype.itemsize for _, dtype, own in self._files for p in own.values()]
-        # One buffer: page-locked memory comes in pieces of a power of two where torch is asked for it by tensor.
-        room = torch.empty(sum(size + -size % ALIGNED for size in sizes), dtype=torch.uint8)
-        if mesh.device.type == "cuda" and room.numel():
-            torch.cuda.cudart().cudaHostRegister(room.data_ptr(), room.numel(), 0)
-        self._copies, end = dict[str, torch.Tensor](), 0
-        for _, dtype, own in self._files:
-            for name, p in own.items():
-                start, size = end, p.local.numel() * dtype.itemsize
-                end += size + -size % ALIGNED
-                self._copies[name] = room[start : start + size].view(dtype).view(p.local.shape)
+        tensors = [(name, dtype, p.local.shape) for _, dtype, mine in self._files for name, p in mine.items()]
+        sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in tensors]
+        # One buffer, the wider numbers first: page-locked by torch, each tensor would take a power of two of bytes.
+        room = torch.empty(sum(sizes), dtype=torch.uint8)
+        if mesh.device.type == "cuda":
+            torch.cuda.cudart().cudaHostRegister(room.data_ptr(), len(room), 0)
+        self._copies = {
+            name: bits.view(dtype).view(shape)
+            for (name, dtype, shape), bits in zip(tensors, room.split(sizes), strict=True)
+        }
         self._steps: Generator[Future[Any], None, Ancestor] | None = None
         self._is_given_up = False
 
@@ -167,9 +164,7 @@ class CheckpointWriter:
         """Copy the state to the host. Owners send the writers their elements, so every rank calls it."""
         for name, _, _, whole in [*self._optimizer.written(), *self._weights]:
             if (tensor := whole()) is not None:
-                self._copies[name].copy_(tensor, non_blocking=True)
-        if self._mesh.device.type == "cuda":
-            torch.cuda.synchronize(self._mesh.device)
+                self._copies[name].copy_(tensor)
 
     def begin(
         self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path, probe: Probe | None = None

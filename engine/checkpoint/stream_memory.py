@@ -56,7 +56,7 @@ class StreamMemory:
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
         """Write this rank's states into a checkpoint."""
-        if self.is_kept and self.mesh.tp.rank == 0:
+        if states:
             save_file(states, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:

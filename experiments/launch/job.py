@@ -19,7 +19,13 @@ from mlm_repro.engine.costs import checkpoint_bytes, written_bytes
 from mlm_repro.engine.parallel.layout import layout_of
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.experiments.simulator.cluster import load_cluster
-from mlm_repro.experiments.simulator.goodput import FAILURES_PER_GPU_HOUR, RESTART_SECONDS, Failures
+from mlm_repro.experiments.simulator.goodput import (
+    FAILURES_PER_GPU_HOUR,
+    RESTART_SECONDS,
+    WRITTEN_BYTES_PER_SECOND,
+    Failures,
+    format_days,
+)
 from mlm_repro.experiments.simulator.planner import OWN
 from mlm_repro.experiments.simulator.simulate import Prediction, simulate
 from mlm_repro.experiments.simulator.workload import Workload
@@ -64,8 +70,8 @@ class Job(Config):
     """True if Slurm gives the job whole nodes, with all their memory."""
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
-    disk_mb_per_second: PositiveFloat | None = None
-    """Rate at which a rank writes while all do: plans a checkpoint's time; 100 by default."""
+    disk_mb_per_second: PositiveFloat = WRITTEN_BYTES_PER_SECOND / 1e6
+    """Rate at which a rank writes while all do: plans a checkpoint's time."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training from one checkpoint to the next; by default those that lose the least (Daly 2006)."""
     failures_per_gpu_hour: NonNegativeFloat = FAILURES_PER_GPU_HOUR
@@ -149,11 +155,11 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 def failures_of(job: Job) -> Failures:
     """How often the job fails, and what that costs it."""
-    config, rate = job.config(), job.disk_mb_per_second
+    config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
     return Failures.of(
-        job.ranks, written, 1e6 * rate if rate else None, job.restart_seconds, job.failures_per_gpu_hour
+        job.ranks, written, 1e6 * job.disk_mb_per_second, job.restart_seconds, job.failures_per_gpu_hour
     )  # fmt: skip
 
 
@@ -203,8 +209,7 @@ def describe_job(job: Job) -> str:
         )
     share = failures.share(interval) if math.isfinite(interval) else 1.0
     if math.isfinite(interval):
-        line += f"\na failure every {format_days(failures.mean)}, a checkpoint every {format_duration(interval)}: "
-        line += f"{share:.1%} of the time is training that is kept"
+        line += f"\n{failures.describe(interval)}"
     if prediction is None:
         return line
     low, high = (config.train.iterations * each / share for each in (prediction.low_seconds, prediction.high_seconds))
@@ -214,11 +219,6 @@ def describe_job(job: Job) -> str:
         f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low, high)} to "
         f"{format_days(high)} in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
     )
-
-
-def format_days(seconds: float, longest: float = 0.0) -> str:
-    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under two."""
-    return f"{seconds / 86400:,.1f} days" if max(seconds, longest) > 2 * 86400 else format_duration(seconds)
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:

@@ -8,6 +8,8 @@ the copy is written beside it, and until that is done a failure takes what it ha
 import math
 from typing import NamedTuple
 
+from mlm_repro.lineage.progress import format_duration
+
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 """Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54 days."""
 RESTART_SECONDS = 300.0
@@ -30,12 +32,11 @@ class Failures(NamedTuple):
     """Time that a checkpoint takes from the training."""
 
     @classmethod
-    def of(cls, gpus: int, written_bytes: int, rate: float | None = None, restart: float = RESTART_SECONDS,
+    def of(cls, gpus: int, written_bytes: int, rate: float = WRITTEN_BYTES_PER_SECOND, restart: float = RESTART_SECONDS,
            per_gpu_hour: float = FAILURES_PER_GPU_HOUR) -> "Failures":  # fmt: skip
         """Failures of a job whose fullest rank writes so many bytes of a checkpoint, at `rate` bytes a second."""
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
-        seconds = written_bytes / (rate or WRITTEN_BYTES_PER_SECOND)
-        return cls(mean, seconds, restart, written_bytes / COPIED_BYTES_PER_SECOND)
+        return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)
 
     @property
     def best_interval(self) -> float:
@@ -46,7 +47,17 @@ class Failures(NamedTuple):
         best = math.sqrt(2 * self.copy * self.mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - self.copy
         return max(best, self.checkpoint)
 
+    def describe(self, interval: float) -> str:
+        """How often it fails, is saved, and what is left."""
+        every = " and is saved every ".join(map(format_days, (self.mean, interval)))
+        return f"it fails every {every}: {self.share(interval):.1%} of the time is training that is kept"
+
     def share(self, interval: float) -> float:
         """Share of the time that is training that is kept (Daly's Equation 20)."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1((interval + self.copy) / self.mean)
         return interval / self.mean * lost
+
+
+def format_days(seconds: float, longest: float = 0.0) -> str:
+    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under two."""
+    return f"{seconds / 86400:,.1f} days" if max(seconds, longest) > 2 * 86400 else format_duration(seconds)

@@ -88,7 +88,7 @@ def fake_cluster(job: Job, folder: Path, seed: int) -> tuple[float, int, int]:
 def test_predicted_and_seen_goodput_agree(tmp_path: Path) -> None:
     job = small_job(tmp_path, 60).model_copy(
         update={"nodes": 2, "ranks_per_node": 1, "spare_nodes": 1, "failures_per_gpu_hour": 0.5,
-                "restart_seconds": 120.0, "disk_mb_per_second": 0.2, "signal_seconds": 900, "time_limit": "24:00:00"}
+                "restart_seconds": 120.0, "disk_mb_per_second": 0.04, "signal_seconds": 900, "time_limit": "24:00:00"}
     )  # fmt: skip
     failures, interval = failures_of(job), saved_seconds(job)
     assert failures.mean == 3600
