@@ -1,4 +1,4 @@
-"""`python -m benchmarks data|train|eval|gpu|calibrate|fixes`. Modules import torch when they measure."""
+"""`python -m benchmarks data|train|checkpoints|eval|gpu|calibrate|fixes`. Modules import torch when they measure."""
 
 import os
 import sys
@@ -59,6 +59,14 @@ def train(
     from benchmarks.train import measure
 
     carry_out(partial(measure, rounds, case), json)
+
+
+@app.command()
+def checkpoints(rounds: Rounds = 9, json: Json = None) -> None:
+    """A training that writes checkpoints beside itself, ten iterations with one and ten without in turn."""
+    from benchmarks.beside import measure
+
+    carry_out(partial(measure, rounds), json)
 
 
 @app.command("eval")

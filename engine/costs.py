@@ -29,8 +29,6 @@ PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
 """Bytes per parameter in this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
 """Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section 3.1)."""
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "V100": 125e12}
-"""Dense 16-bit products a second, by a part of the GPU's name (NVIDIA's datasheets)."""
 
 
 class RankMemory(NamedTuple):
@@ -40,11 +38,13 @@ class RankMemory(NamedTuple):
     """Parameters, gradients and optimizer state."""
     activations: int
     rank: int
+    copied: int = 0
+    """The copy of the state that checkpoints are written from, where it lies in the same memory: without a GPU."""
 
     @property
     def total(self) -> int:
-        """State and activations together."""
-        return self.state + self.activations
+        """All of it together."""
+        return self.state + self.activations + self.copied
 
 
 def parameter_count(model: ModelConfig) -> int:

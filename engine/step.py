@@ -91,7 +91,7 @@ class TrainingStep:
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
-        """Allocate what an iteration and a checkpoint allocate, before the first iteration; changes nothing.
+        """Allocate what an iteration allocates, before the first one; changes nothing.
 
         Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
         """
@@ -100,8 +100,6 @@ class TrainingStep:
         rounds.append(self._rehearse_once(microbatches))
         if self.mesh.world.gather_objects(sum(rounds[1]))[0] < SHORT_SECONDS:
             rounds += [self._rehearse_once(microbatches) for _ in range(3)]
-        for *_, whole in self.optimizer.written():
-            whole()
         return median(computing for computing, _ in rounds[1:]), median(updating for _, updating in rounds[1:])
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:

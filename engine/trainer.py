@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Literal
 
@@ -13,8 +13,8 @@ import torch
 
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.checkpoint import checkpoint
-from mlm_repro.engine.checkpoint.checkpoint import Probe, TrainingState, describe_computation
-from mlm_repro.engine.costs import PEAK_FLOPS, flops_per_iteration
+from mlm_repro.engine.checkpoint.checkpoint import CheckpointWriter, Probe, TrainingState, describe_computation
+from mlm_repro.engine.costs import flops_per_iteration
 from mlm_repro.engine.data.batches import place_groups
 from mlm_repro.engine.guard.guards import Iteration, PeakMemory, RecentIterations, guards_of
 from mlm_repro.engine.inputs import TrainingInputs, ValidationSplit
@@ -27,15 +27,11 @@ from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import NotFinite, build_step
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
-from mlm_repro.lineage.environment import list_gpus
-from mlm_repro.lineage.errors import Interrupted
+from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.processes import when_stopped
 from mlm_repro.lineage.progress import Progress, announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
-
-LEAP = 0.1
-"""Rise of the validation loss, in nats, that the console calls a leap."""
 
 
 class Trainer:
@@ -51,6 +47,9 @@ class Trainer:
         self.model, self.step = build_step(config.model, train, config.parallel, mesh)
         self.inputs = TrainingInputs(config, train.iterations, dataset.token_files("train"), dataset.tokenizer, mesh)
         self.validation = ValidationSplit(config, dataset.token_files("valid"), mesh, dataset.tokenizer)
+        self.writer = CheckpointWriter(
+            self.model.parameters, self.step.optimizer, self.model.storage_mesh, self.inputs.streams
+        )  # fmt: skip
         self.state, self.recent = TrainingState(), RecentIterations()
         self.updated_samples = 0
         """Samples of the updates so far."""
@@ -60,7 +59,7 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
-        self.saved, self.is_save_due = time.monotonic(), False
+        self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every rank calls it."""
@@ -72,6 +71,7 @@ class Trainer:
         microbatches, most_held = self.inputs.of(self.config.train.iterations - 1), 2 * parallel.pp
         rehearsed = microbatches if parallel.schedule == "gpipe" else microbatches[:most_held]
         computing, updating = self.step.rehearse(rehearsed)
+        self.writer.copy()
         waits = parallel.pp - 1  # of a pipeline that fills and drains
         self.rehearsed_seconds = computing * (len(microbatches) + waits) / (len(rehearsed) + waits) + updating
         self.inputs.streams.discard()
@@ -112,6 +112,7 @@ class Trainer:
             metrics if self.mesh.is_first else nullcontext(lambda line: None) as log,
             when_stopped(self._request_stop),
             progress,
+            self._saving(),
         ):
             progress.start_at(first)
             self.saved = time.monotonic()
@@ -139,8 +140,12 @@ class Trainer:
                     asdict(self.step.scaler) if self.step.scaler else None, tuple(self.recent.seen),
                     self.state.ancestors, self.updated_samples,
                 )  # fmt: skip
+                if self.is_ready:
+                    self._go_on_saving()
                 if is_last or stop or self.is_save_due or done % train.checkpoint_interval == 0:
                     self._save()
+                if is_last or stop:
+                    self._finish_saving()
                 if stop and not is_last:
                     then = f"`mlm-train resume {self.directory.path}` goes on from there"
                     raise Interrupted(f"stopped after iteration {done} of {train.iterations}; {then}")
@@ -189,10 +194,14 @@ class Trainer:
         rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
-        minutes, clocked = self.config.record.checkpoint_minutes, self.mesh.world.size + 1
+        minutes, ranks = self.config.record.checkpoint_minutes, self.mesh.world.size
         is_due = minutes is not None and self.mesh.is_first and time.monotonic() >= self.saved + 60 * minutes
-        gradient = self.step.gradient(microbatches, self.stop_requested + clocked * is_due)
-        self.is_save_due = gradient.signals >= clocked
+        # Three counts of ranks in one sum.
+        place = ranks + 1
+        signal = self.stop_requested + place * (is_due + place * self.writer.is_ready)
+        gradient = self.step.gradient(microbatches, signal)
+        signals, stops = divmod(gradient.signals, place)
+        self.is_save_due, self.is_ready = signals % place > 0, signals // place == ranks
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
@@ -209,7 +218,7 @@ class Trainer:
             skipped=not is_updated,
         )  # fmt: skip
         warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
-        return iteration.line, warnings, gradient.signals % clocked > 0
+        return iteration.line, warnings, stops > 0
 
     def _validate(
         self, iteration: int, num_samples: int, kind: Literal["validation", "final-validation"] = "validation"
@@ -225,12 +234,10 @@ class Trainer:
         return Validation(kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=perplexity)
 
     def _describe_validation(self, now: Validation) -> str:
-        """A validation beside the last one and the best so far, for the console."""
+        """A validation beside the best so far, for the console."""
         said = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
-            last, best = self.validations[-1], min(self.validations, key=attrgetter("loss"))
-            change = now.loss - last.loss
-            said += f" ({change:+.4f} since {last.iteration:,}{', a leap' if change > LEAP else ''})"
+            best = min(self.validations, key=attrgetter("loss"))
             said += f", lowest {best.loss:.4f} after {best.iteration:,}" if best.loss < now.loss else ", the lowest"
         return f"{said}, perplexity {now.perplexity:.5g}"
 
@@ -241,6 +248,8 @@ class Trainer:
                 self.dataset.check()
 
     def _save(self) -> None:
+        """Begin to write a checkpoint, after the one that is written, if there is one, is complete."""
+        self._finish_saving()
         self._check_data()
         for guard in self.guards:
             guard.before_checkpoint()
@@ -248,11 +257,27 @@ class Trainer:
             tokens=self.validation.probed, loss=self._loss_of(self.validation.probed),
             precision=self.config.train.precision, computed_on=describe_computation(self.mesh.layout, self.mesh.device),
         )  # fmt: skip
-        self.state = checkpoint.save_checkpoint(
-            self.directory.path, self.config, self.state, self.model.parameters, self.step.optimizer,
-            self.model.storage_mesh, self.dataset.tokenizer, probe, self.inputs.streams,
-        )  # fmt: skip
+        self.writer.begin(self.directory.path, self.config, self.state, self.dataset.tokenizer, probe)
         self.saved = time.monotonic()
+
+    def _go_on_saving(self) -> None:
+        if ancestor := self.writer.go_on():
+            self.state = replace(self.state, ancestors=(*self.state.ancestors, ancestor))
+
+    def _finish_saving(self) -> None:
+        while self.writer.is_writing:
+            self._go_on_saving()
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Complete the checkpoint that is being written if every rank ends in an error, not if one is lost."""
+        try:
+            yield
+        except Diverged:
+            self._finish_saving()
+            raise
+        finally:
+            self.writer.close()
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
         """Mean loss of the current model on samples that are the same for every data-parallel rank, without dropout."""
@@ -272,9 +297,6 @@ class Trainer:
     def _console(self, line: Step) -> str:
         """The numbers of an iteration that a person watches; rates are those of all ranks together."""
         skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
-        gpu = list_gpus()[0]["name"] if self.mesh.device.type == "cuda" and list_gpus() else ""
-        peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), 0) * self.mesh.layout.world_size
-        share = f" ({line.model_tflops * 1e14 / peak:.0f} % of peak)" if peak else ""
         losses = [loss for loss, _ in self.recent.seen][-(self.config.record.log_interval or 20) :] or [line.loss]
         return ", ".join([
             f"loss {sum(losses) / len(losses):.3f}" + f" (mean of the last {len(losses)})" * (len(losses) > 1),
@@ -282,7 +304,7 @@ class Trainer:
             *([f"loss scale {line.loss_scale:g}"] if self.step.scaler else []),
             *([f"{skipped} skipped"] if skipped else []), f"lr {line.learning_rate:.2e}",
             f"{line.seconds:.3g} s/iteration", f"{line.tokens_per_second:,.0f} tokens/s",
-            f"{line.model_tflops * 1000:.0f} GFLOP/s{share}",
+            f"{line.model_tflops * 1000:.0f} GFLOP/s",
         ])  # fmt: skip
 
     def _request_stop(self, number: int) -> None:

@@ -112,19 +112,6 @@ def launch(
 
 
 @app.command()
-def preflight(
-    runs: Annotated[Path, typer.Option(help="Folder of run directories, whose disk is checked.")] = Path("runs"),
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes; by default one per GPU or core here.")] = None,
-    needed_gb: Annotated[float, typer.Option(min=0, help="Disk space that must be free, in GB.")] = 0.0,
-) -> None:
-    """Check versions, matrix products, all-reduce and disk before training."""
-    check_place("--runs", runs / "preflight", "")
-    from mlm_repro.experiments.preflight import preflight as run
-
-    run(runs, ranks, int(needed_gb * 1e9))
-
-
-@app.command()
 def simulate(
     rows: Annotated[Path, typer.Argument(help="CSV file of clusters, models and layouts; ptd-p-runs is shipped.")],
     out: Annotated[Path, typer.Option(help="CSV file of predictions.")],

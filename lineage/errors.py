@@ -59,12 +59,7 @@ class HardwareMissing(UserError):
 
 
 class HardwareFault(HardwareMissing):
-    """A node fails, computes wrongly or did not come, which another may not do: exit code 4."""
-
-    def __init__(self, sentence: str, hosts: tuple[str, ...] = ()) -> None:
-        super().__init__(sentence)
-        self.hosts = hosts
-        """Nodes that are at fault, as far as they are known."""
+    """A rank did not come in time, and in another attempt it may: exit code 4."""
 
 
 class DataMissing(UserError):

@@ -10,12 +10,12 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import torch
 from pydantic import Field, NonNegativeInt, field_validator
@@ -42,6 +42,9 @@ SAMPLES, LENGTH = 8, 64
 """The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one short batch."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference that another layout, machine or library makes in each number format."""
+
+WrittenFile = tuple[str, str, dict[str, Any]]
+"""Name of a rank's file, its SHA-256, and its part of the index."""
 
 
 class Probe(FileSchema):
@@ -108,98 +111,179 @@ class TrainingState:
     """Samples of the updates; None where an earlier release wrote the checkpoint."""
 
 
-def save_checkpoint(
-    run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
-    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path, probe: Probe | None = None,
-    streams: StreamMemory | None = None,
-) -> TrainingState:  # fmt: skip
-    """Write the checkpoint of `state.iteration`. Every rank calls it, and writes and hashes its own parts.
+class CheckpointWriter:
+    """Writes the checkpoints of a training beside it, one at a time.
 
-    Returns the state with this checkpoint as the last ancestor. Only the newest `train.keep_checkpoints` stay. Raises,
-    on every rank and with the earlier checkpoints untouched, Interrupted if the disk cannot take it, Diverged for a
-    tensor that is not finite and IntegrityFailure for a tensor whose file does not hold what was in memory.
+    Every rank has one, and calls its methods at the same moments. Training waits while the state is copied to the host
+    and for what ranks tell each other; a thread writes, syncs, reads back and seals.
     """
-    path = checkpoint_path(run, state.iteration)
-    # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has cut short.
-    unfinished = path.with_name(f".{path.name}.partial")
-    try:
-        with mesh.all_or_none():
-            if mesh.is_first:
-                check_held(run)
-                shutil.rmtree(unfinished, ignore_errors=True)
-                unfinished.mkdir(parents=True)
-        # The tied embedding's copy is left out, or two files would hold one tensor and might disagree.
-        weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in parameters if not p.is_copy]
-        place, dp = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", mesh.dp
-        written: list[tuple[str, str, dict[str, Any]]] = []
-        with mesh.all_or_none():
-            own = f"-dp{dp.rank:03d}" if dp.size > 1 else ""
-            file, dtype = f"optimizer-{place}{own}.safetensors", optimizer.groups[0].master.dtype
-            written.append(_write(unfinished / file, dtype, optimizer.written(), dp.rank))
-            # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its own part.
-            if dp.rank == 0:
-                written.append(_write(unfinished / f"model-{place}.safetensors", parameters[0].local.dtype, weights, 0))
-            if streams:
-                streams.save(unfinished)
-        everyone = [file for files in mesh.world.gather_objects(written) for file in files]
-        with mesh.all_or_none():
-            if mesh.is_first:
-                shards.write_index(unfinished, [described for *_, described in everyone])
-                begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
-                about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
-                # Otherwise the checkpoints of one run would state two configurations where a release came between
-                # them.
-                stated = begun.get("config", {})  # by the release that began the run; this one may have more keys
-                about |= {key: stated[key] for key in ("name", "model", "twin") if key in stated}
-                write_json(unfinished / CONFIG, about)
-                write_json(unfinished / STATE, {name: v for name, v in vars(state).items() if name != "ancestors"})
-                origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
-                origin |= {"attempt": sha256_json(attempts[-1])} if (attempts := begun.get("attempts")) else {}
-                ancestors = [ancestor._asdict() for ancestor in state.ancestors]
-                write_json(unfinished / LINEAGE, {**origin, "ancestors": ancestors})
-                if probe:
-                    write_json(unfinished / PROBE, probe.to_json())
-                shutil.copytree(tokenizer, unfinished / "tokenizer")
-                # Last: what has a seal is complete. The digests were taken while the files were written, so nothing
-                # is read again.
-                seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
-                publish_directory(unfinished, path)
-                # After the new one is in its place, so that at any moment one complete checkpoint exists.
-                remove_old(run, config.train.keep_checkpoints)
-    except OSError as error:
-        advice = "make room and give the same command again; earlier checkpoints are kept"
-        raise Interrupted(f"the checkpoint {path} cannot be written ({error.strerror}): {advice}") from error
-    finally:
-        if mesh.is_first:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    ancestor = as_ancestor(path, state.iteration) if mesh.is_first else None
-    return replace(state, ancestors=(*state.ancestors, mesh.world.gather_objects(ancestor)[0]))
 
+    def __init__(
+        self, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer, mesh: ParallelMesh,
+        streams: StreamMemory | None = None,
+    ) -> None:  # fmt: skip
+        """Make room for the copy, which is kept from one checkpoint to the next."""
+        self._optimizer, self._mesh, self._streams = optimizer, mesh, streams
+        # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its own part. The tied
+        # embedding's copy is left out, or two files would hold one tensor and might disagree.
+        own = [p for p in parameters if not p.is_copy and mesh.dp.rank == 0]
+        self._weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in own]
+        place, part = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1)
+        self._files = [
+            (f"{file}.safetensors", dtype, {name: p for name, p, writer, _ in written if writer == mesh.dp.rank})
+            for file, dtype, written in [
+                (f"optimizer-{place}{part}", optimizer.groups[0].master.dtype, optimizer.written()),
+                (f"model-{place}", parameters[0].local.dtype, self._weights),
+            ]
+            if written
+        ]
+        tensors = [(name, dtype, p.local.shape) for _, dtype, mine in self._files for name, p in mine.items()]
+        sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in tensors]
+        # One buffer, the wider numbers first: page-locked by torch, each tensor would take a power of two of bytes.
+        room = torch.empty(sum(sizes), dtype=torch.uint8)
+        if mesh.device.type == "cuda":
+            torch.cuda.cudart().cudaHostRegister(room.data_ptr(), len(room), 0)
+        self._copies = {
+            name: bits.view(dtype).view(shape)
+            for (name, dtype, shape), bits in zip(tensors, room.split(sizes), strict=True)
+        }
+        self._steps: Generator[Future[Any], None, Ancestor] | None = None
+        self._is_given_up = False
 
-def _write(path: Path, dtype: torch.dtype, tensors: Written, rank: int) -> tuple[str, str, dict[str, Any]]:
-    """Write the tensors of this rank into a file. Returns its name, its SHA-256 and its part of the index.
+    @property
+    def is_writing(self) -> bool:
+        """True if a checkpoint is not complete yet."""
+        return self._steps is not None
 
-    All are gone through whatever happens, because other ranks may wait for this one's elements of theirs.
-    """
-    mine = {name: p for name, p, writer, _ in tensors if writer == rank}
-    numbers: dict[str, Numbers] = {}
-    left = iter(sorted(tensors, key=itemgetter(0)))  # the order of a file; the index has the model's
+    @property
+    def is_ready(self) -> bool:
+        """True if this rank waits for the others, to go on with the checkpoint that is written."""
+        return self._steps is not None and self._work.done()
 
-    def measured() -> Iterator[torch.Tensor]:
-        for name, _, _, whole in left:
+    def copy(self) -> None:
+        """Copy the state to the host. Owners send the writers their elements, so every rank calls it."""
+        for name, _, _, whole in [*self._optimizer.written(), *self._weights]:
             if (tensor := whole()) is not None:
-                numbers[name] = statistics.measure(tensor, mine[name])
+                self._copies[name].copy_(tensor)
+
+    def begin(
+        self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path, probe: Probe | None = None
+    ) -> None:
+        """Copy the state and begin to write the checkpoint of `state.iteration`. None may be in progress."""
+        self._steps = self._saving(run, config, state, tokenizer, probe)
+        self._work = next(self._steps)
+
+    def go_on(self) -> Ancestor | None:
+        """Wait for the work of all ranks and go on; returns the checkpoint if it is complete, else None.
+
+        Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk cannot take it,
+        Diverged for a tensor that is not finite and IntegrityFailure for one whose file does not hold what was copied.
+        """
+        steps, self._steps = self._steps, None
+        assert steps is not None
+        try:
+            self._work = next(steps)
+        except StopIteration as end:
+            return cast(Ancestor, end.value)
+        self._steps = steps
+        return None
+
+    def close(self) -> None:
+        """Give up a checkpoint that is not complete."""
+        if self._steps is not None:
+            self._is_given_up = True
+            self._steps.close()
+
+    def _saving(
+        self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path, probe: Probe | None
+    ) -> Generator[Future[Any], None, Ancestor]:
+        path, mesh = checkpoint_path(run, state.iteration), self._mesh
+        # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has cut short.
+        unfinished = path.with_name(f".{path.name}.partial")
+        try:
+            with ThreadPoolExecutor(1, "checkpoint") as beside:
+                with mesh.all_or_none():
+                    if mesh.is_first:
+                        check_held(run)
+                        shutil.rmtree(unfinished, ignore_errors=True)
+                        unfinished.mkdir(parents=True)
+                self.copy()
+                streams = self._streams.states() if self._streams else {}
+                yield (work := beside.submit(self._write_files, unfinished, streams))
+                with mesh.all_or_none():
+                    written = work.result()
+                everyone = [file for files in mesh.world.gather_objects(written) for file in files]
+                about = partial(_complete, run, path, unfinished, config, state, tokenizer, probe, everyone)
+                yield (sealed := beside.submit(about if mesh.is_first else type(None)))
+                with mesh.all_or_none():
+                    ancestor = sealed.result()
+                return cast(Ancestor, mesh.world.gather_objects(ancestor)[0])
+        except OSError as error:
+            advice = "make room and give the same command again; earlier checkpoints are kept"
+            raise Interrupted(f"the checkpoint {path} cannot be written ({error.strerror}): {advice}") from error
+        finally:
+            if mesh.is_first:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _write_files(self, directory: Path, streams: dict[str, torch.Tensor]) -> list[WrittenFile]:
+        if self._streams:
+            self._streams.save(directory, streams)
+        return [self._write(directory / name, dtype, own) for name, dtype, own in self._files]
+
+    def _write(self, path: Path, dtype: torch.dtype, own: dict[str, ShardedParameter]) -> WrittenFile:
+        numbers: dict[str, Numbers] = {}
+
+        def measured() -> Iterator[torch.Tensor]:
+            for name in sorted(own):  # the order of a file; the index has the model's
+                if self._is_given_up:
+                    raise Interrupted(f"{path} is given up")
+                numbers[name] = statistics.measure(self._copies[name], own[name])
                 if lost := numbers[name][3]:
                     raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
-                yield tensor
+                yield self._copies[name]
 
-    try:
-        sha256 = shards.write_shard(path, {name: (dtype, mine[name].local.shape) for name in sorted(mine)}, measured())
-    finally:
-        for *_, whole in left:
-            whole()
-    statistics.check_written(path, numbers, mine)
-    return path.name, sha256, shards.describe(mine.items(), path.name, numbers)
+        sha256 = shards.write_shard(path, {name: (dtype, own[name].local.shape) for name in sorted(own)}, measured())
+        statistics.check_written(path, numbers, own)
+        return path.name, sha256, shards.describe(own.items(), path.name, numbers)
+
+
+def _complete(
+    run: Path, path: Path, unfinished: Path, config: RunConfig, state: TrainingState, tokenizer: Path,
+    probe: Probe | None, everyone: list[WrittenFile],
+) -> Ancestor:  # fmt: skip
+    """Write on the first rank what is said of all ranks' files, seal the checkpoint and give it its name."""
+    check_held(run)
+    shards.write_index(unfinished, [described for *_, described in everyone])
+    begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
+    about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
+    # Otherwise the checkpoints of one run would state two configurations where a release came between them.
+    stated = begun.get("config", {})  # by the release that began the run; this one may have more keys
+    about |= {key: stated[key] for key in ("name", "model", "twin") if key in stated}
+    write_json(unfinished / CONFIG, about)
+    write_json(unfinished / STATE, {name: value for name, value in vars(state).items() if name != "ancestors"})
+    origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
+    origin |= {"attempt": sha256_json(attempts[-1])} if (attempts := begun.get("attempts")) else {}
+    write_json(unfinished / LINEAGE, {**origin, "ancestors": [ancestor._asdict() for ancestor in state.ancestors]})
+    if probe:
+        write_json(unfinished / PROBE, probe.to_json())
+    shutil.copytree(tokenizer, unfinished / "tokenizer")
+    # Last: what has a seal is complete. The digests were taken while the files were written, so nothing is read again.
+    seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
+    publish_directory(unfinished, path)
+    # After the new one is in its place, so that at any moment one complete checkpoint exists.
+    remove_old(run, config.train.keep_checkpoints)
+    return as_ancestor(path, state.iteration)
+
+
+def save_checkpoint(
+    run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path,
+) -> None:  # fmt: skip
+    """Write the checkpoint of `state.iteration` and wait for it, as `CheckpointWriter` does. Every rank calls it."""
+    writer = CheckpointWriter(parameters, optimizer, mesh)
+    writer.begin(run, config, state, tokenizer)
+    while writer.is_writing:
+        writer.go_on()
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:

@@ -7,6 +7,7 @@ the whole shape, the dim along which it is divided and the files that hold the p
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -34,7 +35,7 @@ Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 
 
 def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]) -> str:
-    """Write tensors of these shapes, in their order, of which no more than one is held. Returns the file's SHA-256.
+    """Write tensors of these shapes, in their order, holding one at most, and sync. Returns the file's SHA-256.
 
     Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written.
     """
@@ -52,6 +53,8 @@ def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int
         for data in chain((len(text).to_bytes(8, "little"), text), flat):
             digest.update(data)
             file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     return digest.hexdigest()
 
 

@@ -44,16 +44,20 @@ class StreamMemory:
         """Drop the states that the entered microbatches have left, after a dry run."""
         self._passing = {}
 
-    def save(self, directory: Path) -> None:
-        """Write this rank's states into a checkpoint; one tensor-parallel rank writes for all."""
-        if self.is_kept and self.mesh.tp.rank == 0:
-            tensors = {
-                f"{layer}.{place}": states[:, row].cpu().contiguous()
-                for places, layers in self._states.items()
-                for layer, states in layers.items()
-                for row, place in enumerate(places)
-            }
-            save_file(tensors, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
+    def states(self) -> dict[str, torch.Tensor]:
+        """The states on the host, by layer and stream; none but of one tensor-parallel rank, which writes for all."""
+        return {
+            f"{layer}.{place}": states[:, row].cpu().contiguous()
+            for places, layers in self._states.items()
+            for layer, states in layers.items()
+            for row, place in enumerate(places)
+            if self.mesh.tp.rank == 0
+        }
+
+    def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
+        """Write this rank's states into a checkpoint."""
+        if states:
+            save_file(states, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
         """Load a checkpoint's states of these microbatches' streams; any layout may have written them.

@@ -143,6 +143,7 @@ def describe_memory(run: ResolvedRun) -> str:
     """A table in GiB: the closed form of the largest rank, and with each change that needs less."""
     memory, offered = run.memory, remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
+    rows += [("copy for checkpoints", memory.copied)] if memory.copied else []
     rows.append(("the largest rank, by the closed form", memory.total))
     rows += [(f"with {change}", size) for change, size in offered]
     width = max(len(name) for name, _ in rows)

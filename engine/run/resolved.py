@@ -22,6 +22,7 @@ from mlm_repro.engine.costs import (
     fullest_rank,
     parameter_count,
     tokens_trained,
+    written_bytes,
 )
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.family import family_of
@@ -88,7 +89,13 @@ class ResolvedRun:
     @cached_property
     def memory(self) -> RankMemory:
         """Memory of the pipeline rank that needs the most, in closed form."""
-        return fullest_rank(self.config.model, self.config.train, self.config.parallel, self.layout.dp)
+        fullest = fullest_rank(self.config.model, self.config.train, self.config.parallel, self.layout.dp)
+        return fullest if list_gpus() else fullest._replace(copied=self.written_bytes)
+
+    @cached_property
+    def written_bytes(self) -> int:
+        """Bytes of a checkpoint that a rank writes at most, from a copy in the host's memory."""
+        return written_bytes(self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -176,6 +183,7 @@ class ResolvedRun:
     def describe(self) -> str:
         """The configuration, the digest of what differs from the defaults, and the costs, for a dry run."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
+        computing = memory.state + memory.activations
         parallel, train, layout = self.config.parallel, self.config.train, self.layout
         fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
         microbatches = train.global_batch_size // (train.microbatch_size * layout.dp)
@@ -191,9 +199,10 @@ class ResolvedRun:
             f"{fall} at {end_of_schedule(train):,.10g}, counted in {train.clock}",
             f"layout             tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, "
             f"{microbatches} microbatches each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %",
-            f"memory per rank    {memory.total:,} bytes, {memory.total / 2**30:.2f} GiB: model and optimizer "
+            f"memory per rank    {computing:,} bytes, {computing / 2**30:.2f} GiB: model and optimizer "
             f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}",
-            f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB",
+            f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB, written beside training from copies of "
+            f"{self.written_bytes / 2**30:.2f} GiB a rank in the host's memory",
         ])  # fmt: skip
 
     def describe_work(self, iterations_done: int = 0) -> str:

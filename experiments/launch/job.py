@@ -19,7 +19,13 @@ from mlm_repro.engine.costs import checkpoint_bytes, written_bytes
 from mlm_repro.engine.parallel.layout import layout_of
 from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.experiments.simulator.cluster import load_cluster
-from mlm_repro.experiments.simulator.goodput import FAILURES_PER_GPU_HOUR, RESTART_SECONDS, Failures
+from mlm_repro.experiments.simulator.goodput import (
+    FAILURES_PER_GPU_HOUR,
+    RESTART_SECONDS,
+    WRITTEN_BYTES_PER_SECOND,
+    Failures,
+    format_days,
+)
 from mlm_repro.experiments.simulator.planner import OWN
 from mlm_repro.experiments.simulator.simulate import Prediction, simulate
 from mlm_repro.experiments.simulator.workload import Workload
@@ -68,9 +74,8 @@ class Job(Config):
     """True if Slurm gives the job whole nodes, with all their memory."""
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
-    disk_mb_per_second: PositiveFloat | None = None
-    """Rate at which a rank writes while all do, as `mlm-experiment preflight` prints it: plans a checkpoint's time; 100
-    by default."""
+    disk_mb_per_second: PositiveFloat = WRITTEN_BYTES_PER_SECOND / 1e6
+    """Rate at which a rank writes while all do: plans a checkpoint's time."""
     checkpoint_minutes: PositiveFloat | None = None
     """Minutes of training from one checkpoint to the next; by default those that lose the least (Daly 2006)."""
     failures_per_gpu_hour: NonNegativeFloat = FAILURES_PER_GPU_HOUR
@@ -84,7 +89,7 @@ class Job(Config):
     time_limit: str = "24:00:00"
     """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts repeat."""
     signal_seconds: PositiveInt = 600
-    """How long before the limit the ranks are told to stop: an iteration and a checkpoint must fit in."""
+    """How long before the limit the ranks are told to stop: an iteration and two checkpoints must fit in."""
     hosts: Path | None = None
     """File with a host for each node, one a line: called once, `torchrun.sh` starts itself on all of them by ssh."""
     container: str = ""
@@ -156,11 +161,11 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 def failures_of(job: Job) -> Failures:
     """How often the job fails, and what that costs it."""
-    config, rate = job.config(), job.disk_mb_per_second
+    config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
     return Failures.of(
-        job.ranks, written, 1e6 * rate if rate else None, job.restart_seconds, job.failures_per_gpu_hour
+        job.ranks, written, 1e6 * job.disk_mb_per_second, job.restart_seconds, job.failures_per_gpu_hour
     )  # fmt: skip
 
 
@@ -195,12 +200,13 @@ def describe_job(job: Job) -> str:
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
     rate = format_bytes(written / failures.checkpoint)
     line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most, "
-    line += f"{format_duration(failures.checkpoint)} at {rate}/s"
+    line += f"{format_duration(failures.checkpoint)} beside training at {rate}/s"
     prediction = predicted_iteration(job)
-    if failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
+    # The one that is written when the signal comes, and one of the iteration in which it comes.
+    if 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
         raise BadInput(
-            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s: give more than signal_seconds = "
-            f"{job.signal_seconds}"
+            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s, and two may have to end: give more than "
+            f"signal_seconds = {job.signal_seconds}"
         )
     if prediction and prediction.seconds + failures.checkpoint > failures.mean:
         raise BadInput(
@@ -209,8 +215,7 @@ def describe_job(job: Job) -> str:
         )
     share = failures.share(interval) if math.isfinite(interval) else 1.0
     if math.isfinite(interval):
-        line += f"\na failure every {format_days(failures.mean)}, a checkpoint every {format_duration(interval)}: "
-        line += f"{share:.1%} of the time is training that is kept"
+        line += f"\n{failures.describe(interval)}"
     if prediction is None:
         return line
     low, high = (config.train.iterations * each / share for each in (prediction.low_seconds, prediction.high_seconds))
@@ -220,11 +225,6 @@ def describe_job(job: Job) -> str:
         f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low, high)} to "
         f"{format_days(high)} in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
     )
-
-
-def format_days(seconds: float, longest: float = 0.0) -> str:
-    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under two."""
-    return f"{seconds / 86400:,.1f} days" if max(seconds, longest) > 2 * 86400 else format_duration(seconds)
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
@@ -315,21 +315,16 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """The templates' text with this job's values. A rank runs the check before training, then training."""
+    """The templates' text with this job's values."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
     options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)]
-    modules = {
-        "preflight": ["mlm_repro.experiments.preflight", runs],
-        "train": ["mlm_repro.engine.cli", "run", str(model), *options, runs],
-    }
+    words = ["mlm_repro.engine.cli", "run", str(model), *options, runs]
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
-    values |= {
-        name: f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}' for name, words in modules.items()
-    }
+    values["train"] = f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}'
     values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}
     values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "nodes": str(job.nodes)}
     values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}

@@ -50,8 +50,8 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
     """Write what ended this rank with an exit code other than 0; nothing where it was stopped or lost another rank."""
     text, node = " ".join(str(cause).split()), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     is_again = isinstance(cause, HardwareFault) or code not in FINAL
-    for host in cause.hosts if isinstance(cause, HardwareFault) else (node,) if FAILED_GPU.search(text) else ():
-        write_text(failed.with_name(f"bad-node-{host}"), f"{text}\n")
+    if FAILED_GPU.search(text):
+        write_text(failed.with_name(f"bad-node-{node}"), f"{text}\n")
     if code != Interrupted.exit_code:
         line = f"{code}\nrank {os.environ.get('RANK', '0')} on {node}: {type(cause).__name__}: {text}\n"
         write_text(failed.with_name("last-failure") if is_again else failed, line)

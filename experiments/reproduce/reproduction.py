@@ -86,7 +86,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
     course.begin("first results")
     with TemporaryDirectory() as scratch:
-        for step in steps.first_steps(plan, runs, Path(scratch) if published else None):
+        for step in steps.first_steps(runs, Path(scratch) if published else None):
             steps.run_step(*step)
     course.begin("making the text")
     steps.run_step(*steps.data_step(plan, runs))

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.experiments.files import EVALUATIONS_APART
-from mlm_repro.experiments.reproduce.plan import Plan, training_bytes
-from mlm_repro.lineage.digest import is_sealed
+from mlm_repro.experiments.reproduce.plan import Plan
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import (
     end_with_parent,
@@ -66,14 +65,8 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else "less than a minute"
 
 
-def first_steps(plan: Plan, runs: Path, scratch: Path | None) -> Iterator[Step]:
-    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is here, its words.
-
-    The full size begins with a preflight.
-    """
-    if plan.size is None:
-        needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
-        yield ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}"]
+def first_steps(runs: Path, scratch: Path | None) -> Iterator[Step]:
+    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is here, its words."""
     yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
     if scratch:
         yield words_step(scratch)

@@ -15,7 +15,7 @@ from mlm_repro.experiments.simulator.measurements import fitted_workloads
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
 from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, checked_config, flops_of
 from mlm_repro.lineage.errors import HardwareMissing
-from mlm_repro.lineage.progress import announce, format_duration
+from mlm_repro.lineage.progress import announce
 
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
@@ -109,10 +109,8 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
     failures = Failures.of(w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp))
     share = failures.share(failures.best_interval)
     return (
-        f"failures: one every {failures.mean / 3600:,.1f} h of {w.gpus:,} GPUs (arXiv:2407.21783, Section 3.3.4); a "
-        f"checkpoint takes {failures.checkpoint:.0f} s at 100 MB/s a rank and a restart {failures.restart:.0f} s: a "
-        f"checkpoint every {format_duration(failures.best_interval)} leaves {share:.1%}, {seconds / share / 86400:.3g} "
-        f"days in {1 + seconds / share / failures.mean:,.1f} attempts"
+        f"failures: {failures.describe(failures.best_interval)}, {seconds / share / 86400:.3g} days in "
+        f"{1 + seconds / share / failures.mean:,.1f} attempts (rate of arXiv:2407.21783, Section 3.3.4)"
     )
 
 
@@ -139,31 +137,21 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Shares of the iteration's time and its limit; every number is simulated.
+    """Shares of the iteration's time; every number is simulated, and the bubble is its closed form.
 
-    Communication is what the iteration would save if that were free; the bubble is its closed form.
+    Tensor-parallel communication is what the iteration would save if that were free.
     """
     machine, w = machine_of(cluster), choice.workload
     parts = iteration_parts(machine, [w])
     silent = machine.replaced(collective_slowdown=0.0, host_collective_seconds=0.0, tensor_step_seconds=0.0)
-    near = machine.replaced(link_bytes_per_second=1e30, network_bytes_per_second=1e30)
-    pipeline, tensor, messages = (
-        float(each.pipeline[0]) for each in (parts, iteration_parts(silent, [w]), iteration_parts(near, [w]))
-    )
     bubble = ideal_bubble("interleaved" if w.chunks > 1 else "1f1b", w.pp, w.chunks, w.microbatches)
-    total, gradients, optimizer, host = (
-        float(part[0]) for part in (parts.total, parts.gradients, parts.optimizer, parts.host)
-    )
-    shares = {"tensor-parallel communication": pipeline - tensor, "pipeline messages": pipeline - messages,
-              "pipeline bubble": pipeline * bubble / (1 + bubble), "data-parallel communication": gradients,
-              "optimizer": optimizer, "host, between iterations": host}  # fmt: skip
-    shares = {"computation": total - sum(shares.values())} | shares
-    lines = [f"where the {total:.4g} s of the first layout go"]
-    lines += [f"  {name:<32}{seconds:>10.4g} s {seconds / total:>7.1%}  {'█' * round(40 * seconds / total)}"
-              for name, seconds in shares.items() if seconds > 0]  # fmt: skip
-    most = max(shares, key=lambda name: shares[name])
-    chance = choice.prediction.probability_fits
-    return "\n".join([*lines, f"limited by {most}; fits with a chance of {chance:.0%}"])
+    shares = {"tensor-parallel communication": parts.pipeline - iteration_parts(silent, [w]).pipeline,
+              "pipeline bubble": parts.pipeline * bubble / (1 + bubble), "optimizer": parts.optimizer,
+              "data-parallel communication": parts.gradients, "host, between iterations": parts.host}  # fmt: skip
+    shares["computation, and messages between stages"] = parts.total - sum(shares.values())
+    lines = [f"  {name:<40}{seconds[0]:>10.4g} s {seconds[0] / parts.total[0]:>7.1%}"
+             for name, seconds in sorted(shares.items(), key=lambda share: -share[1][0]) if seconds[0] > 0]  # fmt: skip
+    return "\n".join([f"where the {parts.total[0]:.4g} s of the first layout go", *lines])
 
 
 def format_plan(

@@ -28,7 +28,7 @@ PURE = [
         module_name(path)
         for path in modules("experiments")
         if path.parent.name not in ("contenders", "forecast", "measured")
-        and path.stem not in ("iterations", "preflight")
+        and path.stem != "iterations"
     ),
     *says_so("experiments/forecast"),
     *says_so("verify"), "mlm_repro.verify.cli",

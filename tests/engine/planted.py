@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import mlm_repro.engine.train
+from mlm_repro.engine.checkpoint import shards
 from mlm_repro.engine.inputs import TrainingInputs
 from mlm_repro.engine.launch import mesh
 from mlm_repro.engine.run.resolved import ResolvedRun
@@ -76,6 +77,17 @@ def slow_down(seconds: float) -> None:
     TrainingInputs.of = inputs  # type: ignore[method-assign]
 
 
+def write_slowly(moments: str) -> None:
+    """Each file of the checkpoints of iterations, `SECONDS@ITERATION,…`, takes so much longer."""
+    original, seconds = shards.write_shard, dict(reversed(moment.split("@")) for moment in moments.split(","))
+
+    def write(path: Path, *arguments: Any) -> str:
+        time.sleep(float(seconds.get(str(int(path.parent.name.split("_")[1].split(".")[0])), 0)))
+        return original(path, *arguments)
+
+    shards.write_shard = write
+
+
 def plant(fault: str) -> None:
     """Plant the fault `KIND=VALUE`."""
     kind, value = fault.split("=")
@@ -88,5 +100,7 @@ def plant(fault: str) -> None:
         other_config(value)
     elif kind == "slow_seconds":
         slow_down(float(value))
+    elif kind == "write_seconds":
+        write_slowly(value)
     elif kind == "wait_seconds":
         mesh.COLLECTIVE_TIMEOUT = timedelta(seconds=float(value))

@@ -215,7 +215,7 @@ def save_on_two_ranks(folder: Path) -> None:
         assert recurrence is not None
         recurrence.after.update({layer: torch.full((3, 1, 16), 10.0 * layer + places[0]) for layer in range(2)})
     memory.commit()
-    memory.save(folder)
+    memory.save(folder, memory.states())
 
 
 def test_memory_goes_on_in_another_layout(tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) ->
     """Each rank writes and hashes its own part, and at another layout reads and checks its part alone."""
     (tmp_path / "tokenizer").mkdir()
     saved = run_ranks(save_on_a_rank, 4, tmp_path / "run", tmp_path / "tokenizer")
-    assert max(more for more, _, _ in saved) <= 2.0
+    planned = written_bytes(LARGE, "bf16", ParallelConfig(), 4)
+    # The copy from which it is written, and little more.
+    assert max(more - planned / count for more, count, _ in saved) <= 2.0
     assert not [name for *_, hashed in saved for name in hashed if name.endswith(".safetensors")]
     path = resolve_checkpoint(tmp_path / "run")
     check_seal(path)
@@ -98,7 +100,6 @@ def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) ->
     assert len(sizes) == 4
     assert max(sizes) < 1.2 * 12 * saved[0][1] / 4
     models = [path.stat().st_size for path in path.glob("model-*.safetensors")]
-    planned = written_bytes(LARGE, "bf16", ParallelConfig(), 4)
     assert sum(models) + max(sizes) == pytest.approx(planned, rel=0.05)
     [(_, expected)] = run_ranks(load_on_a_rank, 1, Layout(), False, path)
     for layout, shard in ((Layout(dp=2), True), (Layout(tp=2), False), (Layout(tp=2, dp=2), True)):

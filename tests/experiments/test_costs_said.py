@@ -17,10 +17,6 @@ COSTS = {
         "clean {here}/cleaned: ",
     ),
     "mlm-experiment simulate {here}/rows.csv --out {here}/out.csv": (r"predicts 1 rows", "{here}/out.csv: 1 rows"),
-    "mlm-experiment preflight --ranks 1 --runs {here}/preflight": (
-        r"1 processes multiply and reduce; each writes 67\.1 MB below \S+ once",
-        "",
-    ),
     "mlm-verify run results/reproduce-8.3b": (r"reads \d+\.\d MB in 1 sealed directories", "ok "),
 }
 

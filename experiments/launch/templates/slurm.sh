@@ -24,8 +24,7 @@ while :; do
     MASTER_ADDR=${nodes%%,*}
     MASTER_PORT=$((20000 + (SLURM_JOB_ID + attempts) % 10000))
     export MASTER_ADDR MASTER_PORT
-    step {{ preflight }} &&
-        step {{ train }}
+    step {{ train }}
     code=$?
     leave_if_over "$code"
     attempts=$((attempts + 1))

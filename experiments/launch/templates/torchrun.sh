@@ -10,8 +10,7 @@ attempt() {
 }
 
 while :; do
-    attempt {{ preflight }} &&
-        attempt {{ train }}
+    attempt {{ train }}
     leave_if_over "$?"
     if [ "$stopped" -eq 1 ]; then exit 7; fi
     before=$(checkpoints)

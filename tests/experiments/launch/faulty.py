@@ -18,6 +18,9 @@ def main() -> None:
     kind, _, value = os.environ["FAULT"].partition("=")
     if os.environ["RANK"] == "0":
         print(f"begins {module}", flush=True)
+    elif kind == "gpus-of":
+        if os.environ["SLURMD_NODENAME"] in value.split("+"):
+            run_command(fail_as_a_gpu)
     elif kind == "late":
         time.sleep(float(value))
     elif module == "mlm_repro.engine.cli" and kind == "gpu":

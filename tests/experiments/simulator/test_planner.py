@@ -12,6 +12,7 @@ from mlm_repro.engine.run.resolved import read_run, read_run_config
 from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.experiments.simulator.planner import (
     OWN,
+    expected_seconds,
     possible_layouts,
     ranked_layouts,
 )
@@ -48,7 +49,7 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512"], 0, "GPU-hours"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "64", "--software", "megatron-2021"], 0, "megatron-2021"),
         (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "64", "--software", "cobol"], 2, "no software 'cobol'"),
-        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512", "--explain"], 0, "limited by"),
+        (["8.3b", "--cluster", "dgx-2h-v100", "--gpus", "512", "--explain"], 0, "s of the first layout go"),
         (["ptd-p/145.6b", "--cluster", "dgx-a100-80g", "--gpus", "1536", "--explain"], 0, "pipeline bubble"),
         (["8.3b", "--cluster", "dgx-2h-v100"], 2, "--gpus"),
         (["8.3b", "--gpus", "8"], 2, "--cluster"),
@@ -95,6 +96,32 @@ def test_the_answer_is_an_experts(model: str, cluster: str, gpus: int, expected:
     first, *_ = ranked_layouts(read_run(model), load_cluster(cluster, OWN), gpus)
     assert (first.workload.tp, first.workload.pp, first.workload.zero, first.workload.recompute) == expected
     assert first.workload.sequence_parallel == (first.workload.tp > 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "published", "planned", "times"),
+    [
+        ("1.7b", 32, (1, 1), (1, 1), 1.0),
+        ("3.6b", 64, (2, 1), (1, 1), 1.08),  # moments divided over 64 ranks leave room for whole layers
+        ("7.5b", 128, (4, 1), (2, 1), 1.13),  # the same, on half of a node's ranks
+        ("18.4b", 256, (8, 1), (1, 4), 1.06),  # a miss in kind: stages for tensor parallelism, nearly as fast
+        ("39.1b", 512, (8, 2), (8, 1), 1.06),  # without stages there is no bubble
+        ("76.1b", 1024, (8, 4), (8, 2), 1.05),
+        ("310.1b", 1920, (8, 16), (8, 12), 1.03),
+    ],
+)
+def test_a_published_layout_is_nearly_the_first(
+    model: str, gpus: int, published: tuple[int, int], planned: tuple[int, int], times: float
+) -> None:
+    """Layouts of the 2021 paper's Table 1 (arXiv:2104.04473), whose authors recomputed all and had no ZeRO.
+
+    One of seven is the plan; of six the plan has fewer ranks a model, because ZeRO 1 divides the optimizer's state.
+    """
+    choices = ranked_layouts(read_run(f"ptd-p/{model}"), load_cluster("selene", OWN), gpus)
+    first = choices[0].workload
+    assert (first.tp, first.pp, first.zero) == (*planned, 1)
+    theirs = next(choice for choice in choices if (choice.workload.tp, choice.workload.pp) == published)
+    assert times - 0.03 < expected_seconds(theirs) / expected_seconds(choices[0]) <= times
 
 
 def test_a_row_has_the_share_of_the_peak_and_its_columns_stand_apart() -> None:
@@ -148,9 +175,9 @@ def test_uneven_stages_an_export_and_what_failures_leave(tmp_path: Path) -> None
     assert all(
         float(row[-1].replace(",", "")) == pytest.approx(2 * float(row[-2].replace(",", "")), abs=2) for row in rows
     )
-    said = re.search(r"failures: one every ([\d.]+) h of 4,096 GPUs.* leaves ([\d.]+)%", done.out)
+    said = re.search(r"failures: it fails every (\d+):(\d+):\d+ and is saved every .*: ([\d.]+)% of the time", done.out)
     assert said
-    assert float(said[1]) == pytest.approx(54 * 24 * 16384 / 419 / 4096, abs=0.1)
+    assert int(said[1]) + int(said[2]) / 60 == pytest.approx(54 * 24 * 16384 / 419 / 4096, abs=0.1)
     config = read_run_config(out)
     assert (config.model.num_layers, config.parallel.tp, config.parallel.pp) == (126, *map(int, rows[0][:2]))
     flags = call({}, "mlm-train", "to-megatron", str(out), ends=0).out

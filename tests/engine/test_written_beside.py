@@ -1,0 +1,170 @@
+"""Checkpoints are written while training goes on: the bits of their moment, one at a time, none lost by a kill."""
+
+import errno
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlm_repro.engine.checkpoint import checkpoint, shards
+from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.run.files import read_metrics
+from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints
+from mlm_repro.lineage.digest import check_seal, sha256_file
+from mlm_repro.lineage.errors import Diverged, Interrupted
+from mlm_repro.lineage.files import read_object
+from mlm_repro.lineage.run import RunDirectory
+from tests.engine.small_run import mlm_train, small_config, start, train, wait_for_iteration, write_toml
+from tests.engine.test_resume_layouts import kill_all
+
+SHORT = {"iterations": 40, "checkpoint_interval": 10, "keep_checkpoints": 9}
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, until: int) -> list[int]:
+    """Files are written only once the run is `until` iterations on; returns the iterations of the writings."""
+    reached, began = [0], list[int]()
+    iterate, write, more = Trainer.iterate, shards.write_shard, threading.Condition()
+
+    def iterate_and_tell(trainer: Trainer, number: int) -> Any:
+        with more:
+            reached[0] = number
+            more.notify_all()
+        return iterate(trainer, number)
+
+    def write_later(*arguments: Any) -> str:
+        with more:
+            began.append(reached[0])
+            more.wait_for(lambda: reached[0] >= min(began[-1] + until, 39), 5)
+        return write(*arguments)
+
+    monkeypatch.setattr(Trainer, "iterate", iterate_and_tell)
+    monkeypatch.setattr(shards, "write_shard", write_later)
+    return began
+
+
+def tensors_of(run: Path, iteration: int) -> dict[str, str]:
+    return {path.name: sha256_file(path) for path in checkpoint_path(run, iteration).glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_has_the_bits_of_its_moment(
+    ranks: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(dataset, **SHORT)
+    with pytest.raises(Interrupted):
+        run_threads(train, ranks, config, tmp_path / "stopped", 20)
+    began = slowly(monkeypatch, 7)
+    run = run_threads(train, ranks, config, tmp_path / "beside")[0].path
+    assert len({*began}) > 3
+    (stopped,) = (tmp_path / "stopped").glob("small-*")
+    assert tensors_of(run, 20) == tensors_of(stopped, 20) != tensors_of(run, 30)
+    ancestors = read_object(checkpoint_path(run, 40) / "lineage.json")["ancestors"]
+    assert [ancestor["iteration"] for ancestor in ancestors] == [10, 20, 30]
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
+        f"iter_{iteration:07}" for iteration in (10, 20, 30, 40)
+    ]
+
+
+def test_one_is_complete_before_the_next_begins(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch, 15)
+    begin, before = checkpoint.CheckpointWriter.begin, list[tuple[int, int]]()
+
+    def begin_and_note(writer: Any, run: Path, config: Any, state: Any, *more: Any) -> None:
+        before.append((state.iteration, len(complete_checkpoints(run))))
+        begin(writer, run, config, state, *more)
+
+    monkeypatch.setattr(checkpoint.CheckpointWriter, "begin", begin_and_note)
+    train(small_config(dataset, **SHORT), tmp_path)
+    assert before == [(10, 0), (20, 1), (30, 2), (40, 3)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_write_that_fails_ends_the_run_and_leaves_the_one_before(
+    ranks: int, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, count = shards.write_shard, [0]
+
+    def write_or_fail(path: Path, *arguments: Any) -> str:
+        count[0] += 1
+        if "0000020" in str(path) and "optimizer" in path.name:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, *arguments)
+
+    config = small_config(dataset, **SHORT)
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "write_shard", write_or_fail)
+        with pytest.raises(Interrupted, match=r"iter_0000020 cannot be written \(No space left on device\)"):
+            run_threads(train, ranks, config, tmp_path)
+    (run,) = tmp_path.glob("small-*")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["iter_0000010"]
+    check_seal(checkpoint_path(run, 10))
+    assert run_threads(train, ranks, config, tmp_path)[0].is_complete
+
+
+def test_one_that_is_written_when_training_diverges_is_kept(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, 3)
+    iterate = Trainer.iterate
+
+    def diverge(trainer: Trainer, number: int) -> Any:
+        if number == 11:
+            raise Diverged("no number")
+        return iterate(trainer, number)
+
+    monkeypatch.setattr(Trainer, "iterate", diverge)
+    with pytest.raises(Diverged, match="no number"):
+        train(small_config(dataset, **SHORT), tmp_path)
+    (run,) = tmp_path.glob("small-*")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["iter_0000010"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_while_one_is_written_the_run_goes_on_from_the_one_before(
+    ranks: int, dataset: Path, tmp_path: Path
+) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, **SHORT)
+    command = ("run", toml, "--ranks", ranks)
+    code, _, err = mlm_train(*command, "--runs", tmp_path / "whole")
+    assert code == 0, err
+    (whole,) = (tmp_path / "whole").glob("small-*")
+    run = tmp_path / "killed" / whole.name
+    process = start(*command, "--runs", tmp_path / "killed", plant="write_seconds=0@20,600@30")
+    wait_for_iteration(process, run, 33)
+    deadline = time.monotonic() + 60
+    while not list((run / "checkpoints").glob(".*.partial")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert read_metrics(run)[-1]["iteration"] > 30  # training went on beside the writing
+    kill_all(process)
+    assert [path.name for path in complete_checkpoints(run)][-1] == "iter_0000020"
+    code, _, err = mlm_train("resume", run, "--ranks", ranks)
+    assert code == 0, err
+    assert RunDirectory.open(run).is_complete
+    for iteration in (20, 30, 40):
+        assert tensors_of(run, iteration) == tensors_of(whole, iteration)
+    kept = ("iteration", "loss", "gradient_norm")
+    curves = [[[line.get(key) for key in kept] for line in read_metrics(each)] for each in (run, whole)]
+    assert curves[0] == curves[1]
+
+
+def test_a_signal_waits_for_the_one_that_is_written(dataset: Path, tmp_path: Path) -> None:
+    toml = write_toml(tmp_path / "small.toml", dataset, **SHORT | {"iterations": 4000, "checkpoint_interval": 20})
+    process = start("run", toml, "--runs", tmp_path / "runs", plant="write_seconds=2@20")
+    deadline = time.monotonic() + 120
+    while not (found := list((tmp_path / "runs").glob("small-*/checkpoints/.iter_0000020.partial"))):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=120)
+    assert process.wait() == 7, err
+    run = found[0].parents[1]
+    first, last = complete_checkpoints(run)
+    assert first.name == "iter_0000020"
+    assert int(last.name[5:]) > 20
+    assert f"stopped after iteration {int(last.name[5:])} of 4000" in err
