@@ -20,7 +20,7 @@ from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from mlm_repro.data_pipeline.duplicates.lsh import describe as describe_banding
 from mlm_repro.data_pipeline.files import UNSPLIT, InputShard, Ledger, StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import find_duplicates
-from mlm_repro.data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
+from mlm_repro.data_pipeline.passes.gather import choose_order, gather_slice, slice_documents
 from mlm_repro.data_pipeline.passes.measure import measure
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE, REASONS, join_lists, prepare
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, select_documents
@@ -249,7 +249,7 @@ class Pipeline:
             raise BadInput("one document is left of the corpus, too few for a training and a validation split")
         shuffle = {"train": config.train, "valid": config.valid, "seed": self.config.seed} if is_split else None
         order = self.workspace.one("order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle})
-        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self.ledger.stages[-1].bytes_out))
+        of_slice = slice_documents(sum(counts), self.ledger.stages[-1].bytes_out or 0)
         dtype = token_dtype(self.tokenizer.vocab_size) if self.tokenizer and "tokenize" in self.stages else None
         fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
         inputs = (order.input, prepared.input, measured.input, selected.input)

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -46,6 +47,10 @@ ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
 SMALL_VOCABULARY = 8192
 RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
 """Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to compare sketches."""
+CACHE_BYTES = 56 << 20
+"""Bytes by which the tables of words and shingles of a process grow, at most, after a rehearsal."""
+REST = "the rest"
+"""What no stage of the ledger counts: tokens without a filter of tokens, selection, and the writing of the dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
 """Sizes, in bytes, of corpora that a forecast is also made for."""
 STAGE_OF = {
@@ -133,7 +138,7 @@ class Promise(NamedTuple):
 
     documents: int
     seconds: dict[str, float]
-    """Seconds by the clock, by stage."""
+    """Seconds by stage where nothing else is at work."""
     memory: int
     """Most bytes of all processes."""
     disk: dict[str, float]
@@ -143,12 +148,14 @@ class Promise(NamedTuple):
 def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int) -> Promise:
     """Cost of a build of so many bytes of text as the sources have: that of a rehearsal, times the documents."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
+    from mlm_repro.data_pipeline.passes.gather import slice_documents
 
     workers = config.workers or available_cores()
     documents = round(size / sources.total_bytes * sources.documents)
     times = documents / rehearsed.documents
     seconds = {name: rehearsed.start[name] + times * each / workers for name, each in rehearsed.seconds.items()}
-    memory = workers * rehearsed.memory
+    grown = max(0.0, min(documents, slice_documents(documents, size)) / rehearsed.documents - 1)
+    memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * rehearsed.gathered))
     if "deduplicate" in seconds:
         chance = min(rehearsed.chance * documents / 2, MOST_OFFERED * config.deduplicate.banding[0])
         seconds["deduplicate"] += documents * chance * COMPARISON_SECONDS / workers
@@ -191,9 +198,11 @@ class Rehearsed(NamedTuple):
     start: dict[str, float]
     """Seconds that no document adds to, by stage."""
     seconds: dict[str, float]
-    """Seconds of one process beside these, by stage."""
+    """Processor seconds beside these, by stage."""
     disk: dict[str, int]
     """Bytes of the work, by stage."""
+    gathered: int
+    """Bytes of its slices, which are held in memory."""
     memory: int
     """Most bytes of this process."""
     chance: float
@@ -216,6 +225,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
         from mlm_repro.data_pipeline.passes.deduplicate import bucket_chance
         from mlm_repro.data_pipeline.pipeline import Pipeline
+        from mlm_repro.data_pipeline.publish import publish
 
         took = list[tuple[int, dict[str, float]]]()
         for number, size in enumerate((REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)):
@@ -226,28 +236,33 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
                     if isinstance(item, Document):
                         file.write(orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE))
                         documents += 1
-                    if file.tell() >= size:
+                    if documents > 1 and file.tell() >= size:
                         break
             values["sources"] = {"names": [f"jsonl:{place}"], "max_bad_fraction": 1.0}
             sample = parse_config(values, DataConfig, "the rehearsal")
             opened, test_sets, parents, _ = _open(sample, 0)
             with LocalExecutor(1) as executor:
                 work.mkdir()
+                clock, busy = time.monotonic(), time.process_time()
                 pipeline = Pipeline(sample, opened, test_sets, Workspace(work, executor), parents).run()
-            took.append((documents, {stage.name: stage.seconds for stage in pipeline.ledger.stages}))
-        disk = Counter[str]()
-        for path in filter(Path.is_file, work.rglob("*")):
-            folder = path.relative_to(work).parts[0]
-            disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += path.stat().st_size * (
-                2 if folder == "gather" else 1  # slices are joined
-            )
+                gathered, disk = bytes_below(work / "gather"), Counter[str]()
+                for path in filter(Path.is_file, work.rglob("*")):
+                    folder = path.relative_to(work).parts[0]
+                    disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += path.stat().st_size * (
+                        2 if folder == "gather" else 1  # slices are joined
+                    )
+                publish(pipeline, Path(name, f"dataset {number}"))
+            busy = time.process_time() - busy
+            share = busy / (time.monotonic() - clock)
+            seconds = {stage.name: share * stage.seconds for stage in pipeline.ledger.stages}
+            took.append((documents, seconds | {REST: busy - sum(seconds.values())}))
         chance = bucket_chance(work, sample.deduplicate) if "deduplicate" in config.stages else 0.0
         peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
         (_, _), (fewer, before), (_, after) = took
         grown = documents / max(1, documents - fewer)
         seconds = {name: max(0.0, after[name] - before[name]) * grown for name in after}
         start = {name: max(0.0, before[name] - seconds[name] * fewer / documents) for name in after}
-        return Rehearsed(documents, place.stat().st_size, start, seconds, dict(disk), peak, chance)
+        return Rehearsed(documents, place.stat().st_size, start, seconds, dict(disk), gathered, peak, chance)
 
 
 def _run_stages(

@@ -33,8 +33,9 @@ from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
     "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "digests.bin", "matches.jsonl",
 )  # fmt: skip
-BATCH_CHARACTERS = 1 << 20
-"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache."""
+BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
+"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache; and those that a
+document counts for at least, so that empty ones fill no memory."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -119,7 +120,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += len(document.text)
+        characters += max(DOCUMENT_CHARACTERS, len(document.text))
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

@@ -1,6 +1,7 @@
 """Applies the corpus-wide decisions to a shard: duplicates go, test-set text is cut out."""
 
 import math
+from array import array
 from collections import Counter
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
-    places: list[tuple[int, int, int, int, int, int]] = []
+    places = array("q")
     tokens_before, encoded = np.concatenate([[0], np.cumsum(sizes[:, 1])]), 0
     with (
         DocumentWriter(directory) as parts,
@@ -88,7 +89,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if remains is None or remains == [document]:
                 line = documents.starts[numbers[number] : numbers[number] + 2].tolist()
-                places.append((0, *line, *tokens_before[number : number + 2].tolist(), size))
+                places.extend((0, *line, *tokens_before[number : number + 2].tolist(), size))
                 cut.keep(size, tokens)
                 continue
             if isinstance(remains, Drop):
@@ -101,13 +102,13 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
                 before = parts.end
                 parts.append(part)
-                places.append((1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text)))
+                places.extend((1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text)))
                 encoded += len(ids)
-                cut.keep(places[-1][-1], len(ids))
-    np.array(places, np.int64).tofile(directory / PLACES)
+                cut.keep(places[-1], len(ids))
+    (directory / PLACES).write_bytes(places)
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
     stages = [entry.model_dump(mode="json") for entry, is_run in ledger if is_run]
-    return {"stages": stages, "documents": len(places), "left_in": test_text}
+    return {"stages": stages, "documents": cut.documents_out, "left_in": test_text}
 
 
 def _share(text: str, ngrams: Ngrams) -> float:
