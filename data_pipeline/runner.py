@@ -33,8 +33,9 @@ from mlm_repro.data_pipeline.work.executors.part import PartExecutor, parse_part
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
 from mlm_repro.data_pipeline.work.meeting import MEETINGS, Meeting
 from mlm_repro.data_pipeline.work.origin import SETTING, made_by
-from mlm_repro.data_pipeline.work.tasks import NO_ROOM, disk_is_full
+from mlm_repro.data_pipeline.work.tasks import MARKER, NO_ROOM, disk_is_full
 from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
+from mlm_repro.lineage.atomic import read_json
 from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
@@ -50,7 +51,7 @@ RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
 CACHE_BYTES = 56 << 20
 """Bytes by which the tables of words and shingles of a process grow, at most, after a rehearsal."""
 REST = "the rest"
-"""What no stage of the ledger counts: tokens without a filter of tokens, selection, and the writing of the dataset."""
+"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, the writing of a dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
 """Sizes, in bytes, of corpora that a forecast is also made for."""
 STAGE_OF = {
@@ -153,12 +154,14 @@ def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", 
     workers = config.workers or available_cores()
     documents = round(size / sources.total_bytes * sources.documents)
     times = documents / rehearsed.documents
-    seconds = {name: rehearsed.start[name] + times * each / workers for name, each in rehearsed.seconds.items()}
+    (fewer, before), (many, after) = rehearsed.took
+    rates = {name: max(0.0, after[name] - before[name]) / max(1, many - fewer) for name in after}
+    seconds = {name: max(0.0, before[name] - rate * fewer) + rate * documents / workers for name, rate in rates.items()}
     grown = max(0.0, min(documents, slice_documents(documents, size)) / rehearsed.documents - 1)
     memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * rehearsed.gathered))
     if "deduplicate" in seconds:
-        chance = min(rehearsed.chance * documents / 2, MOST_OFFERED * config.deduplicate.banding[0])
-        seconds["deduplicate"] += documents * chance * COMPARISON_SECONDS / workers
+        pairs = min(times**2 * rehearsed.unlike, documents * MOST_OFFERED * config.deduplicate.banding[0])
+        seconds["deduplicate"] += pairs * COMPARISON_SECONDS / workers
         memory += DOCUMENT_BYTES * documents
     return Promise(documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()})
 
@@ -195,18 +198,16 @@ class Rehearsed(NamedTuple):
 
     documents: int
     bytes: int
-    start: dict[str, float]
-    """Seconds that no document adds to, by stage."""
-    seconds: dict[str, float]
-    """Processor seconds beside these, by stage."""
+    took: list[tuple[int, dict[str, float]]]
+    """Documents and processor seconds, by stage, of a small build and of that of the sample."""
     disk: dict[str, int]
     """Bytes of the work, by stage."""
     gathered: int
     """Bytes of its slices, which are held in memory."""
     memory: int
     """Most bytes of this process."""
-    chance: float
-    """Documents in all buckets of a document that are not like it, for each document of the corpus."""
+    unlike: int
+    """Pairs of documents in one bucket that are not alike."""
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
@@ -223,7 +224,6 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     if config.tokenizer.origin in ("train", "words"):
         values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
-        from mlm_repro.data_pipeline.passes.deduplicate import bucket_chance
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
@@ -256,13 +256,9 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             share = busy / (time.monotonic() - clock)
             seconds = {stage.name: share * stage.seconds for stage in pipeline.ledger.stages}
             took.append((documents, seconds | {REST: busy - sum(seconds.values())}))
-        chance = bucket_chance(work, sample.deduplicate) if "deduplicate" in config.stages else 0.0
+        unlike = sum(read_json(path)["counts"]["unlike"] for path in work.glob(f"link/*/{MARKER}"))
         peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
-        (_, _), (fewer, before), (_, after) = took
-        grown = documents / max(1, documents - fewer)
-        seconds = {name: max(0.0, after[name] - before[name]) * grown for name in after}
-        start = {name: max(0.0, before[name] - seconds[name] * fewer / documents) for name in after}
-        return Rehearsed(documents, place.stat().st_size, start, seconds, dict(disk), gathered, peak, chance)
+        return Rehearsed(documents, place.stat().st_size, took[1:], dict(disk), gathered, peak, unlike)
 
 
 def _run_stages(

@@ -17,14 +17,14 @@ from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 STARTS, SLICE_TOKENS, SLICE_LINES = "starts.npy", "tokens", "documents.jsonl"
 SLICE_BYTES, PLACE_BYTES = 64 << 20, 48
-DOCUMENT_ROOM = 1 << 10
-"""Bytes that a document counts for beside its text where a slice is cut: what it takes of memory in `gather_slice`."""
+SLICE_DOCUMENTS = 1 << 16
+"""Most documents of a slice: each takes a few hundred bytes of memory beside its text."""
 DOCUMENTS_AT_ONCE = 64
 
 
 def slice_documents(documents: int, size: int) -> int:
-    """Documents of a slice, of so many of `size` bytes in all; there is no slice of short ones by the million."""
-    return max(1, round(SLICE_BYTES * documents / (size + DOCUMENT_ROOM * documents)))
+    """Documents of a slice of a corpus of so many, which have `size` bytes in all."""
+    return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / size)))
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

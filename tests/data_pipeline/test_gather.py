@@ -63,7 +63,7 @@ def test_a_slice_opens_and_reads_its_own_documents_alone(tmp_path: Path, monkeyp
         assert read == written + OF_SLICE * gather.PLACE_BYTES
 
 
-@pytest.mark.parametrize(("length", "documents", "times"), [(3, 12_000, 1), (3000, 1_200, 3)])
+@pytest.mark.parametrize(("length", "documents", "times"), [(3, 12_000, 1), (3000, 1_200, 4)])
 def test_a_slice_takes_its_room_however_short_its_documents_are(
     length: int, documents: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +72,7 @@ def test_a_slice_takes_its_room_however_short_its_documents_are(
     Long ones take their text, and here two bytes for a token of each character.
     """
     monkeypatch.setattr(gather, "SLICE_BYTES", 3 << 20)
+    monkeypatch.setattr(gather, "SLICE_DOCUMENTS", 3 << 10)
     texts = [f"{number % 1000:0{length}d}" for number in range(documents)]
     with LocalExecutor(1) as executor:
         workspace = Workspace(tmp_path, executor)
