@@ -35,7 +35,7 @@ NAME = "[^/]+"
 TOKENIZER = "tokenizer/tokenizer.json"
 PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 CHECKPOINT = rf"(config|index|lineage|state)\.json|{PIECES}|{MARKER}"
-DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
+DOCUMENTS = rf"(quarantine|duplicates|dropped|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
 TEXTS = rf"documents/{NAME}\.(jsonl|parquet)"
 DATASETS = rf"{DOCUMENTS}|{TEXTS}|{NAME}_text_document\.(bin|idx)|tokenizer/tokenizer(_config)?\.json"
 INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
@@ -87,7 +87,7 @@ ALWAYS_FREE = "manifest.json created", "manifest.json environment", "a key left 
 FREE_COUNTS = (
     "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
     "ledger.json shards", "ledger.json blank_lines", "duplicates.jsonl", "left_in.jsonl", "quarantine.jsonl",
-    "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
+    "dropped.jsonl", "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
 )  # fmt: skip
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
 KINDS = {

@@ -14,6 +14,7 @@ from mlm_repro.data_pipeline.contamination.words import Ngrams
 from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS
+from mlm_repro.data_pipeline.passes.dropped import drop
 from mlm_repro.data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
 from mlm_repro.data_pipeline.tokens.token_file import token_dtype
 from mlm_repro.data_pipeline.tokens.tokenizer import load_once
@@ -60,8 +61,9 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     documents, numbers, sizes = DocumentShard(prepared), np.load(measured / NUMBERS), np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
     deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
+    place = directory if settings.get("keep_dropped") else None
     for number in np.flatnonzero(gone):
-        deduplicate.drop(documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
+        drop(place, deduplicate, documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
     for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
         count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
     matched = dict(read_matches(measured)) if section else {}
@@ -93,7 +95,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 cut.keep(size, tokens)
                 continue
             if isinstance(remains, Drop):
-                cut.drop(document, remains.reason, size, tokens)
+                drop(place, cut, document, remains.reason, size, tokens)
                 continue
             cut.changed += 1
             for part in remains:
