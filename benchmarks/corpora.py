@@ -17,7 +17,6 @@ from subprocess import DEVNULL, Popen
 from typing import NamedTuple
 
 from mlm_repro.data_pipeline.config import DataConfig
-from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.reading.sources import open_sources
 from mlm_repro.data_pipeline.runner import Promise, promise, rehearse
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
@@ -25,7 +24,6 @@ from mlm_repro.experiments.benchmark import Benchmark, Case
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import bytes_below
 from mlm_repro.lineage.errors import BadInput, UserError
-from mlm_repro.lineage.files import read_document
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LOOK_SECONDS = 0.5
@@ -39,7 +37,8 @@ tokenizer.path = "{}"
 """Without cleaning and languages, which cost by the byte alone; a token is a byte."""
 NOTES = [
     "A build by one worker. Memory is its peak, all resident pages included; disk is the most that its work took, "
-    "looked at twice a second, nameless files included; time is that of its ledger, by the clock.",
+    "looked at twice a second, nameless files included; "
+    "time is the processor's, so that what else runs is not in it.",
     "Promised is what the rehearsal of a dry run gives for the same corpus, in a process before it.",
 ]
 
@@ -113,7 +112,7 @@ def promise_of(recipe: Path) -> Promise:
 
 
 def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
-    """Build a dataset; return its peak of memory and of disk in bytes, and the seconds in its ledger.
+    """Build a dataset; return its peak of memory and of disk in bytes, and its processor seconds.
 
     Raises UserError if it fails.
     """
@@ -124,8 +123,7 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
         time.sleep(LOOK_SECONDS)
     if ended[1]:
         raise UserError(f"the build of {recipe.name} failed")
-    ledger = read_document(runs / "shape" / LEDGER, Ledger)
-    return ended[2].ru_maxrss << 10, disk, sum(stage.seconds for stage in ledger.stages)
+    return ended[2].ru_maxrss << 10, disk, ended[2].ru_utime + ended[2].ru_stime
 
 
 def _taken(runs: Path, process: int) -> int:

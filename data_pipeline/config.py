@@ -81,6 +81,9 @@ class _Beginning(Config):
     shards: PositiveInt | None = None
     """Token files of the largest split, and Parquet tables of its documents; the other splits have theirs in
     proportion. Without a number a split has one token file and one file of JSON lines."""
+    keep_dropped: bool = False
+    """Write the documents that stages drop, each as it came to its stage, with `stage` and `reason`, as
+    `dropped.jsonl`."""
     sources: SourcesConfig
 
 

@@ -10,19 +10,21 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import orjson
 
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary
 from mlm_repro.data_pipeline.duplicates.lsh import describe as describe_banding
 from mlm_repro.data_pipeline.files import UNSPLIT, InputShard, Ledger, StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import find_duplicates
-from mlm_repro.data_pipeline.passes.gather import SLICE_BYTES, choose_order, gather_slice
+from mlm_repro.data_pipeline.passes.gather import choose_order, gather_slice, slice_documents
 from mlm_repro.data_pipeline.passes.measure import measure
-from mlm_repro.data_pipeline.passes.prepare import QUARANTINE, REASONS, join_lists, prepare
+from mlm_repro.data_pipeline.passes.prepare import QUARANTINE, join_lists, prepare
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN, find_rare_ngrams, select_documents
 from mlm_repro.data_pipeline.passes.train_tokenizer import copy, train
 from mlm_repro.data_pipeline.reading.pieces import Piece, choose_shard_bytes
@@ -91,7 +93,8 @@ class Pipeline:
     def _filters(self, kind: Known) -> dict[str, Any]:
         """Settings of a pass: its filters, and the code of the own ones among them."""
         names = [name for name in self.stages if name in kind]
-        return {"filters": [(name, self._section(name) or {}) for name in names], "own": own_code(names)}
+        filters = [(name, self._section(name) or {}) for name in names]
+        return {"filters": filters, "own": own_code(names), "keep_dropped": self.config.keep_dropped}
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         filters = self._filters(TEXT_FILTERS)
@@ -124,22 +127,22 @@ class Pipeline:
         bad, lines, limit = self.ledger.malformed_lines, self.ledger.lines, self.config.sources.max_bad_fraction
         if bad <= limit * lines:
             return
-        reasons: dict[str, str] = {}
-        for counts in self.finished["prepare"].counts:
-            reasons = dict(counts["reasons"]) | reasons
         run = self.workspace.path.parent
         place = run.with_name(f"{run.name}.{QUARANTINE}")
-        shutil.copyfile(self.joined("prepare", QUARANTINE), place)
+        shutil.copyfile(self.joined(QUARANTINE, "prepare"), place)
+        with place.open("rb") as file:
+            rows = [*map(orjson.loads, islice(file, 3))]
         raise BadInput(
             f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = {limit:g} allows: "
-            f"{'; '.join([*reasons.values()][:REASONS])}; all of them are in {place}"
+            f"{'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them are in {place}"
         )
 
-    def joined(self, stage: str, name: str) -> Path:
-        """One file of the files of that name that the tasks of a stage wrote, such as all malformed input."""
-        made = self.finished[stage]
-        settings = {"shards": len(made.counts), "name": name}
-        return self.workspace.one(f"join-{name}", join_lists, settings, made.input).path / "00000" / name
+    def joined(self, name: str, *stages: str) -> Path:
+        """One file of the files of that name that the tasks of stages wrote, such as all malformed input."""
+        made = [self.finished[stage] for stage in stages]
+        settings = {"shards": len(made[0].counts), "name": name}
+        inputs = (each.input for each in made)
+        return self.workspace.one(f"join-{name}", join_lists, settings, *inputs).path / "00000" / name
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
         if not self.config.needs_tokenizer:
@@ -191,6 +194,7 @@ class Pipeline:
                 stage = self.ledger.stage(name)
                 stage.seconds = time.monotonic() - start + sum(each["seconds"].get(name, 0) for each in measured.counts)
         fixed = {
+            "keep_dropped": self.config.keep_dropped,
             "deduplicate": "deduplicate" in self.stages,
             "decontaminate": self._section("decontaminate"),
             "tokenizer": tokenizer.digest if tokenizer else None,
@@ -249,7 +253,7 @@ class Pipeline:
             raise BadInput("one document is left of the corpus, too few for a training and a validation split")
         shuffle = {"train": config.train, "valid": config.valid, "seed": self.config.seed} if is_split else None
         order = self.workspace.one("order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle})
-        of_slice = max(1, round(SLICE_BYTES * sum(counts) / self.ledger.stages[-1].bytes_out))
+        of_slice = slice_documents(sum(counts), self.ledger.stages[-1].bytes_out or 0)
         dtype = token_dtype(self.tokenizer.vocab_size) if self.tokenizer and "tokenize" in self.stages else None
         fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
         inputs = (order.input, prepared.input, measured.input, selected.input)

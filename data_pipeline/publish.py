@@ -25,6 +25,7 @@ from mlm_repro.data_pipeline.files import (
     TokenizerFacts,
 )
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, STARTS, Corpus
+from mlm_repro.data_pipeline.passes.dropped import DROPPED
 from mlm_repro.data_pipeline.passes.gather import SLICE_LINES, SLICE_TOKENS
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.passes.selection import LEFT_IN
@@ -52,15 +53,17 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
     ledger = pipeline.ledger
     ledger.splits = _amounts(pipeline)
     ledger.finish((SOURCE, *(name for name in stages if name in TEXT_FILTERS or not pipeline.tokenizer)))
-    files = {QUARANTINE: pipeline.joined("prepare", QUARANTINE)}
+    files = {QUARANTINE: pipeline.joined(QUARANTINE, "prepare")}
     if pipeline.left_in:
-        files[LEFT_IN] = pipeline.joined("select", LEFT_IN)
+        files[LEFT_IN] = pipeline.joined(LEFT_IN, "select")
+    if pipeline.config.keep_dropped:
+        files[DROPPED] = pipeline.joined(DROPPED, "prepare", "measure", "select")
     if "decisions" in pipeline.finished:
         inputs = tuple(pipeline.finished[name].input for name in ("decisions", "prepare", "measure"))
         number = max(1, pipeline.finished["decisions"].counts[0]["documents"])
         rows: list[Job] = [({"first": first, "last": first + NAMED}, inputs) for first in range(0, number, NAMED)]
         pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")
-        files[DUPLICATES] = pipeline.joined("duplicates", DUPLICATES)
+        files[DUPLICATES] = pipeline.joined(DUPLICATES, "duplicates")
     card, written = None, dict[str, Any]()
     if "tokenize" in stages:
         kinds = ["tokens"] if len(stages) == 1 else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]

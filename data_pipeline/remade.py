@@ -134,7 +134,7 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     yield Remade(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
 
 
-DOCUMENTS = rf"(quarantine|duplicates|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
+DOCUMENTS = rf"(quarantine|duplicates|dropped|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
 FILES = (
     rf"{DOCUMENTS}|documents/{NAME}\.(jsonl|parquet)|{NAME}_text_document\.(bin|idx)"
     r"|tokenizer/tokenizer(_config)?\.json"
@@ -142,7 +142,7 @@ FILES = (
 FREE_COUNTS = (
     "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
     "ledger.json shards", "ledger.json blank_lines", "duplicates.jsonl", "left_in.jsonl", "quarantine.jsonl",
-    "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
+    "dropped.jsonl", "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
 )  # fmt: skip
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
 MADE_BY_VERBS = Kind({LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,))

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,8 +33,9 @@ from mlm_repro.data_pipeline.work.executors.part import PartExecutor, parse_part
 from mlm_repro.data_pipeline.work.executors.ray import RayExecutor
 from mlm_repro.data_pipeline.work.meeting import MEETINGS, Meeting
 from mlm_repro.data_pipeline.work.origin import made_by
-from mlm_repro.data_pipeline.work.tasks import NO_ROOM
+from mlm_repro.data_pipeline.work.tasks import MARKER, NO_ROOM
 from mlm_repro.data_pipeline.work.workspace import FOLDER, Executor, Workspace
+from mlm_repro.lineage.atomic import read_json
 from mlm_repro.lineage.config import flatten, parse_config
 from mlm_repro.lineage.digest import bytes_below, sha256_file
 from mlm_repro.lineage.environment import available_cores
@@ -48,6 +50,10 @@ ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
 SMALL_VOCABULARY = 8192
 RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
 """Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to compare sketches."""
+CACHE_BYTES = 56 << 20
+"""Bytes by which the tables of words and shingles of a process grow, at most, after a rehearsal."""
+REST = "the rest"
+"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, the writing of a dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
 """Sizes, in bytes, of corpora that a forecast is also made for."""
 STAGE_OF = {
@@ -133,7 +139,7 @@ class Promise(NamedTuple):
 
     documents: int
     seconds: dict[str, float]
-    """Seconds by the clock, by stage."""
+    """Seconds by stage where nothing else is at work."""
     memory: int
     """Most bytes of all processes."""
     disk: dict[str, float]
@@ -143,15 +149,19 @@ class Promise(NamedTuple):
 def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int) -> Promise:
     """Cost of a build of so many bytes of text as the sources have: that of a rehearsal, times the documents."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
+    from mlm_repro.data_pipeline.passes.gather import slice_documents
 
     workers = config.workers or available_cores()
     documents = round(size / sources.total_bytes * sources.documents)
     times = documents / rehearsed.documents
-    seconds = {name: rehearsed.start[name] + times * each / workers for name, each in rehearsed.seconds.items()}
-    memory = workers * rehearsed.memory
+    (fewer, before), (many, after) = rehearsed.took
+    rates = {name: max(0.0, after[name] - before[name]) / max(1, many - fewer) for name in after}
+    seconds = {name: max(0.0, before[name] - rate * fewer) + rate * documents / workers for name, rate in rates.items()}
+    grown = max(0.0, min(documents, slice_documents(documents, size)) / rehearsed.documents - 1)
+    memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * rehearsed.gathered))
     if "deduplicate" in seconds:
-        chance = min(rehearsed.chance * documents / 2, MOST_OFFERED * config.deduplicate.banding[0])
-        seconds["deduplicate"] += documents * chance * COMPARISON_SECONDS / workers
+        pairs = min(times**2 * rehearsed.unlike, documents * MOST_OFFERED * config.deduplicate.banding[0])
+        seconds["deduplicate"] += pairs * COMPARISON_SECONDS / workers
         memory += DOCUMENT_BYTES * documents
     return Promise(documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()})
 
@@ -184,16 +194,16 @@ class Rehearsed(NamedTuple):
 
     documents: int
     bytes: int
-    start: dict[str, float]
-    """Seconds that no document adds to, by stage."""
-    seconds: dict[str, float]
-    """Seconds of one process beside these, by stage."""
+    took: list[tuple[int, dict[str, float]]]
+    """Documents and processor seconds, by stage, of a small build and of that of the sample."""
     disk: dict[str, int]
     """Bytes of the work, by stage."""
+    gathered: int
+    """Bytes of its slices, which are held in memory."""
     memory: int
     """Most bytes of this process."""
-    chance: float
-    """Documents in all buckets of a document that are not like it, for each document of the corpus."""
+    unlike: int
+    """Pairs of documents in one bucket that are not alike."""
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
@@ -210,8 +220,8 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     if config.tokenizer.origin in ("train", "words"):
         values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
-        from mlm_repro.data_pipeline.passes.deduplicate import bucket_chance
         from mlm_repro.data_pipeline.pipeline import Pipeline
+        from mlm_repro.data_pipeline.publish import publish
 
         took = list[tuple[int, dict[str, float]]]()
         for number, size in enumerate((REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)):
@@ -222,28 +232,29 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
                     if isinstance(item, Document):
                         file.write(orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE))
                         documents += 1
-                    if file.tell() >= size:
+                    if documents > 1 and file.tell() >= size:
                         break
             values["sources"] = {"names": [f"jsonl:{place}"], "max_bad_fraction": 1.0}
             sample = parse_config(values, DataConfig, "the rehearsal")
             opened, test_sets, parents, _ = _open(sample, 0)
             with LocalExecutor(1) as executor:
                 work.mkdir()
+                clock, busy = time.monotonic(), time.process_time()
                 pipeline = Pipeline(sample, opened, test_sets, Workspace(work, executor), parents).run()
-            took.append((documents, {stage.name: stage.seconds for stage in pipeline.ledger.stages}))
-        disk = Counter[str]()
-        for path in filter(Path.is_file, work.rglob("*")):
-            folder = path.relative_to(work).parts[0]
-            disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += path.stat().st_size * (
-                2 if folder == "gather" else 1  # slices are joined
-            )
-        chance = bucket_chance(work, sample.deduplicate) if "deduplicate" in config.stages else 0.0
+                gathered, disk = bytes_below(work / "gather"), Counter[str]()
+                for path in filter(Path.is_file, work.rglob("*")):
+                    folder = path.relative_to(work).parts[0]
+                    disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += path.stat().st_size * (
+                        2 if folder == "gather" else 1  # slices are joined
+                    )
+                publish(pipeline, Path(name, f"dataset {number}"))
+            busy = time.process_time() - busy
+            share = busy / (time.monotonic() - clock)
+            seconds = {stage.name: share * stage.seconds for stage in pipeline.ledger.stages}
+            took.append((documents, seconds | {REST: busy - sum(seconds.values())}))
+        unlike = sum(read_json(path)["counts"]["unlike"] for path in work.glob(f"link/*/{MARKER}"))
         peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
-        (_, _), (fewer, before), (_, after) = took
-        grown = documents / max(1, documents - fewer)
-        seconds = {name: max(0.0, after[name] - before[name]) * grown for name in after}
-        start = {name: max(0.0, before[name] - seconds[name] * fewer / documents) for name in after}
-        return Rehearsed(documents, place.stat().st_size, start, seconds, dict(disk), peak, chance)
+        return Rehearsed(documents, place.stat().st_size, took[1:], dict(disk), gathered, peak, unlike)
 
 
 def _run_stages(

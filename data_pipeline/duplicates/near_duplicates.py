@@ -65,15 +65,15 @@ MOST_COMPARED = 1000
 def link(
     forest: Forest, documents: Forest, starts: Forest, sketches: Words, required: int, partly: NDArray[np.bool_],
     most: int = MOST_OFFERED,
-) -> int:  # fmt: skip
+) -> tuple[int, int]:  # fmt: skip
     """Join, in place, the sets of documents of each bucket whose sketches agree in `required` bytes.
 
     Each is compared with the `most` first of its bucket. Members of one set are not compared again, so a bucket of
     near-duplicates costs one comparison for each. They form a chain: `following` leads from `heads` to `tails`.
-    Returns the number of pairs that could be of two sets and were not compared; their later documents are marked in
-    `partly` [documents of the corpus].
+    Returns the number of pairs that could be of two sets and were not compared, whose later documents are marked in
+    `partly` [documents of the corpus], and the number of pairs that were compared and are not alike.
     """
-    uncompared, longest = 0, 0
+    uncompared, unlike, longest = 0, 0, 0
     for bucket in range(starts.shape[0] - 1):
         longest = max(longest, starts[bucket + 1] - starts[bucket])
     longest = min(longest, most)
@@ -91,6 +91,7 @@ def link(
                 linked = _first(forest, members[other]) == _first(forest, document)
                 while not linked and other >= 0:
                     linked = agreement(sketches[members[other]], sketches[document], required) >= required
+                    unlike += not linked
                     other = following[other]
                 if linked:
                     join(forest, members[heads[chain]], document)
@@ -114,7 +115,7 @@ def link(
             elif unlinked and place > most:
                 uncompared += place - most
                 partly[document] = True
-    return uncompared
+    return uncompared, unlike
 
 
 LISTED_ABOVE = 0.5

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from mlm_repro.lineage.loops import compiled
 
-MOST_REMEMBERED, FEWEST_SLOTS, MOST_SLOTS = 1 << 26, 1 << 15, 1 << 22
-SPREAD, HALF, ONE = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), np.uint64(1)
+MOST_REMEMBERED = 1 << 23
+"""Keys, of eight bytes: those of the 4,096 documents that a bucket offers, of two thousand characters each."""
 WHOLE = np.uint64(0xFF << 56)
 """The lowest key of a text that is shorter than a shingle; all others are below."""
 
@@ -43,75 +43,41 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 
 @compiled
-def number_keys(keys: Keys, table: Keys, numbers: NDArray[np.int32], count: int) -> tuple[NDArray[np.int32], int]:
-    """The number of each key; a key that is not in the table of `count` keys and their numbers is added to it.
-
-    Returns also how many it then has. The table has open addressing and holds the complements, of which none is 0.
-    """
-    numbered, last = np.empty(keys.shape[0], np.int32), np.uint64(table.shape[0] - 1)
-    for place in range(keys.shape[0]):
-        key = ~keys[place]
-        slot = ((key * SPREAD) >> HALF) & last
-        while table[slot] != 0 and table[slot] != key:
-            slot = (slot + ONE) & last
-        if table[slot] == 0:
-            table[slot], numbers[slot] = key, count
-            count += 1
-        numbered[place] = numbers[slot]
-    return numbered, count
-
-
-@compiled
-def count_marked(marks: NDArray[np.uint8], numbers: NDArray[np.int32]) -> int:
-    """How many of the numbers are marked."""
-    marked = 0
-    for number in numbers:
-        marked += marks[number]
-    return marked
+def count_shared(left: Keys, right: Keys) -> int:
+    """How many keys two ascending arrays share; no step depends on a branch, which could not be foreseen."""
+    shared, place, other = 0, 0, 0
+    while place < left.shape[0] and other < right.shape[0]:
+        key, theirs = left[place], right[other]
+        shared += key == theirs
+        place += key <= theirs
+        other += theirs <= key
+    return shared
 
 
 class ShingledTexts:
-    """Texts by number, read with `text_of`. Each key has a number of its own, and texts are remembered as these.
-
-    All is forgotten where there is no room: beyond `most` numbers of texts, or half the slots of distinct keys.
-    """
+    """Texts by number, read with `text_of` and remembered as their keys. At `most` keys all are forgotten."""
 
     def __init__(self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED) -> None:
-        self._text_of, self._characters, self._most, self._longest = text_of, characters, most, 0
-        self._size = FEWEST_SLOTS
-        self._forget()
+        self._text_of, self._characters, self._most = text_of, characters, most
+        self._known, self._held = dict[int, Keys](), 0
 
-    def _forget(self) -> None:
-        """Begin with a larger table, up to MOST_SLOTS or what the two longest texts need."""
-        self._size = min(2 * self._size, MOST_SLOTS)
-        while self._size < 4 * self._longest:
-            self._size *= 2
-        self._table, self._numbers = np.zeros(self._size, np.uint64), np.empty(self._size, np.int32)
-        self._marks, self._known = np.zeros(self._size, np.uint8), dict[int, NDArray[np.int32]]()
-        self._count, self._room = 0, max(self._most, 2 * self._longest)
-
-    def _remember(self, number: int) -> NDArray[np.int32]:
-        """The numbers of the keys of a text."""
+    def _keys(self, number: int) -> Keys:
         if number not in self._known:
             keys = shingle_keys(self._text_of(number), self._characters)
-            self._longest = max(self._longest, len(keys))
-            if self._room < len(keys) or self._size < 2 * (self._count + len(keys)):
-                self._forget()
-            self._room -= len(keys)
-            self._known[number], self._count = number_keys(keys, self._table, self._numbers, self._count)
+            self._held += len(keys)
+            if self._held > self._most:
+                self._known.clear()
+                self._held = len(keys)
+            self._known[number] = keys
         return self._known[number]
 
     def similarities(self, number: int, others: Sequence[int], enough: float) -> NDArray[np.float64]:
         """Shared keys over all keys of a text and each other, up to the first that is `enough`."""
-        own, similar = self._remember(number), list[float]()
-        self._marks[own] = 1
+        own, similar = self._keys(number), list[float]()
         for other in others:
-            theirs = self._remember(other)
-            if number not in self._known:
-                self._marks[self._remember(number)] = 1
-            shared = count_marked(self._marks, theirs)
+            theirs = self._keys(other)
+            shared = count_shared(own, theirs)
             similar.append(shared / (len(own) + len(theirs) - shared))
             if similar[-1] >= enough:
                 break
-        self._marks[self._known[number]] = 0
         return np.array(similar)

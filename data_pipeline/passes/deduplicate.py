@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import pairwise
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from mlm_repro.data_pipeline.duplicates.lsh import (
     HISTOGRAM_BINS,
     Compared,
     Words,
-    agreement,
     buckets,
     describe,
     fingerprint_words,
@@ -39,7 +38,7 @@ SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed where the machine does not tell."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
-BUCKETS_AT_ONCE, ROWS_AT_ONCE, SAMPLED_MEMBERS = 1 << 10, 1 << 10, 40
+BUCKETS_AT_ONCE, ROWS_AT_ONCE = 1 << 10, 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document with the text of an earlier one, by their numbers in the corpus."""
@@ -112,16 +111,13 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     """
     held = settings["held"]
     np.save(directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
-    if settings["config"]["rule"] == "megatron-2019":
-        np.save(directory / COPIES, np.empty(0, COPY))
-        np.save(directory / FIRSTS, np.empty(0, np.int64))
-        return {}
-    documents, starts = buckets(_digests(inputs[0], settings["counts"], 0)[held:])
+    counts = settings["counts"] if settings["config"]["rule"] == "verified" else []
+    documents, starts = buckets(_digests(inputs[0], counts, 0)[held:])
     documents += held
     is_copy = np.ones(len(documents), np.bool_)
     is_copy[starts[:-1]] = False
     first = np.repeat(documents[starts[:-1]], np.diff(starts))
-    rest = _digests(inputs[0], settings["counts"], 1)
+    rest = _digests(inputs[0], counts, 1)
     is_copy &= rest[documents] == rest[first]
     del rest
     order = np.argsort(documents[is_copy])
@@ -147,19 +143,17 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
     number = 0
     with ExitStack() as stack:
-        bands = [stack.enter_context((directory / BAND.format(band)).open("wb")) for band in range(config.banding[0])]
-        sketches = stack.enter_context((directory / SKETCHES).open("wb"))
-        distinct = stack.enter_context((directory / DISTINCT).open("wb"))
+        names = [*map(BAND.format, range(config.banding[0])), SKETCHES, DISTINCT]
+        files = [stack.enter_context((directory / name).open("wb")) for name in names]
         for shard in range(len(settings["counts"])):
             for rows in _rows(measured / f"{shard:05d}" / FINGERPRINTS, fingerprint_words(config)):
                 numbers = np.arange(number, number + len(rows))
                 first, last = np.searchsorted(copies, [number, number + len(rows)])
                 numbers = np.delete(numbers, copies[first:last] - number)
                 own = rows[numbers - number]
-                for band, file in enumerate(bands):
-                    file.write(np.ascontiguousarray(own[:, band]).data)
-                sketches.write(np.ascontiguousarray(own[:, config.banding[0] :]).data)
-                distinct.write(numbers.data)
+                columns = (*own[:, : len(names) - 2].T, own[:, len(names) - 2 :], numbers)
+                for file, column in zip(files, columns, strict=True):
+                    file.write(np.ascontiguousarray(column).data)
                 number += len(rows)
     return {"documents": number - len(copies)}
 
@@ -186,34 +180,19 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
-    forest, partly, left = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_), 0
+    forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
+    counts = np.zeros(2, np.int64)
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
             some = starts[first : first + BUCKETS_AT_ONCE + 1]
-            left += link(forest, documents, some, sketches, required_agreement(config), partly)
+            counts += link(forest, documents, some, sketches, required_agreement(config), partly)
             pages.madvise(MADV_DONTNEED)
         del documents, starts
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
     np.save(directory / PARTLY, np.flatnonzero(partly))
-    return {"uncompared": left}
-
-
-def bucket_chance(work: Path, config: DeduplicateConfig) -> float:
-    """Documents in all buckets of a document that are not like it, for each document of the corpus in a workspace.
-
-    Of a bucket the first SAMPLED_MEMBERS are compared.
-    """
-    folder, pairs = work / "fingerprints" / "00000", 0.0
-    sketches, _ = _open_sketches(folder, config)
-    for band in range(config.banding[0]):
-        documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
-        for start, end in pairwise(starts.tolist()):
-            some = list(combinations(documents[start:end][:SAMPLED_MEMBERS].tolist(), 2))
-            unlike = sum(agreement(sketches[a], sketches[b]) < required_agreement(config) for a, b in some)
-            pairs += unlike * (end - start) * (end - start - 1) / (2 * len(some))
-    return 2 * pairs / len(sketches) ** 2
+    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True))
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -252,19 +231,9 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     def text_of(document: int) -> str:
         return corpus[int(numbers[document])].text
 
-    given = (
-        members,
-        starts - starts[0],
-        keys_of,
-        sketches,
-        text_of,
-        config,
-        settings["held"],
-        copies,
-        pages,
-        directory,
+    *arrays, uncompared = resolve(
+        members, starts - starts[0], keys_of, sketches, text_of, config, settings["held"], copies, pages, directory
     )
-    *arrays, uncompared = resolve(*given)
     for name, array in zip((DECISIONS, COMPARED, PARTLY), arrays, strict=True):
         np.save(directory / name, array)
     return {"uncompared": uncompared}
@@ -280,17 +249,14 @@ def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -
     for column in ("document", "survivor"):
         decisions[column] = numbers[decisions[column]]
     compared = sum((np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64))
-    every = np.empty(len(decisions) + len(copies), DECISION)
-    every[: len(decisions)] = decisions
-    own = every[len(decisions) :]
+    own = np.empty(len(copies), DECISION)
     own["document"], own["survivor"], own["jaccard"] = copies["document"], copies["first"], 1.0
-    if len(decisions):
-        place = np.searchsorted(decisions["document"], copies["first"]).clip(max=len(decisions) - 1)
-        is_dropped = decisions["document"][place] == copies["first"]
-        for column in ("survivor", "jaccard"):
-            own[column][is_dropped] = decisions[column][place[is_dropped]]
-        compared[-1] -= int(is_dropped.sum())
-    compared[-1] += len(copies)
+    is_dropped = np.isin(copies["first"], decisions["document"])
+    place = np.searchsorted(decisions["document"], copies["first"][is_dropped])
+    for column in ("survivor", "jaccard"):
+        own[column][is_dropped] = decisions[column][place]
+    compared[-1] += len(copies) - len(place)
+    every = np.concatenate([decisions, own])
     np.save(directory / DECISIONS, every[np.argsort(every["document"])])
     np.save(directory / STARTS, np.load(inputs[2] / "00000" / STARTS))
     folders += [inputs[3] / f"{task:05d}" for task in range(settings["linked"])]

@@ -17,6 +17,14 @@ from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 STARTS, SLICE_TOKENS, SLICE_LINES = "starts.npy", "tokens", "documents.jsonl"
 SLICE_BYTES, PLACE_BYTES = 64 << 20, 48
+SLICE_DOCUMENTS = 1 << 16
+"""Most documents of a slice: each takes a few hundred bytes of memory beside its text."""
+DOCUMENTS_AT_ONCE = 64
+
+
+def slice_documents(documents: int, size: int) -> int:
+    """Documents of a slice of a corpus of so many, which have `size` bytes in all."""
+    return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / size)))
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -90,5 +98,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
             file.writelines(lines)
     if dtype:
         with TokenFileWriter(directory / SLICE_TOKENS, dtype) as writer:
-            writer.add_documents(np.concatenate([np.empty(0, dtype), *tokens]), [*map(len, tokens)])
+            for first in range(0, len(tokens), DOCUMENTS_AT_ONCE):
+                some = tokens[first : first + DOCUMENTS_AT_ONCE]
+                writer.add_documents(np.concatenate(some), [*map(len, some)])
     return {"documents": len(numbers), "bytes": int(total[0]), "tokens": int(total[1])}

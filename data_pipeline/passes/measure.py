@@ -22,6 +22,7 @@ from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import fingerprints
 from mlm_repro.data_pipeline.fast.shingles import as_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
+from mlm_repro.data_pipeline.passes.dropped import drop
 from mlm_repro.data_pipeline.stages import TOKEN_FILTERS
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.stages.stage import TokenFilter
@@ -33,8 +34,9 @@ from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
     "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "digests.bin", "matches.jsonl",
 )  # fmt: skip
-BATCH_CHARACTERS = 1 << 20
-"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache."""
+BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
+"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache; and those that a
+document counts for at least, so that empty ones fill no memory."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -49,7 +51,12 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
     entries, seconds = [StageAttrition.begin(each.name) for each in filters], defaultdict[str, float](float)
-    numbers, sizes, places = array("q"), array("q"), count()
+    numbers, sizes, places, folder = (
+        array("q"),
+        array("q"),
+        count(),
+        directory if settings.get("keep_dropped") else None,
+    )
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
     paths = tuple(map(Path, settings["test_sets"]))
@@ -66,7 +73,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             for document, ids in zip(batch, encoded, strict=True):
                 place = next(places)
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
-                if not _is_kept(document, size, tokens, filters, entries):
+                if not _is_kept(document, size, tokens, filters, entries, folder):
                     continue
                 if ids is not None:
                     token_file.write(ids.astype(dtype).data)
@@ -119,7 +126,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     characters = 0
     for document in documents:
         batch.append(document)
-        characters += len(document.text)
+        characters += max(DOCUMENT_CHARACTERS, len(document.text))
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -127,13 +134,14 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _is_kept(
-    document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[StageAttrition]
-) -> bool:
+    document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[StageAttrition],
+    place: Path | None,
+) -> bool:  # fmt: skip
     """True if no filter drops the document; enters it in the ledger."""
     for each, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)
-        if drop := each.apply(document.text, tokens):
-            entry.drop(document, drop.reason, size, tokens)
+        if outcome := each.apply(document.text, tokens):
+            drop(place, entry, document, outcome.reason, size, tokens)
             return False
         entry.keep(size, tokens)
     return True

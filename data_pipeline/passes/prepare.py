@@ -1,6 +1,5 @@
 """The first pass over a shard: reads documents and applies the stages that need only their text."""
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ import orjson
 
 from mlm_repro.data_pipeline.document import Document, Drop, Malformed, Unfit, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
+from mlm_repro.data_pipeline.passes.dropped import drop
 from mlm_repro.data_pipeline.reading.pieces import Piece
 from mlm_repro.data_pipeline.reading.readers import GO_ON, Damaged, Item, malformed, read_pieces
 from mlm_repro.data_pipeline.stages import TEXT_FILTERS
@@ -19,8 +19,6 @@ from mlm_repro.data_pipeline.work.document_shard import DocumentWriter
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 QUARANTINE = "quarantine.jsonl"
-REASONS = 3
-"""Most reasons for malformed input that an error names."""
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -29,18 +27,15 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     Settings: `pieces`, `max_line_bytes`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
+    place = directory if settings.get("keep_dropped") else None
     entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
     bad = blank = 0
     damaged: list[str] = []
-    reasons: dict[str, str] = {}
 
     def set_aside(item: Malformed) -> None:
         nonlocal bad
         bad += item.line > 0  # the damage of a file is no line
         quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
-        kind = re.split(r"[:,]| at ", item.reason)[0]
-        if kind in reasons or len(reasons) < REASONS:
-            reasons.setdefault(kind, f"{item.source}, line {item.line}: {item.reason}")
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
@@ -51,7 +46,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 set_aside(item)
             else:
                 try:
-                    document = _filter(item, filters, entries)
+                    document = _filter(item, filters, entries, place)
                 except Unfit as unfit:
                     set_aside(malformed(item.id, 1, str(unfit), item.text.encode("utf-8")))
                     continue
@@ -64,7 +59,6 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
         "malformed": bad,
         "blank": blank,
         "damaged": damaged,
-        "reasons": list(reasons.items()),
     }
 
 
@@ -81,13 +75,16 @@ def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list
 
 
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the files of a `name` of all `shards`, in order."""
+    """Join the files of a `name` of all `shards` of each stage, as far as there are any, in order."""
+    paths = (stage / f"{n:05d}" / settings["name"] for stage in inputs for n in range(settings["shards"]))
     with (directory / settings["name"]).open("wb") as whole:
-        join_files((inputs[0] / f"{n:05d}" / settings["name"] for n in range(settings["shards"])), whole)
+        join_files(filter(Path.is_file, paths), whole)
     return {}
 
 
-def _filter(document: Document, filters: Sequence[TextFilter], entries: Sequence[StageAttrition]) -> Document | None:
+def _filter(
+    document: Document, filters: Sequence[TextFilter], entries: Sequence[StageAttrition], place: Path | None
+) -> Document | None:
     """Apply the filters to a document and enter it in the ledger without tokens; Unfit enters nothing."""
     outcomes: list[str | Drop] = [document.text]
     for each, entry in zip(filters, entries[1:], strict=True):
@@ -101,7 +98,7 @@ def _filter(document: Document, filters: Sequence[TextFilter], entries: Sequence
     for outcome, entry in zip(outcomes[1:], entries[1:], strict=False):
         entry.enter(size)
         if isinstance(outcome, Drop):
-            entry.drop(document, outcome.reason, size)
+            drop(place, entry, document, outcome.reason, size)
             return None
         if outcome != document.text:
             entry.changed += 1

@@ -1,6 +1,7 @@
 """Applies the corpus-wide decisions to a shard: duplicates go, test-set text is cut out."""
 
 import math
+from array import array
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from mlm_repro.data_pipeline.contamination.words import Ngrams
 from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS
+from mlm_repro.data_pipeline.passes.dropped import drop
 from mlm_repro.data_pipeline.passes.measure import NUMBERS, SIZES, TOKENS, encode, read_matches
 from mlm_repro.data_pipeline.tokens.token_file import token_dtype
 from mlm_repro.data_pipeline.tokens.tokenizer import load_once
@@ -59,14 +61,15 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     documents, numbers, sizes = DocumentShard(prepared), np.load(measured / NUMBERS), np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
     deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
+    place = directory if settings.get("keep_dropped") else None
     for number in np.flatnonzero(gone):
-        deduplicate.drop(documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
+        drop(place, deduplicate, documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
     for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
         count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
     matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
-    places: list[tuple[int, int, int, int, int, int]] = []
+    places = array("q")
     tokens_before, encoded = np.concatenate([[0], np.cumsum(sizes[:, 1])]), 0
     with (
         DocumentWriter(directory) as parts,
@@ -88,11 +91,11 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if remains is None or remains == [document]:
                 line = documents.starts[numbers[number] : numbers[number] + 2].tolist()
-                places.append((0, *line, *tokens_before[number : number + 2].tolist(), size))
+                places.extend((0, *line, *tokens_before[number : number + 2].tolist(), size))
                 cut.keep(size, tokens)
                 continue
             if isinstance(remains, Drop):
-                cut.drop(document, remains.reason, size, tokens)
+                drop(place, cut, document, remains.reason, size, tokens)
                 continue
             cut.changed += 1
             for part in remains:
@@ -101,13 +104,13 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
                 before = parts.end
                 parts.append(part)
-                places.append((1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text)))
+                places.extend((1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text)))
                 encoded += len(ids)
-                cut.keep(places[-1][-1], len(ids))
-    np.array(places, np.int64).tofile(directory / PLACES)
+                cut.keep(places[-1], len(ids))
+    (directory / PLACES).write_bytes(places)
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
     stages = [entry.model_dump(mode="json") for entry, is_run in ledger if is_run]
-    return {"stages": stages, "documents": len(places), "left_in": test_text}
+    return {"stages": stages, "documents": cut.documents_out, "left_in": test_text}
 
 
 def _share(text: str, ngrams: Ngrams) -> float:

@@ -307,11 +307,10 @@ def _check_column(piece: Piece, schema: Any) -> None:
     """Raise BadInput unless the table has a column of text under the key."""
     from pyarrow import types
 
-    first, *rest = [piece.text_key] if piece.text_key in schema.names else piece.text_key.split(".")
-    kind: Any = schema.field(first).type if first in schema.names else None
-    for part in rest:
-        is_there = kind is not None and types.is_struct(kind) and kind.get_field_index(part) >= 0
-        kind = kind.field(part).type if is_there else None
+    fields = [*schema]
+    for field in fields:  # grows by the fields that are inside of one
+        fields += field.flatten() if types.is_struct(field.type) else []
+    kind = next((field.type for field in fields if field.name == piece.text_key), None)
     if kind is not None and types.is_dictionary(kind):
         kind = kind.value_type
     if kind is None or str(kind) not in ("string", "large_string", "string_view", "binary", "large_binary"):

@@ -13,10 +13,8 @@ class Clean(TextFilter):
 
     name = verb = "clean"
     examples = (
-        Example("as it was", "as it was"),
         Example("âœ” No problem, schÃ¶n", "✔ No problem, schön"),
         Example("\ufb01ne e\u0301", "fine é"),
-        Example(" \n\t ", Drop("empty")),
         Example("", Drop("empty")),
     )
 

@@ -22,7 +22,6 @@ class Language(TextFilter):
         Example(
             "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.", Drop("language de")
         ),
-        Example("12345 67890 !!!", Drop("language not detectable")),
         Example("", Drop("language not detectable")),
     )
 
@@ -37,10 +36,10 @@ class Language(TextFilter):
         place = find_spec("langdetect")
         folder = Path(str(place and place.origin)).with_name("profiles")
         known = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-        if keep == "any":
-            raise ValueError("to keep every language leave the stage out: without = ['language']")
-        if unknown := [code for code in ([keep] if isinstance(keep, str) else keep) if code not in known]:
-            raise ValueError(f"langdetect knows no language {unknown[0]!r}, but {', '.join(known)}")
+        for code in [keep] if isinstance(keep, str) else keep:
+            if code not in known:
+                has = f"langdetect knows no language {code!r}, but {', '.join(known)}"
+                raise ValueError(f"{has}; to keep every language leave the stage out of `stages`")
         return keep
 
     @classmethod

@@ -1,9 +1,11 @@
 """What a slice of a split opens and reads: its own documents, and nothing that grows with the corpus."""
 
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
@@ -59,3 +61,39 @@ def test_a_slice_opens_and_reads_its_own_documents_alone(tmp_path: Path, monkeyp
         opened, read, written = cost_of_a_slice(tmp_path / str(shards), shards, monkeypatch)
         assert 0 < opened <= 2 * min(shards, OF_SLICE)
         assert read == written + OF_SLICE * gather.PLACE_BYTES
+
+
+@pytest.mark.parametrize(("length", "documents", "times"), [(3, 12_000, 1), (3000, 1_200, 4)])
+def test_a_slice_takes_its_room_however_short_its_documents_are(
+    length: int, documents: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short ones take many times their text, so that a slice of as much text would take several times its room.
+
+    Long ones take their text, and here two bytes for a token of each character.
+    """
+    monkeypatch.setattr(gather, "SLICE_BYTES", 3 << 20)
+    monkeypatch.setattr(gather, "SLICE_DOCUMENTS", 3 << 10)
+    texts = [f"{number % 1000:0{length}d}" for number in range(documents)]
+    with LocalExecutor(1) as executor:
+        workspace = Workspace(tmp_path, executor)
+        prepared, measured = measured_shards(workspace, texts, documents, None)
+        fixed = {"deduplicate": False, "decontaminate": None, "tokenizer": None, "is_written": True}
+        settings = {**fixed, "start": 0, "count": documents}
+        selected = workspace.one("select", select_documents, settings, prepared.task(0), measured.task(0))
+        order = {"counts": [documents], "splits": ["train"], "shuffle": None}
+        ordered = workspace.one("order", choose_order, order)
+    np.zeros(documents * length, np.uint16).tofile(measured.path / "00000/tokens.bin")
+    places = np.fromfile(selected.path / "00000/places.bin", np.int64).reshape(-1, 6)
+    places[:, 3:5] = places[:, 5:].cumsum(axis=0) - [length, 0]
+    places.tofile(selected.path / "00000/places.bin")
+    inputs = [ordered.path, prepared.path, measured.path, selected.path]
+    count = gather.slice_documents(documents, documents * length)
+    cut = {"split": "train", "first": 0, "last": count, "lines": True, "dtype": "uint16"}
+    (tmp_path / "slice").mkdir()
+    tracemalloc.start()
+    made = gather_slice(cut, inputs, tmp_path / "slice")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    print(f"{count:,} documents of {length} characters: {peak / 1e6:.1f} MB")
+    assert made == {"documents": count, "bytes": count * length, "tokens": count * length}
+    assert gather.SLICE_BYTES / 8 < peak < times * gather.SLICE_BYTES

@@ -144,7 +144,7 @@ def test_full_buckets_link_as_all_pairs_do_or_it_is_said(
     sketches = np.stack([sketch(values) for values in minima])
     forests, partly, left = [np.arange(count) for _ in range(2)], np.zeros(count, np.bool_), []
     for forest, offered in zip(forests, (count, most), strict=True):
-        left.append(link(forest, *buckets(keys), sketches, required, partly, offered))
+        left.append(link(forest, *buckets(keys), sketches, required, partly, offered)[0])
     whole, part = (flatten(forest).tolist() for forest in forests)
     assert left[0] == 0
     assert (left[1] > 0) == partly.any()
@@ -171,10 +171,11 @@ def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
     assert not forest.any()
     alone, partly = np.arange(5000), np.zeros(5000, np.bool_)
     bucket = alone.copy(), np.array([0, 5000])
-    assert link(alone, *bucket, sketches, 100, partly) == 0  # one set: nothing is left out
+    assert link(alone, *bucket, sketches, 100, partly) == (0, 0)  # one set: nothing is left out
     unlike = np.random.default_rng(0).integers(0, 2**63, (5000, 16)).astype(np.uint64)
     later = 5000 - 4096
-    assert link(np.arange(5000), *bucket, unlike, 100, partly) == later * (later - 1) // 2
+    compared = 5000 * 4999 // 2 - later * (later - 1) // 2
+    assert link(np.arange(5000), *bucket, unlike, 100, partly) == (later * (later - 1) // 2, compared)
     assert np.flatnonzero(partly).tolist() == list(range(4097, 5000))
 
 

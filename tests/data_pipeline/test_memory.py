@@ -13,9 +13,9 @@ from tests.data_pipeline.conftest import WORDS
 BUILD = """
 import sys
 from pathlib import Path
-from mlm_repro.data_pipeline import pipeline
+from mlm_repro.data_pipeline.passes import gather
 from tests.data_pipeline.builds import build, config_for
-pipeline.SLICE_BYTES = 1 << 20
+gather.SLICE_BYTES = 1 << 20
 folder = Path(sys.argv[1])
 build(folder, config_for(f"jsonl:{folder / sys.argv[2]}", "shard_bytes=1048576", "decontaminate.test_sets=[]"), sys.argv[2] + "-runs")
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_repro.data_pipeline.document import Drop
-from mlm_repro.data_pipeline.stages.prose import LONG, Prose, measure, paragraphs
+from mlm_repro.data_pipeline.stages.prose import LONG, SENTENCE_END, SHORT, Prose, function_words, letters, paragraphs
 
 SAMPLES = tomllib.loads(Path(__file__).with_name("prose.toml").read_text(encoding="utf-8"))
 PROSE, NO_PROSE = SAMPLES["prose"], SAMPLES["other"]
@@ -19,14 +19,26 @@ def test_prose_is_kept_as_one_line_for_each_paragraph(kind: str) -> None:
     text = PROSE[kind].strip("\n")
     kept = Prose(min_words=20).apply(f"A Title\n=======\n{text}\n\nThe End\n")
     assert kept == " ".join(text.split())
-    made_of = measure(text)
-    assert made_of.function_words / made_of.words > 2 * Prose().min_function_words - 0.05
+    words = text.split()
+    assert function_words(words) / len(words) > 2 * Prose().min_function_words - 0.05
 
 
 @pytest.mark.parametrize("kind", NO_PROSE)
 def test_lists_tables_and_code_are_not_prose(kind: str) -> None:
     assert Prose().prose_of(NO_PROSE[kind]) == []
     assert Prose().apply(f"{NO_PROSE[kind]}\n\n{LONG}") == LONG
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (f"{SHORT}\n{SHORT}\n{SHORT}\n\n>>> print(17)\n17", LONG),
+        ("Bug fixes\n\n- #1 fixed\n- #2 fixed", Drop("too little prose")),
+        (SHORT, Drop("too little prose")),
+    ],
+)
+def test_what_is_left_of_short_pages(text: str, outcome: str | Drop) -> None:
+    assert Prose().apply(text) == outcome
 
 
 def test_each_bound_can_be_what_drops_a_paragraph() -> None:
@@ -38,12 +50,11 @@ def test_each_bound_can_be_what_drops_a_paragraph() -> None:
     assert Prose(max_sentence_words=20).apply(LONG) == LONG
 
 
-def test_a_composition_counts_what_it_says() -> None:
-    made_of = measure('The cat said "no". It sat on 3 mats!')
-    assert (made_of.characters, made_of.words, made_of.sentences) == (36, 9, 2)
-    assert made_of.function_words == len(["The", "no", "It", "on"])
-    assert made_of.letters == made_of.characters - len('"".3!')
-    assert made_of.sentence_words == 4.5
+def test_function_words_letters_and_sentences_are_counted() -> None:
+    text = 'The cat said "no". It sat on 3 mats!'
+    assert function_words(text.split()) == len(["The", "no", "It", "on"])
+    assert letters(text) == len(text) - len('"".3!')
+    assert len(SENTENCE_END.findall(text)) == 2
 
 
 PIECES = st.sampled_from([*PROSE.values(), *NO_PROSE.values(), LONG, "\n", "  ", "- ", ".\n", "Who goes there?"])
@@ -64,12 +75,11 @@ def test_paragraphs_are_judged_each_by_itself(one: str, other: str) -> None:
 
 
 @given(TEXTS)
-def test_a_composition_is_within_its_text(text: str) -> None:
-    made_of = measure(text)
-    assert made_of.letters == sum(sign.isalpha() or sign.isspace() for sign in text)
-    assert 0 <= made_of.function_words <= made_of.words == len(text.split())
-    assert 0 <= made_of.letters <= made_of.characters == len(text)
-    assert 0 <= made_of.sentences <= made_of.words
+def test_counts_are_within_their_text(text: str) -> None:
+    words = text.split()
+    assert letters(text) == sum(sign.isalpha() or sign.isspace() for sign in text)
+    assert 0 <= function_words(words) <= len(words)
+    assert len(SENTENCE_END.findall(text)) <= len(words)
     assert all("\n" not in paragraph and paragraph.strip() == paragraph != "" for paragraph in paragraphs(text))
 
 

@@ -49,7 +49,7 @@ def test_shards_hold_the_documents_and_tokens_of_the_whole_in_order(folder: Path
 
 
 def test_shards_do_not_depend_on_workers_or_slices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlm_repro.data_pipeline.pipeline.SLICE_BYTES", 9000)
+    monkeypatch.setattr("mlm_repro.data_pipeline.passes.gather.SLICE_BYTES", 9000)
     made = build(folder, config_for(f"jsonl:{folder / 'corpus.jsonl'}", f"shards={SHARDS}", "workers=2"), "two")
     assert files_of(made) == files_of(folder / "sharded/small")
 

@@ -1,0 +1,74 @@
+"""Gopher's rules on quality and repetition (Rae et al. 2021, appendix A.1.1 and table A1).
+
+The paper leaves open: here white space divides words, bullet points are • ‣ ◦ ▪ * and -, a stop word counts once, and
+what comes again is repeated while its first occurrence is not. Of the most frequent n-gram, of several the first one,
+all occurrences count. A character counts once, however many n-grams it is in, and white space does not.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from mlm_repro.data_pipeline.document import Drop
+from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
+
+WORD, LINE = r"\S+", r"\S.*"
+QUALITY = (
+    ("words not 50 to 100,000", WORD, r"\A", 50, 100_000),
+    ("mean word length not 3 to 10", r"\S", WORD, 3, 10),
+    ("hashes", "#", WORD, 0, 0.1),
+    ("ellipses", r"\.\.\.|…", WORD, 0, 0.1),
+    ("bullet points", r"(?m)^[^\S\n]*[•‣◦▪*-]", LINE, 0, 0.9),
+    ("lines that end with an ellipsis", r"(?m)(?:\.\.\.|…)[^\S\n]*$", LINE, 0, 0.3),
+    ("words without a letter", r"(?<!\S)(?:[^\w\s]|[\d_])*+\w", WORD, 0.8, 1),
+)
+"""Rules with what they count and of what, as expressions, and the least and the most of one for each of the other."""
+STOP_WORDS = re.compile(r"\b(?:the|be|to|of|and|that|have|with)\b")
+LIMITS = (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
+"""Most of a text that the most frequent n-gram may be, of 2 to 4 words, and then repeated ones, of 5 to 10 words."""
+PAGE = (
+    "An old mill stands by the river, and people have walked there with their dogs since anyone can remember. Its "
+    "wheel turned until some winter broke it; then nobody came to mend it. Today swallows nest under that roof, "
+    "children climb around inside, while tourists take pictures from across a bridge before they all drive home again."
+)
+
+
+class Gopher(TextFilter):
+    """Drop documents by Gopher's rules on quality and repetition. A document counts for the first rule it breaks."""
+
+    name = verb = "gopher"
+    examples = (
+        Example(PAGE, PAGE),
+        Example("", Drop("words not 50 to 100,000")),
+    )
+
+    def apply(self, text: str) -> str | Drop:
+        """The text, or the first rule that it breaks."""
+        return next(map(Drop, _broken(text)), text)
+
+
+def _broken(text: str) -> Iterator[str]:
+    """Names of the rules that a text breaks, in order."""
+    for rule, sought, whole, least, most in QUALITY:
+        if not least <= len(re.findall(sought, text)) / max(1, len(re.findall(whole, text))) <= most:
+            yield rule
+    if len({*STOP_WORDS.findall(text.lower())}) < 2:
+        yield "fewer than 2 stop words"
+    for name, ends in (("lines", r"\n"), ("paragraphs", r"\n\s*\n")):
+        parts = [*filter(None, ("".join(part.split()) for part in re.split(ends, text)))]
+        if len(parts) - len({*parts}) > 0.3 * len(parts):
+            yield f"repeated {name}"
+        if _repeated(parts, 1) > 0.2:
+            yield f"characters of repeated {name}"
+    for n, limit in enumerate(LIMITS, 2):
+        if _repeated(text.split(), n) > limit:
+            yield f"{n}-grams"
+
+
+def _repeated(parts: list[str], n: int) -> float:
+    """The share of the characters that are in repeated n-grams of parts or, of 2 to 4, in the most frequent one."""
+    grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
+    first, often = dict[tuple[str, ...], int](), Counter(grams).most_common(1)[0][0]
+    again = {place + part for place, gram in enumerate(grams) for part in range(n)
+             if (gram == often if 1 < n < 5 else first.setdefault(gram, place) < place)}  # fmt: skip
+    return sum(len(parts[place]) for place in again) / len("".join(parts))
