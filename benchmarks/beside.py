@@ -1,4 +1,4 @@
-"""What checkpoints written beside training cost: ten iterations with one and the ten after them without, in one run."""
+"""Cost of checkpoints written beside training: ten iterations with one and the ten after without, in one run."""
 
 import tempfile
 import time
