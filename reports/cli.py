@@ -2,19 +2,17 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mlm_repro.lineage.command import CommandLine, run_command
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.shipped import HOME
 
 if TYPE_CHECKING:
-    from mlm_repro.reports.load import Problem
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
@@ -54,8 +52,8 @@ def build(
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
+    print(*(f"warning: {sentence}" for sentence in report.left_out), sep="\n", end="", file=sys.stderr)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
-    _end(report.problems, page)
 
 
 @app.command("run")
@@ -76,15 +74,6 @@ def training(
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)
-    _end(loaded.problems, page)
-
-
-def _end(problems: "Sequence[Problem]", page: Path) -> None:
-    """Name the problems. Raises IntegrityFailure if a part is damaged."""
-    for problem in problems:
-        print(f"warning: {problem.sentence}", file=sys.stderr)
-    if damaged := sum(problem.damaged for problem in problems):
-        raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
 
 
 @app.command()

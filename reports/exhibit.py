@@ -37,8 +37,8 @@ class Exhibit:
     """Tables on the page."""
     notes: Sequence[str] = ()
     """Sentences on the measurement."""
-    problems: Sequence[str] = ()
-    """Sentences on missing parts."""
+    missing: str = ""
+    """Sentence on a missing part."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 

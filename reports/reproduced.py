@@ -77,8 +77,7 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
     if models := reproduction.summary.models:
         shown = tables.models_tables(models, reproduction.own_kind)
         yield exhibit("models", "Published and trained shapes", tables.models_data(models), shown)
-    if ledger := reproduction.ledger:
-        yield ledger_exhibit(ledger, reproduction.command)
+    yield ledger_exhibit(reproduction.ledger, reproduction.command)
 
 
 def evaluations_exhibit(
@@ -154,7 +153,7 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
 
 def _unlike(own: Reproduction, kept: Reproduction) -> str:
     """How much of the kept text is in packages whose text is another here, and which packages these are."""
-    mine, theirs = (run.card.packages if run.card else {} for run in (own, kept))
+    mine, theirs = own.card.packages, kept.card.packages
     if not mine or not theirs:
         return "The texts differ, since they are the documentation of what each machine has installed."
     differing = {name: text for name, text in theirs.items() if name not in mine or mine[name].sha256 != text.sha256}
@@ -174,9 +173,8 @@ def _unlike(own: Reproduction, kept: Reproduction) -> str:
 
 def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
     """Source, documents and tokens of a training text, and the beginning of its digest."""
-    card = reproduction.card
-    train = card.splits.get("train") if card else None
-    file = card.files.get("documents/train.jsonl") if card else None
+    train = reproduction.card.splits.get("train")
+    file = reproduction.card.files.get("documents/train.jsonl")
     return (
         reproduction.summary.source, show(train.documents if train else None), show(train.tokens if train else None),
         file.sha256[:16] if file else "not recorded",
