@@ -50,7 +50,7 @@ def build(
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(f"{report.reproduction.directory} is kept with the code: name another folder with --out")
     exhibits = report.all_exhibits
-    announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
+    announce(f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
     print(*(f"warning: {sentence}" for sentence in report.left_out), sep="\n", end="", file=sys.stderr)
     print(f"{page} ({time.monotonic() - start:.1f} s)")

@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, TrainedOn, named_datasets
@@ -22,7 +20,7 @@ from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.reports import tables
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, Point, draw_panels
+from mlm_repro.reports.figures import Layer, Panel, Point
 from mlm_repro.reports.page import shell
 from mlm_repro.reports.render import render_all
 from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
@@ -96,7 +94,7 @@ def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
     points = []
     for start in range(0, len(values), apart):
         places, numbers = zip(*values[start : start + apart], strict=True)
-        points.append(Point(places[-1], fmean(numbers), min(numbers), max(numbers), len(numbers)))
+        points.append(Point.mean(places[-1], numbers))
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -106,8 +104,7 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     if curves[0].repeats > 1:
         caption.append(f"Points are means of {curves[0].repeats} iterations, the band their least and greatest.")
     alt = f"Line chart of {label} over iterations. {caption[0]}"
-    return Exhibit(name, title, caption, Table((), ()), "", partial(draw_panels, {"": curves}, label, column=True), alt,
-                   column=True)  # fmt: skip
+    return Exhibit(name, title, caption, Table((), ()), "", [Panel(curves, "iteration", label)], alt, column=True)
 
 
 def load_training(run: Path) -> Training:

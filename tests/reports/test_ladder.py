@@ -22,6 +22,7 @@ from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.records import Record, write_records
 from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.reports.experiment_runs import sort_runs
+from mlm_repro.reports.figures import draw
 from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.report import Inputs, assemble
 from tests.commands import call
@@ -89,13 +90,12 @@ def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
     )
     assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
     assert exhibit.command == "mlm-experiment ladder --rungs 4"
-    assert exhibit.draw
-    curves, ends, misses = exhibit.draw().axes
-    assert [line.get_label() for line in curves.lines] == ["30k", "54k", "97k", "175k"]
+    curves, ends, misses = draw(exhibit.panels).axes
+    shown = [text.get_text() for text in curves.get_figure().legends[0].get_texts()]
+    assert shown[:6] == ["30k", "54k", "97k", "175k", "forecast, 90 %", "the law"]
     assert {axes.get_xscale() for axes in (curves, ends, misses)} == {"log"}
-    largest = [line.get_ydata()[0] for line in misses.lines if len(line.get_xdata()) == 1]
     found, by_law = LAW.loss(SIZES[3], PLACES[-1]) + 0.07, LAW.loss(SIZES[3], 500 * 16 * 128)
-    assert largest == pytest.approx([100 * (found / by_law - 1)])
+    assert misses.lines[-1].get_ydata() == pytest.approx([100 * (found / by_law - 1)])
 
 
 def test_a_ladder_alone_has_its_figure(tmp_path: Path) -> None:
