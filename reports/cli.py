@@ -35,8 +35,8 @@ def build(
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. Results
-    that are kept with the code stand beside. Missing parts are named in their places. If a file is damaged or a record
-    is refused, the page is written and names it, and the command exits with code 6.
+    that are kept with the code stand beside. A run of an experiment that was never finished is left out and named. If
+    a file is damaged or a number has no origin, no page is written, and the command exits with code 6.
     """
     from mlm_repro.reports.page import build_report
     from mlm_repro.reports.report import SOURCES
@@ -52,7 +52,8 @@ def build(
     exhibits = report.all_exhibits
     announce(f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
-    print(*(f"warning: {sentence}" for sentence in report.left_out), sep="\n", end="", file=sys.stderr)
+    for sentence in report.left_out:
+        print(f"warning: {sentence}", file=sys.stderr)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
 
 
@@ -64,8 +65,8 @@ def training(
     """Write the page of one training as NAME.html: one file, to open in a browser or to send.
 
     It has the curves, the numbers behind them, the data card, and what `mlm-eval --json` wrote beside the run of its
-    checkpoints: results and generated text. If a file is damaged, the page is written and names it, and the command
-    exits with code 6.
+    checkpoints: results and generated text. If a file is damaged, no page is written, and the command exits with
+    code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
     from mlm_repro.reports.training import load_training, render_training
@@ -91,10 +92,8 @@ def figure(
     from mlm_repro.reports.ladder import ladder_exhibit
     from mlm_repro.reports.render import export_exhibit
 
-    kind = kind_of(runs[0]) if runs and len(runs) == 1 else None
-    if runs and kind == "training":
-        raise BadInput(f"{runs[0]} is a training: `mlm-report run {runs[0]}` draws its curves")
-    exhibits = [ladder_exhibit(runs[0])] if runs and kind == LADDER else _assemble(runs).all_exhibits
+    is_ladder = runs and len(runs) == 1 and kind_of(runs[0]) == LADDER
+    exhibits = [ladder_exhibit(runs[0])] if runs and is_ladder else _assemble(runs).all_exhibits
     print(export_exhibit(exhibits, name, form, out))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mlm_repro.experiments.catalogue import ABLATION
 from mlm_repro.experiments.files import EXPERIMENTS, read_runs
 from mlm_repro.experiments.verdicts import Results, load_results
-from mlm_repro.lineage.digest import check_seal
+from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, parse_document, read_document
 from mlm_repro.lineage.records import Record
@@ -83,8 +83,9 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
     Raises IntegrityFailure or BadInput for a damaged run, and for a number that is of another run or experiment or has
     no digest.
     """
-    origins = {origin.name: origin for path in paths for origin in _origins(path)}
-    results = load_results([path for path in paths if kind_of(path) not in ("reproduction", AGAINST)])
+    finished = [path for path in paths if is_sealed(path)]
+    origins = {origin.name: origin for path in finished for origin in _origins(path)}
+    results = load_results([path for path in finished if kind_of(path) not in ("reproduction", AGAINST)])
     records = tuple(dict.fromkeys(results.records))  # two studies may keep one run
     by_run: dict[str, list[Record]] = {name: [] for name in origins}
     for record in records:
@@ -95,7 +96,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
         by_run[record.source].append(record)
     shown = [Origin(origin.path, origin.manifest, seeds_of(by_run[name])) for name, origin in origins.items()
              if by_run[name] or origin.manifest.kind in ("reproduction", AGAINST)]  # fmt: skip
-    return Results(records, results.left_out, results.findings), shown
+    left_out = tuple(f"{path} was never finished (it has no seal): left out" for path in paths if path not in finished)
+    return Results(records, left_out, results.findings), shown
 
 
 def _origins(path: Path) -> list[Origin]:

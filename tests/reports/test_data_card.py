@@ -91,6 +91,14 @@ def test_a_damaged_comparison_of_engines_is_refused(built: Built, tmp_path: Path
             make_report(built.directory, [run])
 
 
+def test_an_unfinished_comparison_of_engines_is_left_out_and_named(built: Built, tmp_path: Path) -> None:
+    run = shutil.copytree(next((ROOT / "results" / "against").glob("against-*-500-*")), tmp_path / "against")
+    (run / "COMPLETE").unlink()
+    report = make_report(built.directory, [run])
+    assert report.left_out == (f"{run} was never finished (it has no seal): left out",)
+    assert "Beside other engines" not in report.sections
+
+
 def test_an_older_reproduction_shows_what_it_keeps(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path, sealed=False)
     ledger: dict[str, Any] = json.loads((path / "ledger.json").read_text(encoding="utf-8"))
