@@ -27,7 +27,7 @@ class Exhibit:
     command: str = ""
     """Command that makes the numbers again; empty if it is not known."""
     panels: Sequence[Panel] = ()
-    """What its figure shows; none without a figure."""
+    """Panels of its figure; none without one."""
     alt: str = ""
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()

@@ -60,10 +60,10 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
             advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
             raise BadInput(f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}")
     named = [path for path, kind in given.items() if kind == "reproduction"]
-    found = named or [newest_reproduction(path) for path, kind in given.items() if not kind]
-    own, *others = dict.fromkeys(path.resolve() for path in found) or [Path()]
-    if others or not found:
-        names = ", ".join(path.name for path in (own, *others)) if found else "none"
+    reproductions = named or [newest_reproduction(path) for path, kind in given.items() if not kind]
+    own, *others = dict.fromkeys(path.resolve() for path in reproductions) or [Path()]
+    if others or not reproductions:
+        names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
     every = [own, *(path for path in given if path not in named), *beside]
     runs = [run for path in every for run in ([path] if path != own and kind_of(path) else _newest(path))]

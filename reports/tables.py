@@ -117,12 +117,12 @@ def attrition_table(ledger: Ledger) -> Table:
     """A row for what each stage kept, and a row for each reason for dropping."""
     rows: list[tuple[str, ...]] = []
     for stage in ledger.stages:
-        kept = f"kept ({stage.note})" if stage.note else "kept"
+        decision = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
             count, share = show(amount.documents), percent(amount.documents, stage.documents_in)
             sizes = (f"−{count}" if reason else count, share, size_bytes(amount.bytes), show(amount.tokens))
             changed = "" if reason else show(stage.changed)
-            rows.append((stage.name, f"dropped: {reason}" if reason else kept, *sizes, changed))
+            rows.append((stage.name, f"dropped: {reason}" if reason else decision, *sizes, changed))
     heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
     return Table(heads, rows, 2, "Attrition")
 

@@ -214,14 +214,6 @@ def print_plan(plan: Plan) -> None:
     )
 
 
-def expected_seconds(plan: Plan) -> list[float]:
-    """Rough seconds of each step of a reproduction: first results, text, each training, scores, page."""
-    trainings = [_training_seconds(plan, config) for config in plan.configs]
-    windows, examples = (plan.size.windows, plan.size.examples) if plan.size else (8_000, 5_153)
-    text, page = (15.0, 25.0) if plan.size == SMOKE else (60.0, 45.0)
-    return [5.0, text, *trainings, len(trainings) * (4.0 + (windows + examples) / 500), page]
-
-
 def _training_seconds(plan: Plan, config: RunConfig) -> float:
     flops = flops_per_iteration(config.model, config.train) * config.train.iterations
     if plan.size is None:

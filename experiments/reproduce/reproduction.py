@@ -4,11 +4,11 @@ import math
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
@@ -47,9 +47,9 @@ from mlm_repro.experiments.reproduce.plan import (
     FULL_RECIPE,
     SMOKE,
     Plan,
-    expected_seconds,
     folder_of,
     model_name,
+    training_bytes,
     training_job,
     twin_rule,
 )
@@ -57,7 +57,7 @@ from mlm_repro.experiments.scores import END, compared, order_verdict, text_scor
 from mlm_repro.experiments.sealed import format_records
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.config import load_config
-from mlm_repro.lineage.digest import read_digest
+from mlm_repro.lineage.digest import is_sealed, read_digest
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.files import Environment, parse_document, read_document, write_document
@@ -82,13 +82,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     `steps.StepFailed` with the exit code of the command that failed.
     """
     check_torch()
-    course = steps.Course(expected_seconds(plan))
+    start = time.monotonic()
     published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
-    course.begin("first results")
-    with TemporaryDirectory() as scratch:
-        for step in steps.first_steps(plan, runs, Path(scratch) if published else None):
-            steps.run_step(*step)
-    course.begin("making the text")
+    if plan.size is None:
+        needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
+        steps.run_step("mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}")
     steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
     card = read_document(dataset.path / DATASET, DataCard)
@@ -96,13 +94,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     print(f"text: {card.source}; {counts}; vocabulary {card.vocab_size:,}", flush=True)
     trained = []
     for config in plan.configs:
-        course.begin(f"training {config.name.replace('-', ' ')}")
         if plan.size is None:
             write_launch_files(training_job(config, runs, dataset.path), steps.launch_folder(config, runs))
         folder = folder_of(config.name, runs)
         steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, folder))
         trained.append(RunDirectory.open_named(folder, config.name))
-    course.begin("scoring the models")
     available = {name: _are_here(partial(find_test_set, name)) for name in steps.TASKS}
     size = plan.size
     run = RunDirectory.begin(
@@ -141,12 +137,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
                 steps.run_step(*steps.words_step(run.path))
             run.complete()
         page = run.path / "report" / "index.html"
-        course.begin("making the page")
         if not page.is_file():
             steps.run_step(*steps.report_step(run.path, runs))
     _print_results(run.path)
     print(f"report: {page}")
-    print(f"done in {format_duration(course.elapsed)}")
+    print(f"done in {format_duration(time.monotonic() - start)}")
     return run.path
 
 

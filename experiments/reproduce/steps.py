@@ -6,14 +6,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.experiments.files import EVALUATIONS_APART
-from mlm_repro.experiments.reproduce.plan import Plan, training_bytes
-from mlm_repro.lineage.digest import is_sealed
+from mlm_repro.experiments.reproduce.plan import Plan
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import (
     end_with_parent,
@@ -27,56 +24,8 @@ from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-FIRST_GUESS_SECONDS = 10.0
-"""Seconds for which the expected pace counts beside the pace that was seen."""
-FOUND_DONE = 0.05
-"""Share of its expected time in which a step cannot have been done anew."""
 
 Step = list[str]
-
-
-class Course:
-    """Says which step begins, and the time that is left by the pace of those before it."""
-
-    def __init__(self, expected: Sequence[float]) -> None:
-        """`expected` are seconds of each step."""
-        self._expected, self._number = expected, 0
-        self._start = self._begun = time.monotonic()
-        self._took, self._foreseen = FIRST_GUESS_SECONDS, FIRST_GUESS_SECONDS
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start
-
-    def begin(self, what: str) -> None:
-        """Print the step's number, name and time. A step whose work was found done says nothing about the pace."""
-        now = time.monotonic()
-        if self._number and now - self._begun > FOUND_DONE * self._expected[self._number - 1]:
-            self._took += now - self._begun
-            self._foreseen += self._expected[self._number - 1]
-        left = self._took / self._foreseen * sum(self._expected[self._number :])
-        self._number, self._begun = self._number + 1, now
-        if not is_quiet():
-            minutes = f"{_minutes(left)} left, {_minutes(self.elapsed + left)} in all"
-            print(f"\nstep {self._number} of {len(self._expected)}: {what}, {minutes}", flush=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else "less than a minute"
-
-
-def first_steps(plan: Plan, runs: Path, scratch: Path | None) -> Iterator[Step]:
-    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is here, its words.
-
-    The full size begins with a preflight.
-    """
-    if plan.size is None:
-        needed = sum(training_bytes(config) for config in plan.configs if not is_sealed(runs / config.name))
-        yield ["mlm-experiment", "preflight", "--runs", str(runs), "--needed-gb", f"{needed / 1e9:.0f}"]
-    yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
-    if scratch:
-        yield words_step(scratch)
 
 
 def words_step(runs: Path) -> Step:
