@@ -39,7 +39,6 @@ MEASUREMENTS = {
     "schedules": "bubble:measure_schedules", "tensor-parallel": "huggingface:measure_huggingface",
     "transformer-xl": "counted:measure_transformer_xl", "traffic": "traffic:measure_traffic",
     "words": "counted:measure_words", "zero-communication": "traffic:measure_sent_bytes",
-    "zero-memory": "traffic:measure_held_bytes",
 }  # fmt: skip
 """Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
 TAKES_LONG = {"released": "scores released weights"}

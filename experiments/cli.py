@@ -181,14 +181,10 @@ def list_() -> None:
 def run_(
     name: Name = None,
     every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
-    mode: Annotated[
-        Literal["auto", "here", "simulate"],
-        typer.Option(help="simulate: predict; here: measure on this machine; auto: both."),
-    ] = "auto",
     runs: Runs = Path("runs"),
     limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
 ) -> None:
-    """Produce the numbers of a published table or figure."""
+    """Predict the numbers of a published table or figure, and measure those that this machine can."""
     from mlm_repro.experiments.runner import run_named
     from mlm_repro.lineage.run import MANIFEST
 
@@ -196,7 +192,7 @@ def run_(
     if limit and [experiment.measures for experiment in chosen] != ["released"]:
         raise BadInput("--limit is for experiments on released weights")
     check_place("--runs", runs / MANIFEST, "")
-    run_named(chosen, mode, runs, limit)
+    run_named(chosen, runs, limit)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from mlm_repro.experiments.reproduce.plan import Plan, make_plan, print_plan
 from mlm_repro.experiments.reproduce.reproduction import reproduce
 from mlm_repro.experiments.sealed import Line, format_records, gather, seal_numbers
 from mlm_repro.experiments.worked_out import work_out
-from mlm_repro.lineage.errors import BadInput, DataMissing, HardwareMissing
+from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import ExtraMissing
 from mlm_repro.lineage.progress import announce, is_quiet
 from mlm_repro.lineage.run import RunDirectory
@@ -30,14 +30,13 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
     return run, len(numbers), len(worked.refused)
 
 
-def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: int | None = None) -> None:
-    """Do what `mode` says for each experiment and print its numbers; the runs of several become one study.
+def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
+    """Simulate, compute and measure all of each experiment that this machine can, and print its numbers.
 
-    Of several, those that train or that score released weights are left out. Raises HardwareMissing if one is to be
-    measured here of which this machine can measure nothing.
+    The runs of several become one study, without those that train or that score released weights.
     """
     if len(experiments) == 1:
-        for run in _runs_of(experiments[0], mode, runs, limit, several=False):
+        for run in _runs_of(experiments[0], runs, limit, several=False):
             print(run.path)
         return
     announce(f"{len(experiments)} experiments one after the other, without those that train models")
@@ -45,34 +44,27 @@ def run_named(experiments: Sequence[Experiment], mode: str, runs: Path, limit: i
     with TemporaryDirectory() as folder:
         try:
             for experiment in experiments:
-                made += _runs_of(experiment, mode, Path(folder), limit, several=True)
+                made += _runs_of(experiment, Path(folder), limit, several=True)
         finally:
             if made:  # what was finished before an error or a stop is not lost
                 print(gather(made, runs).path)
 
 
-def _runs_of(experiment: Experiment, mode: str, runs: Path, limit: int | None, several: bool) -> Iterator[RunDirectory]:
+def _runs_of(experiment: Experiment, runs: Path, limit: int | None, several: bool) -> Iterator[RunDirectory]:
     """Carry out an experiment, print its numbers, and give their sealed runs."""
-    is_predicted = mode == "simulate" and bool(experiment.extrapolates)
-    if several and not is_predicted and (why := _left_out(experiment)):
+    if several and (why := _left_out(experiment)):
         print(f"{experiment.name}: left out; {why}")
-    elif experiment.reproduction and not is_predicted:
-        if mode == "simulate":
-            raise BadInput(f"{experiment.name} is about trained models, which nothing simulates; leave --mode out")
-        carry_out(make_plan(experiment.reproduction, {"here": "scaled"}.get(mode, mode), False, None), runs)
+    elif experiment.reproduction:
+        carry_out(make_plan(experiment.reproduction, "auto", False, None), runs)
     elif experiment.ablation:
         raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
-    elif mode == "here" and not (experiment.measures or several):
-        raise HardwareMissing(
-            f"{experiment.name} is measured on the published machines alone; `--mode simulate` predicts it"
-        )
     else:
-        if mode != "here" and (experiment.parts or experiment.extrapolates or experiment.arithmetic):
+        if experiment.parts or experiment.extrapolates or experiment.arithmetic:
             run, numbers, refused = run_experiment(experiment, runs)
             what = "simulated or computed, not measured"
             print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run")
             yield run
-        if mode != "simulate" and experiment.measures:
+        if experiment.measures:
             yield from _measured(experiment, runs, limit, several)
 
 

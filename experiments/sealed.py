@@ -36,11 +36,9 @@ def seal_numbers(
     records = [Record(**about | line) for line in numbers]
     measured = "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
     facts: dict[str, Any] = {
-        "mode": measured if simulated is None else "simulate",
-        **(simulated or {}),
-        "records": digest_of_numbers(records),
-        "refused": sha256_json(list(refused)),
-    }
+        "mode": measured if simulated is None else "simulate", **(simulated or {}),
+        "records": digest_of_numbers(records), "refused": sha256_json(list(refused)),
+    }  # fmt: skip
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
     config = facts | {"experiment": experiment.model_dump(mode="json")}
     settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
@@ -85,13 +83,8 @@ def digest_of_numbers(records: Iterable[Record]) -> str:
 
 
 def format_records(records: Iterable[Record]) -> str:
-    """A line for each quantity at each place, with its value for each seed."""
-    places: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        places.setdefault((record.series, record.quantity, record.x, record.kind), []).append(record)
-    rows = []
-    for (series, quantity, x, kind), seeds in places.items():
-        values = (show(each.value) if 1e4 <= abs(each.value) < 1e7 else f"{each.value:.4g}" for each in seeds)
-        named = f"{quantity} {seeds[0].unit}".strip()
-        rows.append((series, named, "" if x is None else f"{x:g}", ", ".join(values), kind, seeds[0].note))
-    return "\n".join(aligned(rows))
+    """A line for each record: series, quantity, place, value, kind and note."""
+    return "\n".join(aligned([
+        (each.series, f"{each.quantity} {each.unit}".strip(), "" if each.x is None else f"{each.x:g}", show(each.value),
+         each.kind, each.note) for each in records
+    ]))  # fmt: skip

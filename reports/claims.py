@@ -131,19 +131,20 @@ def paper_parts(
     `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the page.
     """
     places = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
-    homes = {name: mode([claim.paper for claim in each.claims] or [name.partition("/")[0]])
-             for name, each in experiments.items()}  # fmt: skip
-    by_paper, natural, papers = claims.by("paper"), {name: place for place, name in enumerate(experiments)}, []
-    for paper in (name for name in PAPERS if name in by_paper):
-        mine = by_paper[paper]
-        asked = {name: Claims(()) for name in drawn if homes[name] == paper}  # some have questions of our own alone
-        asked |= Claims(each for each in mine if each.outcome != UNCOUNTED).by("experiment")
+    homes = {name: mode([claim.paper for claim in experiments[name].claims] or [name.partition("/")[0]])
+             for name in drawn}  # fmt: skip
+    papers = []
+    for paper, mine in sorted(claims.by("paper").items(), key=lambda part: [*PAPERS].index(part[0])):
+        theirs = Claims(each for each in mine if each.outcome == UNCOUNTED)
+        asked = Claims(each for each in mine if each.outcome != UNCOUNTED).by("experiment")
         parts = []
-        for name in sorted(asked, key=lambda name: natural.get(name, len(natural))):
+        for name in (*experiments, ""):
+            if name not in asked and homes.get(name) != paper:
+                continue
             title, place = experiments[name].title if name else "Claims without an experiment", name.replace("/", "-")
-            exhibit = drawn.get(name) if homes.get(name) == paper else None
-            parts.append(PaperPart(title, place if place in places else "", exhibit, asked[name]))
-        if theirs := Claims(each for each in mine if each.outcome == UNCOUNTED):
+            exhibit = drawn[name] if homes.get(name) == paper else None  # some have questions of our own alone
+            parts.append(PaperPart(title, place if place in places else "", exhibit, asked.get(name, Claims(()))))
+        if theirs:
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
     return papers
@@ -164,21 +165,18 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Places where a document disagrees with itself, with what was found here about the printed numbers."""
     rows = []
-    for erratum in read_errata().errata:
-        mine = [each for each in claims if erratum_of(each.claim) is erratum]
-        records = [(each.claim.id, each.record) for each in mine if each.record]
-        own = [f"{name}: {show(record.value)}" for name, record in records if record.kind in OWN]
-        ours = "; ".join(dict.fromkeys(own))
+    for erratum in (errata := read_errata().errata):
+        own = {f"{each.claim.id}: {show(each.record.value)}": None for each in claims
+               if erratum_of(each.claim) is erratum and each.record and each.record.kind in OWN}  # fmt: skip
         heads = (f"{erratum.document}, {erratum.place}", erratum.printed, erratum.follows, erratum.kind)
-        rows.append((*heads, ours or MISSING, unlinked(erratum.found), unlinked(erratum.answered)))
-    sure = sum(erratum.kind == "arithmetic" for erratum in read_errata().errata)
+        rows.append((*heads, "; ".join(own) or MISSING, unlinked(erratum.found), unlinked(erratum.answered)))
+    sure = sum(erratum.kind == "arithmetic" for erratum in errata)
     caption = [
         f"{len(rows)} places where a document disagrees with itself, {sure} of them by its own arithmetic.",
         "Each is derived in docs/errata.md from quotations, with the command that shows it.",
     ]
-    return Exhibit("errata", "Errata in the papers", caption, table := Table(
-        ("place", "printed", "follows from it", "class", "here", "found", "answered"), rows, 7
-    ), command="mlm-experiment compare --all", tables=(table,))  # fmt: skip
+    table = Table(("place", "printed", "follows from it", "class", "here", "found", "answered"), rows, 7)
+    return Exhibit("errata", "Errata in the papers", caption, table, "mlm-experiment compare --all", tables=(table,))
 
 
 def unlinked(text: str) -> str:

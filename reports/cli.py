@@ -2,19 +2,17 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mlm_repro.lineage.command import CommandLine, run_command
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.shipped import HOME
 
 if TYPE_CHECKING:
-    from mlm_repro.reports.load import Problem
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
@@ -37,8 +35,8 @@ def build(
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. Results
-    that are kept with the code stand beside. Missing parts are named in their places. If a file is damaged or a record
-    is refused, the page is written and names it, and the command exits with code 6.
+    that are kept with the code stand beside. A run of an experiment that was never finished is left out and named. If
+    a file is damaged or a number has no origin, no page is written, and the command exits with code 6.
     """
     from mlm_repro.reports.page import build_report
     from mlm_repro.reports.report import SOURCES
@@ -52,10 +50,11 @@ def build(
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(f"{report.reproduction.directory} is kept with the code: name another folder with --out")
     exhibits = report.all_exhibits
-    announce(f"draws {sum(bool(exhibit.draw) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
+    announce(f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
+    for sentence in report.left_out:
+        print(f"warning: {sentence}", file=sys.stderr)
     print(f"{page} ({time.monotonic() - start:.1f} s)")
-    _end(report.problems, page)
 
 
 @app.command("run")
@@ -66,8 +65,8 @@ def training(
     """Write the page of one training as NAME.html: one file, to open in a browser or to send.
 
     It has the curves, the numbers behind them, the data card, and what `mlm-eval --json` wrote beside the run of its
-    checkpoints: results and generated text. If a file is damaged, the page is written and names it, and the command
-    exits with code 6.
+    checkpoints: results and generated text. If a file is damaged, no page is written, and the command exits with
+    code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
     from mlm_repro.reports.training import load_training, render_training
@@ -76,15 +75,6 @@ def training(
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)
-    _end(loaded.problems, page)
-
-
-def _end(problems: "Sequence[Problem]", page: Path) -> None:
-    """Name the problems. Raises IntegrityFailure if a part is damaged."""
-    for problem in problems:
-        print(f"warning: {problem.sentence}", file=sys.stderr)
-    if damaged := sum(problem.damaged for problem in problems):
-        raise IntegrityFailure(f"{damaged} damaged or refused parts were left out of {page}; the page names them")
 
 
 @app.command()
@@ -102,10 +92,8 @@ def figure(
     from mlm_repro.reports.ladder import ladder_exhibit
     from mlm_repro.reports.render import export_exhibit
 
-    kind = kind_of(runs[0]) if runs and len(runs) == 1 else None
-    if runs and kind == "training":
-        raise BadInput(f"{runs[0]} is a training: `mlm-report run {runs[0]}` draws its curves")
-    exhibits = [ladder_exhibit(runs[0])] if runs and kind == LADDER else _assemble(runs).all_exhibits
+    is_ladder = runs and len(runs) == 1 and kind_of(runs[0]) == LADDER
+    exhibits = [ladder_exhibit(runs[0])] if runs and is_ladder else _assemble(runs).all_exhibits
     print(export_exhibit(exhibits, name, form, out))
 
 

@@ -2,20 +2,14 @@
 
 import shlex
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, setting_lines
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.numbers import exact, printable
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import DASHES, blank
-from mlm_repro.reports.style import LIGHT, look
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from mlm_repro.reports.figures import Layer, Panel, Point
 
 
 def read_engines(run: Path) -> Benchmark:
@@ -58,7 +52,7 @@ def engines_exhibit(*runs: Path) -> Exhibit:
     return Exhibit(
         "engines" if len(runs) > 1 else runs[0].name, "Two engines trained alike", caption,
         Table(("run", "quantity", "iteration", *heads), data, 2), shlex.join(results[0].environment.argv),
-        partial(draw_losses, results),
+        panels_of(results),
         f"Loss of two engines in each iteration, and its difference with the tolerance. {' '.join(caption)}",
         [Table(("run", "largest difference of the losses, nats", "largest share of a tolerance", "within"), rows, 1)],
         [printable(line) for line in dict.fromkeys(told)],
@@ -80,27 +74,24 @@ def _shares(result: Benchmark) -> list[float]:
     return [ratio.value for case in result.cases for ratio in case.ratios]
 
 
-def draw_losses(results: Sequence[Benchmark]) -> "Figure":
-    """Draw both engines' losses on each other, and their differences with the least tolerance."""
-    figure = blank(3.4)
-    losses, differences = figure.subplots(1, 2)
+def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
+    """Both engines' losses on each other, and their differences, where there is one, with the least tolerance."""
+    losses, differences = list[Layer](), list[Layer]()
     every = [_losses(result) for result in results]
     least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
-    differences.plot(range(1, len(least) + 1), least, color=LIGHT["dropped"], linewidth=2.4, label="tolerance")
     for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
-        (color, _), iterations, layout = look(2 - rank % 3), range(1, len(mine) + 1), _setting(result)[1]
-        theirs = None if rank else result.cases[0].series[1].contender
-        losses.plot(iterations, mine, color=color, linewidth=2.4, alpha=0.5, label=f"ours, {layout}")
-        losses.plot(iterations, others, color=LIGHT["ink"], linewidth=0.9, linestyle=DASHES, label=theirs)
-        differences.plot(iterations, gaps, ".", color=color, markersize=2.5, label=layout)
-    losses.set_ylabel("loss (nats per token)")
-    differences.set_yscale("log", nonpositive="mask")
-    differences.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    differences.set_ylabel("difference of the losses, where there is one")
-    for axes in (losses, differences):
-        axes.set_xlabel("iteration")
-        axes.legend()
-    return figure
+        layout = _setting(result)[1]
+        losses += [Layer(layout, rank, "ours", _points(mine)), Layer(layout, rank, "theirs", _points(others))]
+        differences.append(Layer(layout, rank, "difference", _points(gaps)))
+    differences.append(Layer("least of all layouts", len(results), "tolerance", _points(least)))
+    return [
+        Panel(losses, "iteration", "loss (nats per token)"),
+        Panel(differences, "iteration", "difference of the losses, where there is one", logarithmic="y"),
+    ]
+
+
+def _points(values: Sequence[float]) -> tuple[Point, ...]:
+    return tuple(Point(number, value) for number, value in enumerate(values, 1) if value > 0)
 
 
 def layouts_exhibit(folder: Path) -> Exhibit | None:

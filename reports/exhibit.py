@@ -1,16 +1,12 @@
-"""Parts of the page: sections of exhibits; an exhibit has a caption, data and the command that makes it again."""
+"""Exhibits, the parts of the page, each with a caption, data and the command that makes it again."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mlm_repro.experiments.benchmark import Table as Table
+from mlm_repro.reports.figures import Panel
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Draw = Callable[[], "Figure"]
 SENTENCE = re.compile(r"(?<=[\w)%”][.?])\s+(?=[A-Z“])")
 """The space between two sentences."""
 NUMERIC = ("x", "value", "low", "high", "seed")
@@ -30,15 +26,16 @@ class Exhibit:
     """Numbers as recorded, the content of NAME.csv."""
     command: str = ""
     """Command that makes the numbers again; empty if it is not known."""
-    draw: Draw | None = None
+    panels: Sequence[Panel] = ()
+    """Panels of its figure; none without one."""
     alt: str = ""
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()
     """Tables on the page."""
     notes: Sequence[str] = ()
     """Sentences on the measurement."""
-    problems: Sequence[str] = ()
-    """Sentences on missing parts."""
+    missing: str = ""
+    """Sentence on a missing part."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 
@@ -66,12 +63,3 @@ class Exhibit:
         shown = [[cell[:16] for cell in columns[head]] if head == "digest" else columns[head] for head in heads]
         table = Table(heads, [*zip(*shown, strict=True)], len(words))
         return {head: cell for head, cell in shared.items() if cell}, table
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page under one heading."""
-
-    name: str
-    title: str
-    exhibits: Sequence[Exhibit]

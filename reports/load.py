@@ -1,7 +1,5 @@
-"""The files of a reproduction as typed values, with a sentence for each that is unusable."""
+"""The files of a complete reproduction as typed values."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,48 +8,11 @@ from mlm_repro.engine.run.files import SUMMARY
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.experiments.files import EVALUATIONS, SCORES, ReproductionScores, read_evaluations
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
-from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
-from mlm_repro.lineage.files import Manifest, SchemaT, parse_document, read_document
+from mlm_repro.lineage.digest import check_seal, is_sealed
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
+from mlm_repro.lineage.files import Manifest, parse_document, read_document
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A sentence on something that the page cannot show."""
-
-    part: str
-    """File that the sentence is about."""
-    sentence: str
-    damaged: bool
-    """False if the file is only absent or empty; True if it changed after it was written."""
-
-
-class Problems(list[Problem]):
-    """Problems gathered while files are read."""
-
-    def add(self, part: str, sentence: str, damaged: bool = True) -> None:
-        """Add a problem."""
-        self.append(Problem(part, sentence, damaged))
-
-    def of(self, part: str) -> list[str]:
-        """The sentences on one file."""
-        return [problem.sentence for problem in self if problem.part == part]
-
-    def document(self, path: Path, model: type[SchemaT], part: str, what: str) -> SchemaT | None:
-        """Read a file with a schema; None if it is absent, or if it does not fit, which becomes a Problem."""
-        with self.noting(part, what):
-            return read_document(path, model) if path.is_file() else None
-        return None
-
-    @contextmanager
-    def noting(self, part: str, what: str) -> Iterator[None]:
-        """Make a Problem of an error in the block."""
-        try:
-            yield
-        except UserError as error:
-            self.add(part, f"{what} cannot be shown: {error}.")
 
 
 @dataclass(frozen=True)
@@ -60,17 +21,15 @@ class Reproduction:
 
     directory: Path
     manifest: Manifest
-    digest: str | None
-    """Digest of the run; None if it is unfinished."""
+    digest: str
     summary: ReproductionSummary
     records: tuple[Record, ...]
-    ledger: Ledger | None
-    card: DataCard | None
+    ledger: Ledger
+    card: DataCard
     scores: ReproductionScores | None
     """None if an earlier version made the run."""
     evaluations: dict[str, Result]
     """Results by file stem."""
-    problems: Problems
 
     @property
     def name(self) -> str:
@@ -117,60 +76,25 @@ def newest_reproduction(runs: Path) -> Path:
 def load_reproduction(directory: Path) -> Reproduction:
     """Read a reproduction directory.
 
-    Raises BadInput for another directory, IntegrityFailure if its manifest or summary cannot be read. Any other file
-    that is missing or damaged, and any record that is refused, becomes a Problem.
+    Raises BadInput for another directory or an unfinished run, IntegrityFailure for one that was changed after it was
+    sealed, a file that cannot be read, or a number without a source, or neither published nor with a digest or a run of
+    this reproduction.
     """
     directory = directory.resolve()
-    if not directory.is_dir():
-        raise BadInput(f"{directory} is not a directory")
-    if not (directory / SUMMARY).is_file():
-        raise BadInput(f"{directory} is not a reproduction: it has no {SUMMARY}")
-    manifest = read_document(RunDirectory.open(directory).path / MANIFEST, Manifest)
+    manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)
+    if not is_sealed(directory):
+        raise BadInput(f"{directory} has not finished: the same command continues it, and makes its page at the end")
+    digest = check_seal(directory)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
-    problems = Problems()
-    if is_sealed(directory):
-        try:
-            check_seal(directory)
-        except IntegrityFailure as error:
-            problems.add(MARKER, f"{str(error).replace(f'{directory}/', '')}.")
-    else:
-        problems.add(MARKER, "This run has not finished; the page shows what it has so far.", damaged=False)
-    records = _read_records(directory / RECORDS, {model.run for model in summary.models}, problems)
-    ledger = problems.document(directory / LEDGER, Ledger, LEDGER, "The data ledger")
-    if not (directory / LEDGER).is_file():
-        problems.add(LEDGER, f"This reproduction has no data ledger ({LEDGER}).", damaged=False)
-    card = problems.document(directory / DATASET, DataCard, DATASET, "The data card")
-    scores = problems.document(directory / SCORES, ReproductionScores, SCORES, "Bits per byte with intervals")
-    evaluations: dict[str, Result] = {}
-    with problems.noting(EVALUATIONS, "The evaluations"):
-        for name, values in read_evaluations(directory).items():
-            with problems.noting(EVALUATIONS, "An evaluation"):
-                evaluations[name] = parse_document(values, Result, f"{name} in {EVALUATIONS}")
-    return Reproduction(
-        directory, manifest, read_digest(directory) if is_sealed(directory) else None, summary, tuple(records), ledger,
-        card, scores, evaluations, problems,
-    )  # fmt: skip
-
-
-def _read_records(path: Path, known_runs: set[str], problems: Problems) -> list[Record]:
-    """The records with a source; a number that was not published also needs a digest or a run that is known."""
-    if not path.is_file():
-        problems.add(RECORDS, f"This reproduction has no result records ({RECORDS}).", damaged=False)
-        return []
-    try:
-        records = read_records(path)
-    except BadInput as error:
-        problems.add(RECORDS, f"The result records cannot be shown: {str(error).replace(f'{path.parent}/', '')}.")
-        return []
-    if not records:
-        problems.add(RECORDS, f"The result records ({RECORDS}) are empty.", damaged=False)
-    proven = []
+    records, runs = read_records(directory / RECORDS), {model.run for model in summary.models}
     for number, record in enumerate(records, 1):
-        left_out = f"Line {number} of {RECORDS} is left out:"
-        if not record.source.strip():
-            problems.add(RECORDS, f"{left_out} it has no source.")
-        elif record.kind != "published" and not record.digest and record.source not in known_runs:
-            problems.add(RECORDS, f"{left_out} {record.source} has no digest and is not a run of this reproduction.")
-        else:
-            proven.append(record)
-    return proven
+        is_proven = record.kind == "published" or record.digest or record.source in runs
+        if not (is_proven and record.source.strip()):
+            raise IntegrityFailure(f"line {number} of {RECORDS} has no source, or {record.source} has no digest")
+    results = {name: parse_document(values, Result, f"{name} in {EVALUATIONS}")
+               for name, values in read_evaluations(directory).items()}  # fmt: skip
+    scores = read_document(directory / SCORES, ReproductionScores) if (directory / SCORES).is_file() else None
+    return Reproduction(
+        directory, manifest, digest, summary, tuple(records), read_document(directory / LEDGER, Ledger),
+        read_document(directory / DATASET, DataCard), scores, results,
+    )  # fmt: skip

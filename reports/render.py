@@ -6,13 +6,11 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
-from pydantic import BaseModel
 
 from mlm_repro.lineage.atomic import write_bytes
 from mlm_repro.lineage.errors import BadInput
@@ -20,6 +18,7 @@ from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import digest_of, recall, remember
 from mlm_repro.lineage.shipped import HOME
 from mlm_repro.reports.exhibit import Exhibit
+from mlm_repro.reports.figures import draw
 from mlm_repro.reports.style import LIGHT, figure_style, follow_theme
 
 _METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -41,7 +40,7 @@ class Drawing:
 def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
     """Draw every figure of the exhibits; the same input gives the same bytes."""
     drawings = {}
-    drawn = [exhibit for exhibit in exhibits if exhibit.draw]
+    drawn = [exhibit for exhibit in exhibits if exhibit.panels]
     with Progress("report", len(drawn), "figures") as progress:
         for exhibit in drawn:
             drawings[exhibit.name] = render(exhibit)
@@ -51,10 +50,7 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 def render(exhibit: Exhibit) -> Drawing:
     """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or the code changed."""
-    drawn = exhibit.draw
-    assert isinstance(drawn, partial)
-    given = json.dumps([drawn.func.__qualname__, drawn.args, drawn.keywords], default=_plain)
-    numbers = hashlib.sha256(given.encode()).hexdigest()
+    numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {numbers}"
     if not (svg := recall(name, made_of)):
         svg = _draw(exhibit)
@@ -67,18 +63,12 @@ def _drawn_with() -> str:
     return digest_of(HOME / "lineage", HOME / "reports", facts=version("matplotlib"))
 
 
-def _plain(value: Any) -> Any:
-    """The fields of a schema or of a dataclass."""
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else vars(value)
-
-
 def _draw(exhibit: Exhibit) -> bytes:
     """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    assert exhibit.draw
     with figure_style(exhibit.name):
-        figure = exhibit.draw()
+        figure = draw(exhibit.panels, exhibit.column)
         figure.set_facecolor(LIGHT["paper"])
         figure.set_dpi(160)
         FigureCanvasSVG(figure).print_svg(buffer := io.BytesIO(), metadata=_METADATA)
@@ -122,7 +112,7 @@ def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Pa
     if wanted not in by_name:
         raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
     exhibit = by_name[wanted]
-    files = files_of(exhibit, render(exhibit) if exhibit.draw else None)
+    files = files_of(exhibit, render(exhibit) if exhibit.panels else None)
     if form not in files:
         raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(files)}")
     path = folder / f"{wanted}.{form}"

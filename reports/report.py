@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from mlm_repro.experiments.files import VERDICTS, VerdictScore
 from mlm_repro.experiments.scores import EXPERIMENT
 from mlm_repro.experiments.verdicts import headlines, judge, unanswered
 from mlm_repro.experiments.worked_out import worked_out
-from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.errors import Fault
 from mlm_repro.lineage.files import FileSchema, read_document
 from mlm_repro.lineage.records import Record
@@ -31,10 +30,10 @@ from mlm_repro.reports.claims import (
     verdicts_exhibit,
 )
 from mlm_repro.reports.engines import engines_exhibit, layouts_exhibit
-from mlm_repro.reports.exhibit import Exhibit, Section
+from mlm_repro.reports.exhibit import Exhibit
 from mlm_repro.reports.experiment_runs import AGAINST, LADDER, Origin, load_experiment_runs, seeds_of
 from mlm_repro.reports.ladder import ladder_exhibit
-from mlm_repro.reports.load import Problem, Reproduction, load_reproduction
+from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
 
 REPORT, SOURCES = "report", "sources.json"
@@ -83,12 +82,12 @@ class Report:
     """Exhibits of the reproduction and the verdicts, which have fixed places on the page."""
     claims: Claims
     papers: tuple[Paper, ...]
-    stray: tuple[str, ...]
-    """Sentences on runs of experiments that belong to no paper."""
-    sections: tuple[Section, ...]
+    sections: Mapping[str, Exhibit]
+    """Exhibits that have a section of their own, by its title."""
     origins: tuple[Origin, ...]
     """Origins: the reproduction, then the runs of experiments."""
-    problems: tuple[Problem, ...]
+    left_out: tuple[str, ...]
+    """A sentence for each run that was never finished."""
     inputs: Inputs
     kept: Reproduction | None
     """The reproduction that is kept with the code, beside another one."""
@@ -97,7 +96,7 @@ class Report:
     def all_exhibits(self) -> list[Exhibit]:
         """Exhibits in the order of the page."""
         drawn = [part.exhibit for paper in self.papers for part in paper.parts if part.exhibit]
-        return [*self.exhibits.values(), *drawn, *(each for section in self.sections for each in section.exhibits)]
+        return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
@@ -119,7 +118,7 @@ class Report:
             told.append(("kept", "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
-        return [*told, *((part.name, part.title, part.exhibits[0].caption[0]) for part in self.sections)]
+        return [*told, *((f"{each.name}-section", title, each.caption[0]) for title, each in self.sections.items())]
 
     @property
     def homes(self) -> dict[str, str]:
@@ -131,38 +130,34 @@ class Report:
 def assemble(inputs: Inputs) -> Report:
     """Assemble a page. Raises Fault if two exhibits have one name."""
     reproduction = load_reproduction(inputs.reproduction)
-    results, run_origins, run_problems = load_experiment_runs(inputs.runs)
-    own = Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records))
-    origins = (own, *run_origins)
+    results, run_origins = load_experiment_runs(inputs.runs)
+    origins = (Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records)), *run_origins)
     experiments = load_experiments()
-    mine = () if reproduction.problems.of(MARKER) else reproduction.records  # unfinished or changed it does not count
-    records = (*results.records, *(record for record in mine if record.kind != "published"))
+    records = (*results.records, *(record for record in reproduction.records if record.kind != "published"))
     verdicts = judge(experiments.values(), replace(results, records=records))
     worked = [each.record for experiment in experiments.values() for each in worked_out(experiment).numbers]
     known = {_place(record) for record in worked}  # a run's own are the same, or of an earlier version
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _place(record) not in known]
-    drawn = _drawn(experiments, claims, (*worked, *beside), run_problems, exhibits)
+    drawn = _drawn(experiments, claims, (*worked, *beside), exhibits)
     papers = paper_parts(claims, experiments, drawn, exhibits)
-    stray = tuple(problem.sentence for problem in run_problems if problem.part not in experiments)
-    sections = []
-    if ladders := [origin for origin in run_origins if origin.manifest.kind == LADDER]:
-        newest = max(ladders, key=lambda origin: origin.manifest.created)
-        exhibit = ladder_exhibit(newest.path)
-        sections.append(Section("ladder-section", "How loss falls with size", [exhibit]))
-    if engines := [origin.path for origin in run_origins if origin.manifest.kind == AGAINST]:
-        sections.append(Section("engines-section", "Beside other engines", [engines_exhibit(*engines)]))
+    sections: dict[str, Exhibit] = {}
+    by_kind: dict[str, list[Path]] = defaultdict(list)
+    for origin in sorted(run_origins, key=lambda origin: origin.manifest.created):
+        by_kind[origin.manifest.kind].append(origin.path)
+    if LADDER in by_kind:
+        sections["How loss falls with size"] = ladder_exhibit(by_kind[LADDER][-1])
+    if AGAINST in by_kind:
+        sections["Beside other engines"] = engines_exhibit(*by_kind[AGAINST])
     if faults := layouts_exhibit(HOME / "results" / "layouts"):
-        sections.append(Section("layouts-section", "Found in released engines", [faults]))
-    sections.append(Section("errata-section", "Errata found in the papers", [errata_exhibit(claims)]))
-    problems = (*reproduction.problems, *run_problems)
-    beside_it = next((origin.path for origin in run_origins if origin.manifest.kind == "reproduction"), None)
-    kept_one = load_reproduction(beside_it) if beside_it else None
+        sections["Found in released engines"] = faults
+    sections["Errata found in the papers"] = errata_exhibit(claims)
+    kept_one = load_reproduction(by_kind["reproduction"][-1]) if "reproduction" in by_kind else None
     if kept_one:
         exhibits["kept"] = kept_exhibit(reproduction, kept_one)
     report = Report(
-        reproduction, exhibits, claims, tuple(papers), stray, tuple(sections), origins, problems, inputs, kept_one
+        reproduction, exhibits, claims, tuple(papers), sections, origins, results.left_out, inputs, kept_one
     )
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
@@ -176,8 +171,7 @@ def _place(record: Record) -> tuple[str, str, str, str, float | None]:
 
 
 def _drawn(
-    experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record], found: Sequence[Problem],
-    reproduced: Mapping[str, Exhibit],
+    experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record], reproduced: Mapping[str, Exhibit]
 ) -> dict[str, Exhibit]:  # fmt: skip
     """Tables and figures of experiments, with what was run and worked out; one that the reproduction makes too is named
     NAME-runs."""
@@ -187,10 +181,8 @@ def _drawn(
         if experiment.reproduction and not records:
             continue
         numbers = ExperimentNumbers(experiment, records, by_experiment.get(name, ()))
-        problems = [problem.sentence for problem in found if problem.part == name]
-        if not problems and not numbers.records:
-            problems = [f"No run of {name} was given: only what is published is shown."]
+        missing = "" if records else f"No run of {name} was given: only what is published is shown."
         exhibit = catalogue_exhibit(numbers)
         own = f"{exhibit.name}-runs" if exhibit.name in reproduced else exhibit.name
-        drawn[name] = replace(exhibit, name=own, problems=problems)
+        drawn[name] = replace(exhibit, name=own, missing=missing)
     return drawn

@@ -1,23 +1,25 @@
 """Exhibits of a reproduction, with captions and texts that are computed from its numbers."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 
 from mlm_repro.data_pipeline.files import Ledger
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.experiments.scores import END, order_verdict
-from mlm_repro.lineage.numbers import show
-from mlm_repro.lineage.records import Kind, Record
+from mlm_repro.lineage.numbers import MISSING, show
+from mlm_repro.lineage.records import Record
 from mlm_repro.reports import tables
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, draw_panels, layers_of
+from mlm_repro.reports.figures import Layer, Panel, layers_of
 from mlm_repro.reports.load import Reproduction
 
-NAMES: dict[Kind, str] = {"scaled": "scaled twins"}
+NAMES: dict[str, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""
 VALIDATED = "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
+TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
+"""Ends of the names of quantities that mean something at any size."""
 MOST_PACKAGES = 4
 """Packages with another text that a caption names."""
 
@@ -27,10 +29,11 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
-def by_kind(curves: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """Curves by kind, published last."""
+def by_kind(curves: Sequence[Layer]) -> list[Panel]:
+    """Perplexities by kind, published last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
-    return {NAMES.get(kind, kind): [curve for curve in curves if curve.kind == kind] for kind in kinds}
+    return [Panel([curve for curve in curves if curve.kind == kind], "iteration",
+                  "validation perplexity (logarithmic)", NAMES.get(kind, kind)) for kind in kinds]  # fmt: skip
 
 
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
@@ -40,7 +43,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
             "2019-figure-6", "Validation perplexity against iterations",
             [said := _ends(curves), VALIDATED.format(_means(curves, ", means of several seeds with the bands of all"))],
             tables.records_data(perplexities), reproduction.command,
-            partial(draw_panels, by_kind(curves), "validation perplexity (logarithmic)"),
+            by_kind(curves),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",
         )  # fmt: skip
     losses = reproduction.select("2019/training-loss", "training_loss")
@@ -48,7 +51,7 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
         said = _ends(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
             "training-loss", "Training loss against iterations", [said], tables.records_data(losses),
-            reproduction.command, partial(draw_panels, {"": curves}, "training loss (nats per token)"),
+            reproduction.command, [Panel(curves, "iteration", "training loss (nats per token)")],
             f"Line chart of training loss against iterations. {said}",
         )  # fmt: skip
 
@@ -77,8 +80,7 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
     if models := reproduction.summary.models:
         shown = tables.models_tables(models, reproduction.own_kind)
         yield exhibit("models", "Published and trained shapes", tables.models_data(models), shown)
-    if ledger := reproduction.ledger:
-        yield ledger_exhibit(ledger, reproduction.command)
+    yield ledger_exhibit(reproduction.ledger, reproduction.command)
 
 
 def evaluations_exhibit(
@@ -105,8 +107,8 @@ def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Lay
 
 
 def _ends(curves: Sequence[Layer]) -> str:
-    ends = (f"published {curve.series} {show(curve.final)}" if curve.kind == "published"
-            else f"{curve.series} {show(curve.final)}" for curve in curves)  # fmt: skip
+    kinds = {"published": "published "}
+    ends = (f"{kinds.get(curve.kind, '')}{curve.series} {show(curve.final)}" for curve in curves)
     return f"At the end: {'; '.join(ends)}."
 
 
@@ -121,10 +123,9 @@ def order_of(reproduction: Reproduction) -> str:
 
 def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
     """The result that is kept with the code beside another one: how far they are apart, and why."""
-    quantities = (END, kept.scores.quantity if kept.scores else "")
     rows, apart = [], []
     for name in kept.order:
-        for quantity in quantities:
+        for quantity in (END, kept.scores.quantity if kept.scores else ""):
             mine, theirs = (
                 [
                     each
@@ -139,22 +140,20 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
                 shown = (tables.cell_of(records, "{:.4g}".format) for records in (mine, theirs))
                 label = kept.summary.labels.get(name, name)
                 rows.append((label, quantity.replace("_", " "), *shown, f"{gap:+.1f} %"))
-    heads = ("model", "quantity", "here", "kept", "apart")
-    table = Table(heads, rows, 2)
-    seeds = len({model.seed for model in kept.summary.models})
-    texts = [_text(own), _text(kept)]
-    text = Table(("text", "source", "documents", "tokens", "SHA-256"),
-                 [(name, *facts) for name, facts in zip(("here", "kept"), texts, strict=True)], 2)  # fmt: skip
+    table = Table(("model", "quantity", "here", "kept", "apart"), rows, 2)
+    texts = ("here", *_text(own)), ("kept", *_text(kept))
     caption = [
-        f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of {seeds} kept seeds.",
+        f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of "
+        f"{len({model.seed for model in kept.summary.models})} kept seeds.",
         "Both were trained on the same text, byte for byte." if texts[0][-1] == texts[1][-1] else _unlike(own, kept),
     ]
+    text = Table(("text", "source", "documents", "tokens", "SHA-256"), texts, 2)
     return Exhibit("kept", "Beside the kept result", caption, table, kept.command, tables=[table, text])
 
 
 def _unlike(own: Reproduction, kept: Reproduction) -> str:
     """How much of the kept text is in packages whose text is another here, and which packages these are."""
-    mine, theirs = (run.card.packages if run.card else {} for run in (own, kept))
+    mine, theirs = own.card.packages, kept.card.packages
     if not mine or not theirs:
         return "The texts differ, since they are the documentation of what each machine has installed."
     differing = {name: text for name, text in theirs.items() if name not in mine or mine[name].sha256 != text.sha256}
@@ -174,9 +173,8 @@ def _unlike(own: Reproduction, kept: Reproduction) -> str:
 
 def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
     """Source, documents and tokens of a training text, and the beginning of its digest."""
-    card = reproduction.card
-    train = card.splits.get("train") if card else None
-    file = card.files.get("documents/train.jsonl") if card else None
+    train = reproduction.card.splits.get("train")
+    file = reproduction.card.files.get("documents/train.jsonl")
     return (
         reproduction.summary.source, show(train.documents if train else None), show(train.tokens if train else None),
         file.sha256[:16] if file else "not recorded",
@@ -184,9 +182,24 @@ def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Scores of a reproduction's models, with those of a guess."""
-    models = reproduction.summary.models
-    return tables.twins_table(
-        reproduction.select("2019/table-3"), reproduction.summary.labels, reproduction.evaluations.values(),
-        models[0].trained.vocab_size if models else None,
-    )  # fmt: skip
+    """A row for each model with what means something at its size, and one of a guess that is even over the vocabulary.
+
+    Several seeds are shown as their mean with the least and the greatest.
+    """
+    cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in reproduction.select("2019/table-3"):
+        if record.quantity.endswith(TWINS) and record.seed is not None:
+            cells[record.series, record.quantity].append(record)
+    units = {record.quantity: record.unit for of in cells.values() for record in of}
+    labels, models = reproduction.summary.labels, reproduction.summary.models
+    rows = [
+        [labels.get(name, name), *(tables.cell_of(cells[name, quantity], "{:,.3f}".format) for quantity in units)]
+        for name in dict.fromkeys(series for series, _ in [*cells])
+    ]
+    if models and (vocab_size := models[0].trained.vocab_size):
+        chances: dict[str, str] = {}
+        for result in reproduction.evaluations.values():
+            chances |= tables.chance(result, vocab_size)
+        rows.append(["an even guess", *(chances.get(quantity, MISSING) for quantity in units)])
+    heads = [f"{quantity.replace('_', ' ')} {unit}".strip() for quantity, unit in units.items()]
+    return Table(("model", *heads), rows, 1, "What means something at this size")

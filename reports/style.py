@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -22,6 +22,10 @@ STYLE = read_toml(Path(__file__).with_name("style.toml"))
 PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
 """Each colour on a light page and on a dark one."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
+LINES: dict[str, dict[str, Any]] = {
+    name: {key: LIGHT.get(value, value) for key, value in line.items()} for name, line in STYLE["lines"].items()
+}
+"""Line and marker of each kind of number, and its name in a key."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
@@ -69,7 +73,7 @@ def figure_style(salt: str) -> Iterator[None]:
     """Apply the Matplotlib settings; `salt` makes the element names of a drawing unique."""
     import matplotlib
 
-    named = {name: LIGHT.get(value, value) for name, value in STYLE["figures"].items()}
+    named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}
     with matplotlib.rc_context({**named, "svg.hashsalt": salt}):
         yield
 

@@ -35,11 +35,9 @@ COLUMNS = (
 )  # fmt: skip
 """Fields of a result that the CSV lists; empty where a result of its kind has none."""
 LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perplexity of the target")
-OURS, GUESS = "this reproduction", "an even guess"
+OURS = "this reproduction"
 MEANINGLESS = 10_000
 """Perplexity of words from which on it says nothing: bits per byte do."""
-TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
-"""Ends of the names of quantities that mean something at any size."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
@@ -57,31 +55,6 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
             rows = [[name, *(cell_of(cells[name, each], text) for each in heads)] for name in series]
             tables.append(Table(("model", *heads), rows, 1, f"{title} ({hint})"))
     return tables
-
-
-def twins_table(
-    records: Sequence[Record], labels: Mapping[str, str], evaluations: Iterable[Result], vocab_size: int | None
-) -> Table:
-    """A row for each model with what means something at its size, and one of a guess that is even over the vocabulary.
-
-    Several seeds are shown as their mean with the least and the greatest.
-    """
-    cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in records:
-        if record.quantity.endswith(TWINS) and record.seed is not None:
-            cells[record.series, record.quantity].append(record)
-    units = {record.quantity: record.unit for of in cells.values() for record in of}
-    rows = [
-        [labels.get(name, name), *(cell_of(cells[name, quantity], "{:,.3f}".format) for quantity in units)]
-        for name in dict.fromkeys(series for series, _ in [*cells])
-    ]
-    if vocab_size:
-        chances: dict[str, str] = {}
-        for result in evaluations:
-            chances |= chance(result, vocab_size)
-        rows.append([GUESS, *(chances.get(quantity, MISSING) for quantity in units)])
-    heads = [f"{quantity.replace('_', ' ')} {unit}".strip() for quantity, unit in units.items()]
-    return Table(("model", *heads), rows, 1, "What means something at this size")
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
@@ -145,33 +118,32 @@ def attrition_table(ledger: Ledger) -> Table:
     rows: list[tuple[str, ...]] = []
     for stage in ledger.stages:
         decision = f"kept ({stage.note})" if stage.note else "kept"
-        share = percent(stage.documents_out, stage.documents_in)
-        amounts = (show(stage.documents_out), share, size_bytes(stage.bytes_out), show(stage.tokens_out))
-        rows.append((stage.name, decision, *amounts, show(stage.changed)))
-        for reason, lost in stage.dropped.items():
-            share = percent(lost.documents, stage.documents_in)
-            amounts = (f"−{show(lost.documents)}", share, size_bytes(lost.bytes), show(lost.tokens))
-            rows.append((stage.name, f"dropped: {reason}", *amounts, ""))
+        for reason, amount in {"": stage.kept, **stage.dropped}.items():
+            count, share = show(amount.documents), percent(amount.documents, stage.documents_in)
+            sizes = (f"−{count}" if reason else count, share, size_bytes(amount.bytes), show(amount.tokens))
+            changed = "" if reason else show(stage.changed)
+            rows.append((stage.name, f"dropped: {reason}" if reason else decision, *sizes, changed))
     heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
     return Table(heads, rows, 2, "Attrition")
 
 
-def records_data(records: Iterable[Record]) -> Table:
-    """A row for each record under its field names, with numbers as recorded."""
-    rows = []
-    for record in records:
-        values = record.model_dump()
-        rows.append([exact(values[field]) if field in EXACT else _plain(values[field]) for field in RECORD_FIELDS])
+def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
+    """A row for each record under its field names, with numbers as recorded, the first ones as they were `printed`."""
+    rows = [
+        [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS] for record in records
+    ]
+    for row, digits in zip(rows, printed, strict=False):
+        row[RECORD_FIELDS.index("value")] = digits
     return Table(RECORD_FIELDS, rows, 4)
 
 
 def ledger_data(ledger: Ledger) -> Table:
     """A row for what each stage kept, without a reason, and a row for each reason for dropping."""
-    heads, rows = ("documents", "bytes", "tokens"), []
-    for stage in ledger.stages:
-        for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            decision = "dropped" if reason else "kept"
-            rows.append([stage.name, decision, reason, *(_plain(getattr(amount, name)) for name in heads)])
+    heads = ("documents", "bytes", "tokens")
+    rows = [
+        [stage.name, "dropped" if reason else "kept", reason, *(_plain(getattr(amount, name)) for name in heads)]
+        for stage in ledger.stages for reason, amount in {"": stage.kept, **stage.dropped}.items()
+    ]  # fmt: skip
     return Table(["stage", "decision", "reason", *heads], rows, 3)
 
 
@@ -261,13 +233,8 @@ def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list
     A file stem begins with the model's name.
     """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
-    places = {name: place for place, name in enumerate(order)}
-
-    def key(pair: tuple[str, Result]) -> tuple[bool, str, int, str]:
-        model, result = pair
-        return isinstance(result, ClozeResult), result.task, places.get(model, len(places)), model
-
-    return sorted(named, key=key)
+    places = [*order, *sorted(model for model, _ in named)]
+    return sorted(named, key=lambda of: (isinstance(of[1], ClozeResult), of[1].task, places.index(of[0])))
 
 
 def evaluations_tables(

@@ -1,20 +1,18 @@
 """A page of one training: its curves, numbers, generated text, evaluations and data, in one file to send."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, TrainedOn, named_datasets
 from mlm_repro.engine.costs import parameter_count, tokens_trained
-from mlm_repro.engine.run.files import METRICS, SUMMARY, Step, TrainingSummary, Validation, read_steps, read_validations
+from mlm_repro.engine.run.files import SUMMARY, Step, TrainingSummary, Validation, read_steps, read_validations
 from mlm_repro.engine.run.resolved import read_config
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.lineage.chain import complete_checkpoints
-from mlm_repro.lineage.digest import MARKER, check_seal, is_sealed, read_digest
+from mlm_repro.lineage.digest import check_seal, is_sealed, read_digest
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import Manifest, parse_document, read_document, read_object
 from mlm_repro.lineage.numbers import exact, show
@@ -22,8 +20,7 @@ from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.reports import tables
 from mlm_repro.reports.exhibit import Exhibit, Table
-from mlm_repro.reports.figures import Layer, Point, draw_panels
-from mlm_repro.reports.load import Problems
+from mlm_repro.reports.figures import Layer, Panel, Point
 from mlm_repro.reports.page import shell
 from mlm_repro.reports.render import render_all
 from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
@@ -44,8 +41,8 @@ class Training:
 
     path: Path
     manifest: Manifest
-    size: tuple[int, int] | None
-    """Parameters, and tokens of the whole training; None if this program does not know a key of its configuration."""
+    size: tuple[int, int]
+    """Parameters, and tokens of the whole training."""
     summary: TrainingSummary | None
     """None if it is unfinished."""
     steps: Sequence[Step]
@@ -58,7 +55,8 @@ class Training:
     samples: Sequence[dict[str, Any]]
     """Prompts with the continuations by its checkpoints."""
     state: str
-    problems: Problems
+    note: str
+    """Sentence on the datasets that are not shown."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
@@ -96,7 +94,7 @@ def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
     points = []
     for start in range(0, len(values), apart):
         places, numbers = zip(*values[start : start + apart], strict=True)
-        points.append(Point(places[-1], fmean(numbers), min(numbers), max(numbers), len(numbers)))
+        points.append(Point.mean(places[-1], numbers))
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -106,78 +104,56 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     if curves[0].repeats > 1:
         caption.append(f"Points are means of {curves[0].repeats} iterations, the band their least and greatest.")
     alt = f"Line chart of {label} over iterations. {caption[0]}"
-    return Exhibit(name, title, caption, Table((), ()), "", partial(draw_panels, {"": curves}, label, column=True), alt,
-                   column=True)  # fmt: skip
+    return Exhibit(name, title, caption, Table((), ()), "", [Panel(curves, "iteration", label)], alt, column=True)
 
 
 def load_training(run: Path) -> Training:
-    """Read a training, finished or not. Raises BadInput for a directory that holds none.
+    """Read a training, finished or not.
 
-    A file that is missing or damaged becomes a Problem.
+    Raises BadInput for a directory that holds none, IntegrityFailure for a damaged file or a run that was changed after
+    it was sealed.
     """
     directory = RunDirectory.open(run, "training").path
-    manifest, problems = read_document(directory / MANIFEST, Manifest), Problems()
+    manifest = read_document(directory / MANIFEST, Manifest)
+    config = read_config(manifest.model_dump(), directory / MANIFEST)
     state = "unfinished: it was stopped, failed or is at work"
     if is_sealed(directory):
-        state = "complete, but changed since"
-        with problems.noting(MARKER, "The run"):
-            state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
-    read: list[Any] = [[], [], []]
-    readers: tuple[Callable[[Path], list[Any]], ...] = (read_steps, read_validations, named_datasets)
-    for place, reader in enumerate(readers):
-        with problems.noting(METRICS, "A part of the run"):
-            read[place] = reader(directory)
+        state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
+    summary = read_document(directory / SUMMARY, TrainingSummary) if (directory / SUMMARY).is_file() else None
     ledger = card = None
-    if read[2]:
-        data = max(read[2], key=lambda each: each.weight)
-        if len(read[2]) > 1:
-            problems.add(DATASET, f"Of {len(read[2])} datasets this is the one of the largest share.", damaged=False)
-        if data.is_here:
-            ledger = problems.document(data.place / LEDGER, Ledger, LEDGER, "The data ledger")
-            card = problems.document(data.place / DATASET, DataCard, DATASET, "The data card")
+    datasets, note = named_datasets(directory), ""
+    if datasets:
+        data = max(datasets, key=lambda each: each.weight)
+        if not data.is_here:
+            note = f"The dataset {data.place} is not here, or was built anew since."
         else:
-            problems.add(DATASET, f"The dataset {data.place} is not here, or was built anew since.", damaged=False)
-    evaluations, samples = _scored(directory, problems)
-    summary = problems.document(directory / SUMMARY, TrainingSummary, SUMMARY, "The summary")
-    size = None
-    with problems.noting(MANIFEST, "The size of the model"):
-        config = read_config(manifest.model_dump(), directory / MANIFEST)
-        size = parameter_count(config.model), tokens_trained(config.model, config.train)
+            note = f"Of {len(datasets)} datasets this is the one of the largest share." if len(datasets) > 1 else ""
+            ledger = read_document(data.place / LEDGER, Ledger)
+            card = read_document(data.place / DATASET, DataCard)
+    evaluations, samples = _scored(directory)
     return Training(
-        directory,
-        manifest,
-        size,
-        summary,
-        read[0],
-        read[1],
-        read[2],
-        ledger,
-        card,
-        evaluations,
-        samples,
-        state,
-        problems,
-    )
+        directory, manifest, (parameter_count(config.model), tokens_trained(config.model, config.train)), summary,
+        read_steps(directory), read_validations(directory), datasets, ledger, card, evaluations, samples, state, note,
+    )  # fmt: skip
 
 
-def _scored(run: Path, problems: Problems) -> tuple[dict[str, Result], list[dict[str, Any]]]:
+def _scored(run: Path) -> tuple[dict[str, Result], list[dict[str, Any]]]:
     """Results of the run's checkpoints, and text by them, in the JSON files of `mlm-eval` beside the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations, samples = dict[str, Result](), []
     for path in sorted(run.parent.glob("*.json")):
+        values: dict[str, Any] = {}
         with suppress(UserError):
             values = read_object(path)
-            several = values.get("results")
-            named = several.items() if isinstance(several, dict) else [("", values)]
-            for task, each in named:
-                if not isinstance(each, dict) or each.get("checkpoint_digest") not in digests:
-                    continue
-                if "continuation" in each:
-                    samples.append(each)
-                    continue
-                with problems.noting(path.name, "An evaluation"):
-                    name = f"{path.stem}-{task}" if task else path.stem
-                    evaluations[name] = parse_document(each, Result, str(path))
+        several = values.get("results")
+        for task, each in (several if isinstance(several, dict) else {"": values}).items():
+            if not isinstance(each, dict) or each.get("checkpoint_digest") not in digests:
+                continue
+            if "continuation" in each:
+                samples.append(each)
+            else:
+                name = f"{path.stem}-{task}" if task else path.stem
+                evaluations[name] = parse_document(each, Result, str(path))
     return evaluations, samples
 
 
@@ -186,7 +162,7 @@ def render_training(training: Training) -> str:
     exhibits = training.exhibits
     context = {
         "run": training, "exhibits": exhibits, "drawings": render_all(exhibits.values()), "alone": True,
-        "card": training.card, "ledger": training.ledger, "ours": "measured", "tables": tables,
+        "card": training.card, "ledger": training.ledger, "note": training.note, "ours": "measured", "tables": tables,
         "curves": [exhibit for exhibit in exhibits.values() if exhibit.column], "duration": format_duration,
     }  # fmt: skip
     return template_environment().get_template("run.html").render(shell() | context)

@@ -27,6 +27,7 @@ from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.experiment_runs import load_experiment_runs
+from mlm_repro.reports.figures import draw
 from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.report import Inputs
 from mlm_repro.verify.recomputed import RunCheck
@@ -48,7 +49,7 @@ def read_ladder(path: Path) -> object:
         RunCheck(path.parent)
     load_experiment_runs([path.parent])
     exhibit = ladder_exhibit(path.parent)
-    return exhibit.draw and exhibit.draw()
+    return draw(exhibit.panels)
 
 
 def compared(folder: Path) -> Path:
@@ -58,8 +59,7 @@ def compared(folder: Path) -> Path:
 
 def read_compared(path: Path) -> object:
     """As it stands on a page."""
-    draw = engines_exhibit(path.parent).draw
-    return draw and draw()
+    return draw(engines_exhibit(path.parent).panels)
 
 
 def sealed_numbers(name: str) -> Callable[[Path], Path]:

@@ -29,7 +29,7 @@ CALLS = [
     "mlm-experiment compare 2021/table-1", "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
     "mlm-experiment simulate experiments/published/ptd-p-runs.csv --out predictions.csv",
     "mlm-experiment launch experiments/jobs/8.3b.toml --out launch",
-    "mlm-experiment run 2021/figure-11 --mode simulate", "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
+    "mlm-experiment run 2021/figure-11", "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
 ]  # fmt: skip
 CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",

@@ -21,7 +21,6 @@ from mlm_repro.engine.twin import initial_deviation, twin_seconds
 from mlm_repro.experiments.files import (
     EVALUATIONS,
     FORECAST,
-    LADDER,
     PLAN,
     Forecast,
     LadderPlan,
@@ -88,13 +87,10 @@ def describe_plan(plan: LadderPlan) -> str:
     """Sizes, tokens and time as text."""
     *smaller, largest = (rung.parameters for rung in plan.rungs)
     flops = 6 * plan.tokens * (sum(smaller) * (len(plan.seeds) + SEARCH_SHARE * len(plan.rates)) + largest)
-    sizes = ", ".join(f"{rung.layers} × {rung.width} ({rung.parameters:,})" for rung in plan.rungs)
-    seconds = twin_seconds(flops, plan.cores)
+    sizes = ", ".join(f"{size:,}" for size in (*smaller, largest))
     return (
-        f"layers × width (parameters): {sizes}\n"
-        f"each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text; {len(plan.seeds)} seeds of all "
-        f"but the largest, {len(plan.rates)} learning rates tried for {plan.search_iterations:,} iterations\n"
-        f"expected: about {format_duration(seconds)} on {plan.cores} cores"
+        f"models of {sizes} parameters, each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text\n"
+        f"expected: about {format_duration(twin_seconds(flops, plan.cores))} on {plan.cores} cores"
     )
 
 
@@ -214,10 +210,9 @@ def make_forecast(plan: LadderPlan, smaller: Mapping[int, Iterable[Trained]]) ->
     curves: dict[int, list[dict[int, float]]] = {}
     made_of, left_out = {}, {}
     for rung, each in ((rung, each) for rung, seeds in smaller.items() for each in seeds):
-        if not each.is_finished:
-            left_out[each.name] = "its loss stopped being a number"
-        elif each.is_diverged:
-            left_out[each.name] = "its loss ended above that of the untrained model"
+        if each.is_diverged:
+            why = "ended above that of the untrained model" if each.is_finished else "stopped being a number"
+            left_out[each.name] = f"its loss {why}"
         else:
             curves.setdefault(rung, []).append(each.losses)
             made_of[each.name] = each.digest
@@ -235,35 +230,32 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     them, two are the same, or the forecast did not precede the largest.
     """
     rungs, forecast = KeptRungs(ladder), read_document(ladder / FORECAST, Forecast)
-    plan, card = rungs.plan, read_document(ladder / DATASET, DataCard)
-    smaller = rungs.smaller()
+    plan, to_bits = rungs.plan, read_document(ladder / DATASET, DataCard).splits["valid"].bits_per_nat
     finished = [each for each in rungs.kept.trained.values() if each.is_finished]
     curves = [each.losses for each in finished]
     if same := [each.name for each in finished if curves.count(each.losses) > 1]:
         raise IntegrityFailure(f"{' and '.join(same)} have the same losses")
-    if not _agree(make_forecast(plan, smaller), forecast):
+    if not _agree(make_forecast(plan, rungs.smaller()), forecast):
         raise IntegrityFailure(f"{FORECAST} is not what the trainings of the smaller rungs give")
     trained = rungs.all()
     rungs.kept.check_no_more()
     runs = [
         LadderRun(
-            name=each.name, rung=rung, seed=each.config.train.seed,
-            learning_rate=each.config.train.learning_rate, curve=list(each.losses.items()),
-            bits_per_byte=each.final * card.splits["valid"].bits_per_nat,
+            name=each.name, rung=rung, seed=each.config.train.seed, learning_rate=each.config.train.learning_rate,
+            curve=list(each.losses.items()), bits_per_byte=each.final * to_bits,
         )
         for rung, seeds in trained.items() for each in seeds if each.is_finished
     ]  # fmt: skip
     reached, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= reached <= foreseen.high else "MISS"
     scored, first = read_scores(ladder), [each.name for each in first_of_rungs(trained)]
-    scores = [scored[name] for name in first] if scored.keys() >= {*first} else []
-    common = [text for text in scores[0].texts if all(text in each.texts for each in scores)] if scores else []
-    texts = {text: [each.texts[text] for each in scores] for text in common}
-    comparisons = [compared(text, larger - 2, larger, [[each] for each in models])
-                   for text, models in texts.items() for larger in range(2, len(models))]  # fmt: skip
+    scores = [scored[name].texts for name in first] if scored.keys() >= {*first} else []
+    common = [text for text in (scores[0] if scores else ()) if all(text in each for each in scores)]
     result = LadderResult(
-        runs=runs, verdict=verdict, comparisons=comparisons, rates=rungs.rates,
-        bits_per_byte={text: [each.bits_per_byte for each in models] for text, models in texts.items()},
+        runs=runs, verdict=verdict, rates=rungs.rates,
+        comparisons=[compared(text, larger - 2, larger, [[each[text]] for each in scores])
+                     for text in common for larger in range(2, len(scores))],
+        bits_per_byte={text: [each[text].bits_per_byte for each in scores] for text in common},
         sentence=f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
         f"{foreseen.high:.4f}) and reached {reached:.4f}",
     )  # fmt: skip
@@ -298,16 +290,3 @@ def _records(plan: LadderPlan, forecast: Forecast, result: LadderResult, origin:
     end = forecast.curve[-1]
     yield record(len(plan.rungs) - 1, "ladder_validation_loss", end.loss, "simulated", low=end.low, high=end.high,
                  note="forecast before it was trained")  # fmt: skip
-
-
-def format_ladder(ladder: Path) -> str:
-    """A line for each rung, then the outcome of the forecast."""
-    plan, forecast = read_document(ladder / PLAN, LadderPlan), read_document(ladder / FORECAST, Forecast)
-    result = read_document(ladder / LADDER, LadderResult)
-    lines = []
-    for rung, sizes in enumerate(plan.rungs):
-        losses = ", ".join(f"{run.loss:.4f}" for run in result.runs if run.rung == rung) or "diverged"
-        by_law = forecast.law.loss(sizes.parameters, plan.tokens)
-        lines.append(f"{sizes.parameters:>10,} parameters: loss {losses}; by the law {by_law:.4f}")
-    lines += [f"left out of the law: {name}: {reason}" for name, reason in forecast.left_out.items()]
-    return "\n".join([*lines, str(result.rates), result.sentence])

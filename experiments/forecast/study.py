@@ -45,6 +45,7 @@ from mlm_repro.experiments.files import (
     EffectForecast,
     Forecast,
     LadderPlan,
+    LadderResult,
     LadderScores,
     RateSweep,
     read_runs,
@@ -62,7 +63,6 @@ from mlm_repro.experiments.forecast.ladder import (
     derive,
     describe_plan,
     first_of_rungs,
-    format_ladder,
     make_forecast,
     make_plan,
     read_scores,
@@ -111,7 +111,8 @@ def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
             write_document(run.path / PLAN, plan)
             make_ladder(run, dataset, runs)
     run_step("mlm-report", "figure", "ladder", str(run.path), "--out", str(run.path / "report"))
-    print(f"{format_ladder(run.path)}\n{run.path}\ndone in {format_duration(time.monotonic() - start)}")
+    result = read_document(run.path / LADDER, LadderResult)
+    print(result.rates, result.sentence, run.path, f"done in {format_duration(time.monotonic() - start)}", sep="\n")
 
 
 def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
@@ -121,8 +122,8 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
     *smaller, largest = range(len(plan.rungs))
 
     def train_smaller() -> Forecast:
-        trials = trial_configs(plan, dataset)
-        train_all([config for rung in reversed(smaller) for config in trials[rung]], run.path, runs)
+        trials = reversed(trial_configs(plan, dataset).values())
+        train_all([config for configs in trials for config in configs], run.path, runs)
         rates = KeptRungs(run.path).rates
         print(rates, flush=True)
         wholes = (whole_configs(plan, rates, rung, plan.seeds, dataset) for rung in reversed(smaller))
@@ -179,10 +180,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     def search() -> EffectForecast:
         train_all(trials, run.path, runs)
         for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
-            config = sweep_config(name, ablation, arm, datasets[arm.dataset])
-            if code := launch(partial(_train, config, runs, 1), 1):
-                raise StepFailed(f"training of {config.name}", code)
-            steps = [step for step in read_steps(_directory_of(config, runs)) if not step.skipped]
+            place = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
+            steps = [step for step in read_steps(place) if not step.skipped]
             sweep = RateSweep(rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps])
             (run.path / SWEEPS).mkdir(exist_ok=True)
             write_document(run.path / SWEEPS / f"{slug(arm.name)}.json", sweep)
@@ -225,9 +224,7 @@ def try_forecast(
     if ranks == 1:
         train_all(configs, run.path, runs)
     for config in configs if ranks > 1 else ():
-        if code := launch(partial(_train, config, runs, ranks), ranks):
-            raise StepFailed(f"training of {config.name}", code)
-        keep(_directory_of(config, runs), run.path)
+        keep(_train_on(config, runs, ranks), run.path)
     write_records(run.path / RECORDS, judge())
     run.complete()
 
@@ -297,6 +294,13 @@ def bigram_loss(dataset: Path) -> float:
 
 def _directory_of(config: RunConfig, runs: Path) -> Path:
     return resolve(config, 1).begin(runs).path
+
+
+def _train_on(config: RunConfig, runs: Path, ranks: int) -> Path:
+    """Train in processes of this many ranks; the training's directory. Raises StepFailed if it failed."""
+    if code := launch(partial(_train, config, runs, ranks), ranks):
+        raise StepFailed(f"training of {config.name}", code)
+    return _directory_of(config, runs)
 
 
 def _train(config: RunConfig, runs: Path, ranks: int) -> None:

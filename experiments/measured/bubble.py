@@ -16,6 +16,7 @@ from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.pipeline.executor import PipelineExecutor
 from mlm_repro.engine.pipeline.lowering import lower
 from mlm_repro.engine.pipeline.schedule import compute_orders
@@ -87,15 +88,19 @@ class TimedStage(nn.Module):
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
     """The clocks of one iteration of this rank of `pp` for each number of microbatches."""
     mesh = build_mesh(Layout(pp=pp))
-    tokens = torch.ones(1, CONFIG.seq_length, dtype=torch.long)
     clocks = []
     for count in counts:
         clock = Clock()
-        stages: list[Any] = [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)]
-        program = lower(compute_orders(name, pp, chunks, count), chunks).programs[mesh.pp.rank]
-        PipelineExecutor(stages, mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
+        run_stages([TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)], mesh, name, count)
         clocks.append(clock)
     return clocks
+
+
+def run_stages(stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1) -> None:
+    """One iteration of this rank's stages, by a schedule, on so many microbatches of so many sequences."""
+    tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
+    program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[mesh.pp.rank]
+    PipelineExecutor(stages, mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
 
 
 SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {

@@ -21,10 +21,8 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.model.transformer import run_layers
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import ParallelMesh
-from mlm_repro.engine.pipeline.executor import PipelineExecutor
-from mlm_repro.engine.pipeline.lowering import lower
-from mlm_repro.engine.pipeline.schedule import compute_orders
 from mlm_repro.experiments.measured.activations import PlainLayer, SavedBytes, kept_bytes
+from mlm_repro.experiments.measured.bubble import run_stages
 from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.lineage.progress import announce
 
@@ -82,11 +80,9 @@ def peaks(
     most = []
     for stage.at_once in each:
         for count in counts:
-            tokens = torch.ones(sequences // count, CONFIG.seq_length, dtype=torch.long)
-            program = lower(compute_orders("gpipe", pp, 1, count), 1).programs[mesh.pp.rank]
             memory = SavedBytes(stage)
             with memory:
-                PipelineExecutor([stage], mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
+                run_stages([stage], mesh, "gpipe", count, sequences // count)
             most.append(memory.peak)
     return most
 

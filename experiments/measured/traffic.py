@@ -1,4 +1,4 @@
-"""Bytes that gloo ranks send in an iteration, logged at their collectives, and bytes that they hold.
+"""Bytes that gloo ranks send in an iteration, logged at their collectives.
 
 Every rank counts as a machine of its own: no memory is shared. The counts depend neither on clocks nor on links.
 """
@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mlm_repro.engine.config import ModelConfig, ParallelConfig, Precision, TrainConfig
-from mlm_repro.engine.costs import fullest_rank, parameter_count
+from mlm_repro.engine.config import ModelConfig, ParallelConfig, TrainConfig
+from mlm_repro.engine.costs import parameter_count
 from mlm_repro.engine.launch.forked import run_forked
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.model.microbatch import PipelineInput
@@ -144,31 +144,30 @@ def _sequence() -> list[Line]:
     return lines("tensor and sequence parallel", values)
 
 
+def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[float]:
+    """Elements of b·s·h that each rank passes on to another stage for a microbatch."""
+    batch = 4
+    ranks = run_forked(iteration, parallel.pp * parallel.tp, model, parallel, batch)
+    return [rank.bytes["send", parallel.pp] / ELEMENT / BSH / batch for rank in ranks]
+
+
 def _pipeline() -> list[Line]:
     """Elements that cross a border for each microbatch: the first stage sends forward, the last one back."""
-    batch = 4
-
-    def sent(parallel: ParallelConfig) -> list[float]:
-        ranks = run_forked(iteration, parallel.pp * parallel.tp, MODEL, parallel, batch)
-        return [rank.bytes["send", 2] / ELEMENT / BSH / batch for rank in ranks]
-
-    first, last = sent(ParallelConfig(pp=2))
+    first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines("pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last})
     for tp in (WIDTHS[0], WIDTHS[-1]):
-        value = {"border_elements_forward": sent(ParallelConfig(pp=2, tp=tp))[0]}
+        value = {"border_elements_forward": _passed_on(ParallelConfig(pp=2, tp=tp))[0]}
         numbers += lines("pipeline parallel, scatter/gather", value, x=float(tp), x_name="tp")
     return numbers
 
 
 def _interleaved() -> list[Line]:
     """Traffic of an inner stage over its traffic with one chunk."""
-    pp, batch = 4, 4
-    model, numbers = MODEL.model_copy(update={"num_layers": 16}), []
-    plain = run_forked(iteration, pp, model, ParallelConfig(pp=pp), batch)[1].bytes["send", pp]
+    model, numbers = MODEL.model_copy(update={"num_layers": 16}), list[Line]()
+    plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
-        parallel = ParallelConfig(pp=pp, chunks=chunks, schedule="interleaved")
-        sent = run_forked(iteration, pp, model, parallel, batch)[1].bytes["send", pp]
-        numbers += lines("interleaved", {"border_traffic_ratio": sent / plain}, x=float(chunks), x_name="chunks")
+        value = _passed_on(ParallelConfig(pp=4, chunks=chunks, schedule="interleaved"), model)[1] / plain
+        numbers += lines("interleaved", {"border_traffic_ratio": value}, x=float(chunks), x_name="chunks")
     return numbers
 
 
@@ -204,30 +203,3 @@ def measure_sent_bytes() -> list[Line]:
         ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
         numbers += lines(series, {"communication_ratio": ratio}, note="one microbatch to a rank")
     return numbers
-
-
-def measure_held_bytes() -> list[Line]:
-    """Bytes of parameters, gradients and optimizer state for each parameter of the model, the mean over ranks."""
-    numbers: list[Line] = []
-    names = ("data parallel", "ZeRO stage 1", "ZeRO stage 3")
-    announce(f"{len(names)} layouts on 2 and 4 processes, an iteration each")
-    for name in names:
-        parallel, count = LAYOUTS[name], parameter_count(MODEL)
-        for ranks in (2, 4):
-            held = sum(run_forked(held_bytes, ranks, parallel, "bf16")) / ranks
-            state = fullest_rank(MODEL, TrainConfig(precision="bf16"), parallel, ranks).state
-            place = {"x": float(ranks), "x_name": "dp", "note": f"{count:,} parameters in bf16"}
-            numbers += lines(name, {"state_bytes_per_parameter": held / count}, "scaled", **place)
-            numbers += lines(name, {"state_bytes_per_parameter": state / count}, "computed", **place)
-    return numbers
-
-
-def held_bytes(parallel: ParallelConfig, precision: Precision) -> int:
-    """Bytes of this rank's parameters, gradients, master weights and moments between iterations."""
-    mesh = build_mesh(Layout(dp=torch.distributed.get_world_size()))
-    _, step = build_step(MODEL, TrainConfig(precision=precision), parallel, mesh)
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-                for group in step.optimizer.groups
-                for tensor in (group.flat, group.main_gradient, group.master, group.exp_avg, group.exp_avg_sq)
-                }  # fmt: skip
-    return sum(storages.values())

@@ -127,7 +127,7 @@ def warm_up(folder: Path) -> None:
 def leave_figures_blank() -> None:
     """Draw nothing on pages that this process builds."""
     blank = render.Drawing(render.Markup("<svg></svg>"), b"<svg/>")
-    page.render_all = lambda exhibits: {exhibit.name: blank for exhibit in exhibits if exhibit.draw}
+    page.render_all = lambda exhibits: {exhibit.name: blank for exhibit in exhibits if exhibit.panels}
 
 
 def _settle(place: Path, log: Path) -> None:

@@ -70,7 +70,7 @@ def test_an_experiment_that_measures_seals_scaled_numbers(
     monkeypatch.setattr(runner, "measure", lambda name, limit: [line])
     experiment = find_experiment("zero/communication")
     for _ in range(2):
-        run_named([experiment], "auto", tmp_path)
+        run_named([experiment], tmp_path)
     (directory,) = (path for path in tmp_path.glob("*-measured-*") if not path.is_symlink())
     (record,) = read_records(directory / "records.jsonl")
     assert (record.experiment, record.source) == ("zero/communication", directory.name)
@@ -83,7 +83,7 @@ def test_what_takes_long_is_left_out_of_several_but_not_its_simulation(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     slow = find_experiment("2021/figure-12").model_copy(update={"measures": "released"})
-    run_named([slow, find_experiment("2021/gains")], "auto", tmp_path)
+    run_named([slow, find_experiment("2021/gains")], tmp_path)
     said = capfd.readouterr().out
     assert "2021/figure-12: 10 numbers simulated or computed" in said
     assert "2021/figure-12: left out; `mlm-experiment run 2021/figure-12` scores released weights" in said
@@ -150,15 +150,14 @@ def test_products_that_are_made_again_are_counted() -> None:
 
 
 def test_words_and_sub_words_of_the_published_file_are_counted(published: Path, tmp_path: Path) -> None:
-    run_named([find_experiment("2019/words")], "here", tmp_path)
+    run_named([find_experiment("2019/words")], tmp_path)
     found = judge([find_experiment("2019/words")], load_results([tmp_path]))
     assert [one.outcome for one in found] == ["confirmed", "confirmed", "confirmed"]
 
 
 def test_multiples_in_the_text_follow_from_the_printed_sizes_by_their_rounding(tmp_path: Path) -> None:
     multiples = find_experiment("2019/multiples")
-    for mode in ("model", "here"):
-        run_named([multiples], mode, tmp_path)
+    run_named([multiples], tmp_path)
     verdicts = {one.claim.id: one for one in judge([multiples], load_results([tmp_path]))}
     assert {one.outcome for one in verdicts.values()} == {"confirmed"}
     of_gpt_2 = verdicts["2019/blog/gpt-2-multiple"]
@@ -176,8 +175,8 @@ def test_files_that_are_not_here_leave_one_experiment_out(
     monkeypatch.setattr(runner, "measure", missing)
     words = find_experiment("2019/words")
     with pytest.raises(DataMissing):
-        run_named([words], "here", tmp_path)
-    run_named([words, words], "here", tmp_path)
+        run_named([words], tmp_path)
+    run_named([words, words], tmp_path)
     assert "2019/words: left out; put the file there" in capfd.readouterr().out
 
 

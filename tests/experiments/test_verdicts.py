@@ -371,8 +371,6 @@ def test_ten_faults_of_the_cost_model_turn_a_verdict_or_are_said_to_turn_none() 
         (["compare"], 2, "name an experiment"),
         (["compare", "2021/figure-99"], 2, "there is no experiment '2021/figure-99'"),
         (["compare", "--all", "--results", "nowhere"], 2, "nowhere is not a directory"),
-        (["run", EXPERIMENT, "--mode", "here"], 4, "measured on the published machines alone"),
-        (["run", "2019/table-3", "--mode", "simulate"], 2, "trained models, which nothing simulates"),
     ],
 )
 def test_a_mistake_gets_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:

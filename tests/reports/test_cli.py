@@ -49,17 +49,25 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_damage_is_named_on_a_page_that_is_written_all_the_same(tmp_path: Path) -> None:
+def test_damage_is_named_and_no_page_is_written(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path / "runs")
     with (path / "records.jsonl").open("a", encoding="utf-8") as file:
         file.write("not a record\n")
     done = _report(str(path), cwd=tmp_path)
     assert done.returncode == 6
-    assert "warning: records.jsonl was changed after reproduce-8.3b" in done.stderr
-    html = (path / "report" / "index.html").read_text(encoding="utf-8")
-    assert "records.jsonl was changed after reproduce-8.3b" in html
-    assert "The result records cannot be shown" in html
-    assert '<figure id="data-ledger"' in html
+    (line,) = done.stderr.splitlines()
+    assert "records.jsonl was changed after reproduce-8.3b" in line
+    assert not (path / "report").exists()
+
+
+def test_an_unfinished_run_is_left_out_and_named(tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path / "runs")
+    (run,) = write_runs(tmp_path / "runs", ["2021/figure-7"])
+    (run / "COMPLETE").unlink()
+    done = _report(cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^warning: .*{run.name} was never finished", done.stderr, re.MULTILINE)
+    assert f"{run.name} was never finished" in (path / "report" / "index.html").read_text(encoding="utf-8")
 
 
 def test_kept_results_are_shown_elsewhere_and_nothing_is_replaced(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from mlm_repro.data_pipeline.files import NearDuplicates
 from mlm_repro.lineage.digest import seal
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.reports.engines import layouts_exhibit
-from mlm_repro.reports.load import load_reproduction
+from mlm_repro.reports.figures import draw
 from mlm_repro.reports.tables import near_duplicates as near_duplicates_text
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
@@ -48,13 +49,13 @@ def test_evaluations_show_every_convention_with_its_standard_error(built: Built)
 def test_engines_that_were_compared_stand_on_the_page(built: Built) -> None:
     runs = sorted((ROOT / "results" / "against").glob("against-*-500-*"))
     report = make_report(built.directory, runs)
-    section = next(section for section in report.sections if section.name == "engines-section")
-    (exhibit,) = section.exhibits  # three runs, one figure
-    assert exhibit.draw
-    losses, differences = exhibit.draw().axes
+    exhibit = report.sections["Beside other engines"]  # three runs, one figure
+    losses, differences = draw(exhibit.panels).axes
     assert len(runs) == 3
-    assert [len(line.get_xdata()) for line in (*losses.lines, *differences.lines)] == [500] * 10  # and the tolerance
     apart = [float(row[5]) for row in exhibit.data.rows if row[1] == "loss"]
+    there = [sum(value > 0 for value in apart[at : at + 500]) for at in (0, 500, 1000)]
+    assert [len(line.get_xdata()) for line in losses.lines] == [500] * 6
+    assert [len(line.get_xdata()) for line in differences.lines] == [*there, 500]  # and the tolerance
     assert len(apart) == 1500
     assert f"{max(apart):.2g} (serial)" in exhibit.caption[0]
     assert [row[1] for row in exhibit.tables[0].rows] == [f"{max(apart[at : at + 500]):.2g}" for at in (0, 500, 1000)]
@@ -80,47 +81,33 @@ def test_what_a_release_computes_otherwise_is_a_row_of_what_its_file_says(tmp_pa
 
 
 @pytest.mark.parametrize("edit", ["{", '{"benchmark": "against", "title": "t", "cases": []}'])
-def test_a_damaged_comparison_of_engines_is_a_sentence(built: Built, tmp_path: Path, edit: str) -> None:
+def test_a_damaged_comparison_of_engines_is_refused(built: Built, tmp_path: Path, edit: str) -> None:
     run = shutil.copytree(next((ROOT / "results" / "against").glob("against-*-500-*")), tmp_path / "against")
     (run / "against.json").write_text(edit)
     for sealed in (False, True):
         if sealed:
             seal(run)
-        (problem,) = make_report(built.directory, [run]).problems
-        assert problem.damaged
-        assert problem.sentence.startswith("The run against is left out: ")
-        assert "against.json" in problem.sentence
+        with pytest.raises((BadInput, IntegrityFailure), match=r"against\.json"):
+            make_report(built.directory, [run])
 
 
-def test_an_older_reproduction_says_what_it_does_not_keep(tmp_path: Path) -> None:
+def test_an_unfinished_comparison_of_engines_is_left_out_and_named(built: Built, tmp_path: Path) -> None:
+    run = shutil.copytree(next((ROOT / "results" / "against").glob("against-*-500-*")), tmp_path / "against")
+    (run / "COMPLETE").unlink()
+    report = make_report(built.directory, [run])
+    assert report.left_out == (f"{run} was never finished (it has no seal): left out",)
+    assert "Beside other engines" not in report.sections
+
+
+def test_an_older_reproduction_shows_what_it_keeps(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path, sealed=False)
-    (path / "dataset.json").unlink()
     ledger: dict[str, Any] = json.loads((path / "ledger.json").read_text(encoding="utf-8"))
     for key in ("near_duplicates", "shards", "blank_lines"):
         del ledger[key]
     (path / "ledger.json").write_text(json.dumps(ledger))
+    seal(path)
     assert "data_repository" not in evaluation()
-    reproduction = load_reproduction(path)
-    assert not any(problem.damaged for problem in reproduction.problems)
     html = page_text(path)
-    assert "There is no data card (dataset.json)" in html
+    assert "Near-duplicates are sought" not in html
     assert '<figure id="data-ledger"' in html
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("dataset.json", "The data card cannot be shown"),
-        ("evaluations.jsonl", "The evaluations cannot be shown"),
-    ],
-)
-def test_a_corrupted_file_is_named_in_its_place(tmp_path: Path, name: str, sentence: str) -> None:
-    path = write_reproduction(tmp_path)
-    (path / name).write_text("{")
-    reproduction = load_reproduction(path)
-    assert sum(problem.damaged for problem in reproduction.problems) == 2
-    html = page_text(path)
-    assert sentence in html
-    assert f"{name} was changed after {path.name} was sealed" in html
-    assert "Near-duplicates are sought with 25 bands" in html
     assert Outline(html).balanced

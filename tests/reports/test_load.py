@@ -12,39 +12,52 @@ from mlm_repro.reports.load import load_reproduction, newest_reproduction
 from tests.reports.reproduction import write_reproduction
 
 
-def test_corrupted_records_are_left_out_with_the_line_that_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", [b'{"series": "8.3', b'{"series": "no such record"}', b"\xff\xfe"])
+def test_corrupted_records_are_refused_with_the_line_that_is_wrong(wrong: bytes, tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path, sealed=False)
+    lines = (path / RECORDS).read_bytes().splitlines()
+    (path / RECORDS).write_bytes(b"\n".join([*lines[:2], wrong, lines[3]]))
+    seal(path)
+    with pytest.raises(BadInput, match=RECORDS):
+        load_reproduction(path)
+
+
+@pytest.mark.parametrize("changes", [{"source": " "}, {"kind": "scaled", "source": "x"}])
+def test_a_number_without_an_origin_is_refused(changes: dict[str, str], tmp_path: Path) -> None:
     path = write_reproduction(tmp_path, sealed=False)
     lines = (path / RECORDS).read_text(encoding="utf-8").splitlines()
-    for wrong in (lines[2][:40].encode(), b'{"series": "no such record"}', b"\xff\xfe"):
-        (path / RECORDS).write_bytes(b"\n".join([*(line.encode() for line in lines[:2]), wrong, lines[3].encode()]))
-        reproduction = load_reproduction(path)
-        assert reproduction.records == ()
-        (sentence,) = reproduction.problems.of(RECORDS)
-        assert sentence.startswith(f"The result records cannot be shown: {RECORDS} ")
-    for changed, why in (({"source": " "}, "it has no source"), ({"kind": "scaled", "source": "x"}, "x has no digest")):
-        refused = json.loads(lines[2]) | changed
-        (path / RECORDS).write_text("\n".join([*lines[:2], json.dumps(refused), *lines[3:]]), encoding="utf-8")
-        reproduction = load_reproduction(path)
-        assert len(reproduction.records) == len(lines) - 1
-        (sentence,) = reproduction.problems.of(RECORDS)
-        assert sentence.startswith(f"Line 3 of {RECORDS} is left out: {why}")
+    lines[2] = json.dumps(json.loads(lines[2]) | changes)
+    (path / RECORDS).write_text("\n".join(lines), encoding="utf-8")
+    seal(path)
+    with pytest.raises(IntegrityFailure, match=f"line 3 of {RECORDS} has no source, or .* has no digest"):
+        load_reproduction(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["records.jsonl", "summary.json", "ledger.json", "dataset.json", "evaluations.jsonl", "scores.json"]
+)
+def test_a_damaged_file_is_refused_by_its_name(name: str, tmp_path: Path) -> None:
+    path = write_reproduction(tmp_path)
+    (path / name).write_text('{"models": [{}]}', encoding="utf-8")
+    with pytest.raises(IntegrityFailure, match=rf"{name} was (changed|added) after {path.name} was sealed"):
+        load_reproduction(path)
+    seal(path)
+    with pytest.raises((BadInput, IntegrityFailure), match=name):
+        load_reproduction(path)
 
 
 def test_what_is_not_a_reproduction_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is not a directory"):
+    with pytest.raises(BadInput, match="is not a run directory"):
         load_reproduction(tmp_path / "nothing")
-    with pytest.raises(BadInput, match="is not a reproduction"):
-        load_reproduction(tmp_path)
-    path = write_reproduction(tmp_path)
-    (path / "manifest.json").unlink()
-    with pytest.raises(BadInput, match="not a run directory"):
-        load_reproduction(path)
+    with pytest.raises(BadInput, match="has not finished"):
+        load_reproduction(write_reproduction(tmp_path, sealed=False))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"target": "8.3b", "mode": "imagined"}'])
 def test_an_unreadable_summary_is_an_integrity_failure(tmp_path: Path, text: str) -> None:
     path = write_reproduction(tmp_path)
     (path / "summary.json").write_text(text)
+    seal(path)
     with pytest.raises(IntegrityFailure, match=r"summary\.json"):
         load_reproduction(path)
 
@@ -70,5 +83,6 @@ def test_a_model_is_not_named_like_another_folder(name: str, tmp_path: Path) -> 
     summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     summary["models"][0]["name"] = name
     (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    seal(path)
     with pytest.raises(IntegrityFailure, match="models"):
         load_reproduction(path)

@@ -34,7 +34,6 @@ from mlm_repro.experiments.forecast.ladder import (
     best_rate,
     derive,
     describe_plan,
-    format_ladder,
     make_plan,
     rate_law,
     rung_config,
@@ -124,7 +123,6 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
     assert [each.seed for each in result.runs[:-1]] == 3 * [1, 2]
     foreseen = [record for record in records if record.kind == "simulated"]
     assert [(record.low, record.high) for record in foreseen] == [(end.low, end.high)]
-    assert result.sentence in format_ladder(climbed.run)
     assert [len(values) for values in result.bits_per_byte.values()] == [4]
     assert [(each.text, each.smaller, each.larger) for each in result.comparisons] == [("small", 0, 2), ("small", 1, 3)]
     for each in result.comparisons:
