@@ -28,6 +28,8 @@ from mlm_repro.lineage.files import Attempt, Manifest, parse_document, read_obje
 from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
+LONGEST_NAME = 200
+"""Bytes of a run's name. File systems take 255, of which its identity and the marks of unfinished files need some."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class RunDirectory:
         `parents` maps the name of each input to its digest. `settings` are the values of `config` that differ from
         their defaults; all of it where they are not given. Sections named in `without` only say where the run takes
         place, and do not count in the identity. `schema` is the version of the kind's schema. Raises BadInput if `root`
-        cannot hold directories, or if `name` there leads to a run of another kind.
+        cannot hold directories, if `name` there leads to a run of another kind, or for a name that is too long.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
@@ -65,6 +67,8 @@ class RunDirectory:
     @classmethod
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
         """The directory of the work that a manifest asks for, begun or not. Raises BadInput as `begin` does."""
+        if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
+            raise BadInput(f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its files")
         named = root / manifest.name
         if (named / MANIFEST).is_file() and (other := read_object(named / MANIFEST).get("kind")) != manifest.kind:
             raise BadInput(f"{named} is the name of a {other} run: give this {manifest.kind} run another one")

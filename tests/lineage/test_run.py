@@ -140,6 +140,17 @@ def test_the_link_names_the_newest_complete_run(tmp_path: Path) -> None:
     assert second.is_complete
 
 
+def test_a_long_name_fits_or_leaves_nothing(tmp_path: Path) -> None:
+    """Of a name that the file system took for the directory alone a directory was left."""
+    run = RunDirectory.begin(tmp_path / "kept", "ä" * 100, "training", {}, {})
+    run.complete()
+    assert RunDirectory.open_named(tmp_path / "kept", "ä" * 100).is_complete
+    for letters in (101, 123, 5_000):
+        with pytest.raises(BadInput, match=f"the name of a run has {2 * letters} bytes: at most 200 "):
+            RunDirectory.begin(tmp_path / "refused", "ä" * letters, "training", {}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
 def test_a_name_stays_with_its_kind(tmp_path: Path) -> None:
     """A training named like its dataset would take the place that other trainings read the dataset from."""
     begin(tmp_path, kind="data").complete()
