@@ -12,6 +12,7 @@ from mlm_repro.data_pipeline.stages.decontaminate import DecontaminateConfig, Te
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.stages.split import SplitConfig
 from mlm_repro.data_pipeline.stages.stage import Stage
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import Config
 from mlm_repro.lineage.errors import did_you_mean
 
@@ -123,7 +124,7 @@ class DataConfig(_WithFilters):
             raise ValueError(f"there is a section {idle[0]!r}, and `stages` does not name it: {', '.join(self.stages)}")
         return self
 
-    def model_dump(self, **options: Any) -> dict[str, Any]:
+    def model_dump(self, **options: Any) -> JSON:
         """Plain values, without the sections of stages that are not done: a new stage's is in no recipe."""
         idle = BY_NAME.keys() - {*self.stages}
         return {name: value for name, value in super().model_dump(**options).items() if name not in idle}
@@ -133,7 +134,7 @@ class DataConfig(_WithFilters):
         """True if a stage counts or writes tokens."""
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JSON:
         """The plain values that the dataset depends on, where they differ from their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 

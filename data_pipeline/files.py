@@ -4,11 +4,12 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import ConfigDict, Field
 
 from mlm_repro.data_pipeline.document import Document
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import by_digest, content_digest, is_sealed
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.files import FileSchema
@@ -175,7 +176,7 @@ class Ledger(FileSchema, frozen=False):
             self.stages.append(entry)
         return entry
 
-    def enter(self, tasks: list[dict[str, Any]]) -> None:
+    def enter(self, tasks: list[JSON]) -> None:
         """Add the counts of tasks, each a list of stages."""
         for counts in tasks:
             for stage in counts["stages"]:
@@ -264,7 +265,7 @@ class DataCard(FileSchema, frozen=False):
     files: dict[str, DatasetFile] = Field(default_factory=dict)
     stages: dict[str, Amount] = Field(default_factory=dict)
     """Amount that each stage kept."""
-    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    settings: dict[str, JSON] = Field(default_factory=dict)
     language: dict[str, str | int] = Field(default_factory=dict)
     near_duplicates: NearDuplicates | None = None
     packages: dict[str, PackageText] = Field(default_factory=dict)

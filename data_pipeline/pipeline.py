@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import orjson
@@ -35,6 +35,7 @@ from mlm_repro.data_pipeline.tokens.token_file import token_dtype
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from mlm_repro.data_pipeline.work.tasks import Input
 from mlm_repro.data_pipeline.work.workspace import Finished, Job, Workspace
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 
@@ -85,12 +86,12 @@ class Pipeline:
         self.finished["gather"] = self._gather(jobs)
         return self
 
-    def _section(self, name: str) -> dict[str, Any] | None:
+    def _section(self, name: str) -> JSON | None:
         """Plain values of a stage's configuration, None if the stage is not run."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
-    def _filters(self, kind: Known) -> dict[str, Any]:
+    def _filters(self, kind: Known) -> JSON:
         """Settings of a pass: its filters, and the code of the own ones among them."""
         names = [name for name in self.stages if name in kind]
         filters = [(name, self._section(name) or {}) for name in names]

@@ -5,7 +5,6 @@ from collections import defaultdict
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -36,7 +35,7 @@ from mlm_repro.data_pipeline.tokens.token_file import TOKENS_OF, join_files, mer
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_size
 from mlm_repro.data_pipeline.work.tasks import MARKER, Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job
-from mlm_repro.lineage.atomic import read_json, sync
+from mlm_repro.lineage.atomic import JSON, read_json, sync
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import write_document
 
@@ -64,7 +63,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         rows: list[Job] = [({"first": first, "last": first + NAMED}, inputs) for first in range(0, number, NAMED)]
         pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")
         files[DUPLICATES] = pipeline.joined(DUPLICATES, "duplicates")
-    card, written = None, dict[str, Any]()
+    card, written = None, JSON()
     if "tokenize" in stages:
         kinds = ["tokens"] if len(stages) == 1 else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]
         jobs: list[Job] = [
@@ -145,12 +144,12 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
     return amounts
 
 
-def _describe(pipeline: Pipeline, files: dict[str, Any]) -> DataCard:
+def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
     """The data card of a pipeline; `files` are the size and digest of each file."""
     config, stages = pipeline.config, pipeline.stages
     assert pipeline.tokenizer
     values = config.model_dump(mode="json")
-    made_with: dict[str, Any] = {name: BY_NAME[name].made_with() for name in sorted(stages)}
+    made_with: JSON = {name: BY_NAME[name].made_with() for name in sorted(stages)}
     card = data_card(config.name, config.seed, pipeline.ledger, pipeline.tokenizer, config.tokenizer, files)
     more = {"settings": {name: values[name] for name in stages if name in values}}
     return card.model_copy(update=more | {name: facts for name, facts in made_with.items() if facts})
@@ -170,7 +169,7 @@ def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, Pack
 
 
 def data_card(
-    name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: dict[str, Any]
+    name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: JSON
 ) -> DataCard:
     """`dataset.json` of a dataset with that ledger and tokenizer."""
     card = DataCard(

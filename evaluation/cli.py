@@ -4,7 +4,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.settings import Sampling, Settings, start_ranks
 from mlm_repro.evaluation.tasks.names import TASKS, build_task, check_task_name
 from mlm_repro.evaluation.windows import check_stride
-from mlm_repro.lineage.atomic import write_json, write_text
+from mlm_repro.lineage.atomic import JSON, write_json, write_text
 from mlm_repro.lineage.command import CommandLine, run_command
 from mlm_repro.lineage.config import override_config
 from mlm_repro.lineage.errors import BadInput
@@ -252,7 +252,7 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
     return place
 
 
-def _write(path: Path | None, content: dict[str, Any] | str) -> None:
+def _write(path: Path | None, content: JSON | str) -> None:
     if path is not None:
         try:
             if isinstance(content, str):

@@ -22,6 +22,7 @@ from mlm_repro.evaluation.protocol import Request, Scores, Tokens, with_first
 from mlm_repro.evaluation.settings import Sampling, Settings
 from mlm_repro.evaluation.tasks.heldout import SURROGATE
 from mlm_repro.evaluation.windows import megatron_windows, sliding_windows
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.extras import import_extra
@@ -118,7 +119,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         answers = [(-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)]
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
-    def _windows(self, text: str | dict[str, Any]) -> list[Request]:
+    def _windows(self, text: str | JSON) -> list[Request]:
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
@@ -129,13 +130,13 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
         return score_shared(self._loaded, made, self._settings, "harness")
 
-    def _prompt(self, context: str, settings: dict[str, Any]) -> list[int]:
+    def _prompt(self, context: str, settings: JSON) -> list[int]:
         most = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - most) < 1:
             raise BadInput(f"{most} new tokens leave no room for a prompt in the model's context")
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
-    def _generate(self, prompts: Sequence[Sequence[int]], settings: dict[str, Any]) -> list[str]:
+    def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         until, end = settings.get("until") or [], self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
         sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p")) if temperature else None

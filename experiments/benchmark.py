@@ -8,11 +8,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat
 
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.config import Config, parse_config
 from mlm_repro.lineage.files import Environment, Positive, read_values
 from mlm_repro.lineage.numbers import csv_cell
@@ -66,7 +66,7 @@ class Case(Config):
     """Contenders that were not measured, with the reason."""
     losses: dict[str, list[FiniteFloat | None]] = Field(default_factory=dict)
     """Losses of each iteration, by contender; None for a loss that is not a number."""
-    setting: dict[str, Any] = Field(default_factory=dict)
+    setting: JSON = Field(default_factory=dict)
     """The task's shape, batch, number of requests and the like."""
 
 
@@ -81,7 +81,7 @@ class Benchmark(Config):
     """A sentence for each contender that computed something else."""
     notes: list[str] = Field(default_factory=list)
     """Sentences on the method."""
-    setting: dict[str, Any] = Field(default_factory=dict)
+    setting: JSON = Field(default_factory=dict)
     """Settings that all cases share."""
     load_average: list[FiniteFloat] = Field(default_factory=list)
     """The machine's load average during the run."""

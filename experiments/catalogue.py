@@ -9,11 +9,12 @@ from decimal import Decimal
 from fnmatch import translate
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
 from mlm_repro.experiments.ranges import Range, as_range, farthest
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import Config, load_config, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
 from mlm_repro.lineage.records import Record
@@ -26,7 +27,7 @@ PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
 """Ids of claims by the independent fact that decides them, where that is not what their own citation has."""
-UNANSWERED: dict[str, list[dict[str, Any]]] = read_toml(HERE / "unanswered.toml")
+UNANSWERED: dict[str, list[JSON]] = read_toml(HERE / "unanswered.toml")
 """Claims that no experiment answers, each with the reason: numbers of others as `context`, and those that wait for
 machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
@@ -245,8 +246,8 @@ class Arm(Config):
 
     name: str
     """Series of its records."""
-    model: dict[str, Any] = Field(default_factory=dict)
-    train: dict[str, Any] = Field(default_factory=dict)
+    model: JSON = Field(default_factory=dict)
+    train: JSON = Field(default_factory=dict)
     rates: tuple[float, ...] = ()
     """Learning rates to try instead of the ablation's."""
     of_rate: float = Field(default=1.0, gt=0)
@@ -296,8 +297,8 @@ class Ablation(Config):
     """Small trainings that differ in one thing, over several seeds, and the effects that are claimed."""
 
     question: str
-    model: dict[str, Any]
-    train: dict[str, Any]
+    model: JSON
+    train: JSON
     arms: tuple[Arm, ...]
     effects: tuple[Effect, ...]
     rates: tuple[float, ...] = ()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, model_validator
 
 from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics
-from mlm_repro.lineage.atomic import json_bytes
+from mlm_repro.lineage.atomic import JSON, json_bytes
 from mlm_repro.lineage.digest import MARKER, sha256_json
 from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import FileSchema, Finite, Positive, read_lines, read_object, write_lines
@@ -40,15 +40,15 @@ class KeptRun(FileSchema):
 
     name: str
     """Name of the run in the study."""
-    manifest: dict[str, Any] | None = None
-    seal: dict[str, Any] | None = None
+    manifest: JSON | None = None
+    seal: JSON | None = None
     """Completion marker of the run; None for a training whose loss stopped being a number."""
-    summary: dict[str, Any] | None = None
-    metrics: list[dict[str, Any]] = Field(default_factory=list)
+    summary: JSON | None = None
+    metrics: list[JSON] = Field(default_factory=list)
     """Lines of the metrics of a training: its validations, of a reproduction also means of its iterations."""
-    refused: list[dict[str, Any]] | None = None
+    refused: list[JSON] | None = None
     """not_run.json of a run of an experiment."""
-    timeline: dict[str, Any] | None = None
+    timeline: JSON | None = None
     """timeline.json, which trainings of the first release have: when each microbatch was computed in one iteration."""
 
     @classmethod
@@ -99,10 +99,10 @@ class KeptEvaluation(FileSchema):
 
     name: str
     """Model and protocol."""
-    result: dict[str, Any]
+    result: JSON
 
 
-def read_evaluations(study: Path) -> dict[str, dict[str, Any]]:
+def read_evaluations(study: Path) -> dict[str, JSON]:
     """The results that a reproduction keeps, by model and protocol, and those that are not joined to them yet.
 
     Raises IntegrityFailure for a damaged file.
@@ -221,7 +221,7 @@ class EffectForecast(FileSchema):
     """forecast.json of an ablation, written before the trainings whose seeds it gives; it decides the verdict."""
 
     experiment: str
-    ablation: dict[str, Any]
+    ablation: JSON
     """The ablation of experiment.toml at that time: arms, effects, length, number of seeds, analysis."""
     datasets: list[str]
     """Digests."""

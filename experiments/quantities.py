@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.costs import MEGATRON_BYTES, flops_per_iteration, parameter_count
@@ -15,6 +14,7 @@ from mlm_repro.experiments.simulator.compute import layer_passes
 from mlm_repro.experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
 from mlm_repro.experiments.simulator.simulate import Prediction
 from mlm_repro.experiments.simulator.workload import Workload, Workloads, checked_config, flops_of
+from mlm_repro.lineage.atomic import JSON
 
 TABLE_2_TOKENS = 300e9
 """2021 paper, Table 2: tokens trained on."""
@@ -23,7 +23,7 @@ TABLE_2_TOKENS = 300e9
 def simulated_values(
     name: str, cluster: str, workload: Workload, prediction: Prediction, first: Workload, first_seconds: float,
     ratio: ErrorInterval | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> JSON:  # fmt: skip
     """A record's value and interval of a quantity, by a prediction.
 
     A ratio's interval is `ratio`, where that is known, and none where it is the first row's to itself.
@@ -40,9 +40,7 @@ def simulated_values(
     return values | {"low": min(ends), "high": max(ends)}
 
 
-def layer_values(
-    name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
-) -> dict[str, Any]:
+def layer_values(name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval) -> JSON:
     """A record's value and interval of one layer's passes in milliseconds, or of what they take longer than the first
     workload's, in percent."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))

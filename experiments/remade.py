@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
@@ -52,7 +51,7 @@ from mlm_repro.experiments.reproduce.steps import evaluation_name
 from mlm_repro.experiments.sealed import digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
-from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.chain import broken_manifest
 from mlm_repro.lineage.digest import MARKER, is_sealed, sealed_files, sha256_file, sha256_json
 from mlm_repro.lineage.errors import DataMissing
@@ -298,11 +297,11 @@ def _kept_trainings(run: Path) -> Comparisons:
             yield Parent(place)
 
 
-def _experiment(config: dict[str, Any]) -> str:
+def _experiment(config: JSON) -> str:
     return f"experiment-{re.escape(slug(config['experiment']['name']))}"
 
 
-def _settings(section: str, model: type[BaseModel]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _settings(section: str, model: type[BaseModel]) -> Callable[[JSON], JSON]:
     return lambda config: config | {section: differing(model, config[section])}
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.files import EXPERIMENTS, NOT_RUN, KeptRun, write_runs
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import read_values
 from mlm_repro.lineage.numbers import aligned, show
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
-Line = dict[str, Any]
+Line = JSON
 """The fields of a record that a measurement knows."""
 
 
@@ -23,7 +23,7 @@ def lines(series: str, values: Mapping[str, float], kind: Kind = "counted", **sa
 
 
 def seal_numbers(
-    experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path, simulated: dict[str, Any] | None = None,
+    experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path, simulated: JSON | None = None,
     refused: Sequence[Line] = (),
 ) -> tuple[RunDirectory, list[Record]]:  # fmt: skip
     """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same numbers are found
@@ -35,7 +35,7 @@ def seal_numbers(
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
     measured = "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
-    facts: dict[str, Any] = {
+    facts: JSON = {
         "mode": measured if simulated is None else "simulate", **(simulated or {}),
         "records": digest_of_numbers(records), "refused": sha256_json(list(refused)),
     }  # fmt: skip

@@ -10,6 +10,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import read_object, unlike
@@ -96,7 +97,7 @@ def broken_links(run: Path) -> list[str]:
     return broken
 
 
-def broken_manifest(name: str, manifest: dict[str, Any]) -> Iterator[str]:
+def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
     """Compare the identity in the manifest of the run of that name with the configuration and the inputs."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
@@ -109,7 +110,7 @@ def broken_manifest(name: str, manifest: dict[str, Any]) -> Iterator[str]:
     yield from _attempts(name, manifest)
 
 
-def _attempts(name: str, manifest: dict[str, Any]) -> Iterator[str]:
+def _attempts(name: str, manifest: JSON) -> Iterator[str]:
     """Check that each attempt names the one before it; those of earlier versions name none."""
     attempts = manifest.get("attempts", [])
     for number, attempt in enumerate(attempts):
@@ -127,7 +128,7 @@ def _states(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-def _check_checkpoint(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
+def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     """Compare a checkpoint's iteration with its name, and its run, inputs and configuration with the manifest."""
     lineage, iteration = read_object(path / LINEAGE), read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":

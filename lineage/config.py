@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mlm_repro.lineage.atomic import read_bytes
+from mlm_repro.lineage.atomic import JSON, read_bytes
 from mlm_repro.lineage.errors import BadInput, cause, did_you_mean
 from mlm_repro.lineage.shipped import shipped_at
 
@@ -61,15 +61,15 @@ def to_toml(config: BaseModel) -> str:
     return "\n".join([*lines, *sections]) + "\n"
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: JSON, prefix: str = "") -> JSON:
     """Values of nested sections by dotted key, such as `train.seed`."""
-    flat: dict[str, Any] = {}
+    flat: JSON = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 
-def parse_config(values: dict[str, Any], model: type[ConfigT], where: str) -> ConfigT:
+def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
     """Validate plain values against `model`; `where` names their origin in the error sentence."""
     try:
         if _is_too_large(values):
@@ -87,7 +87,7 @@ def _is_too_large(value: object) -> bool:
     return isinstance(value, int) and not -1 << 63 <= value < 1 << 63
 
 
-def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
     """Read a file; its values replace those of the file that it extends."""
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
@@ -114,7 +114,7 @@ def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     return _merge(read_toml(base_file, (*seen, path.resolve())), values)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: JSON, over: JSON) -> JSON:
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -122,7 +122,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _parse_override(text: str) -> dict[str, Any]:
+def _parse_override(text: str) -> JSON:
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
         raise BadInput(f"override {text!r} is not of the form section.key=value")

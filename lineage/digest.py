@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mlm_repro.lineage.atomic import JSON, open_file, read_json, sync, write_json
 from mlm_repro.lineage.atomic import MARKER as MARKER
-from mlm_repro.lineage.atomic import open_file, read_json, sync, write_json
 from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
@@ -72,7 +72,7 @@ def read_digest(directory: Path) -> str:
     return str(_read_marker(directory)["digest"])
 
 
-def sealed_files(directory: Path) -> dict[str, dict[str, Any]]:
+def sealed_files(directory: Path) -> dict[str, JSON]:
     """Size and SHA-256 of each file in the completion marker, by name."""
     return dict(_read_marker(directory)["files"])
 
@@ -101,7 +101,7 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
     is missing, added or changed.
     """
     marker = _read_marker(directory)
-    files: dict[str, dict[str, Any]] = marker["files"]
+    files: dict[str, JSON] = marker["files"]
     if sha256_json(files) != marker["digest"]:
         raise IntegrityFailure(f"the completion marker of {directory} was edited: its digest does not match")
     present = {str(path.relative_to(directory)) for path in _sealed_files(directory)}
@@ -125,7 +125,7 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
     return str(marker["digest"])
 
 
-def _read_marker(directory: Path) -> dict[str, Any]:
+def _read_marker(directory: Path) -> JSON:
     path = directory / MARKER
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.files import Environment
@@ -42,7 +42,7 @@ def code_digest() -> str:
     return sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
 
 
-def source_state() -> dict[str, Any]:
+def source_state() -> JSON:
     """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if a clone was changed.
 
     For a copy of the files without either, `MLM_COMMIT` names the commit.
@@ -69,7 +69,7 @@ def memory_bytes() -> int | None:
 
 
 @cache
-def list_gpus() -> list[dict[str, Any]]:
+def list_gpus() -> list[JSON]:
     """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty without one."""
     if shutil.which("nvidia-smi") is None:
         return []
@@ -83,7 +83,7 @@ def list_gpus() -> list[dict[str, Any]]:
     return _visible(gpus)
 
 
-def _visible(gpus: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
     """GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to the first unknown name."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

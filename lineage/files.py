@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
+from mlm_repro.lineage.atomic import JSON, parse_json, read_bytes, read_json, write_json, write_text
 from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import IntegrityFailure
 
@@ -28,7 +28,7 @@ class FileSchema(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JSON:
         """Plain JSON values without the fields that were not given."""
         return self.model_dump(mode="json", exclude_unset=True)
 
@@ -72,7 +72,7 @@ def read_values(path: Path) -> Any:
         raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JSON:
     """The file's JSON object. Raises IntegrityFailure with the whole path if the file has none."""
     try:
         values = read_values(path)
@@ -165,7 +165,7 @@ class Environment(FileSchema):
     """Command, software and machine of a run."""
 
     mlm_repro: str = ""
-    source: dict[str, Any] = Field(default_factory=dict)
+    source: JSON = Field(default_factory=dict)
     """The commit, and True as `dirty` if files differed from it."""
     python: str = ""
     platform: str = ""
@@ -203,7 +203,7 @@ class Attempt(FileSchema):
 
     iteration: int
     """Iterations that were finished when it began."""
-    parallel: dict[str, Any] = Field(default_factory=dict)
+    parallel: JSON = Field(default_factory=dict)
     ranks: int
     began: str = ""
     code: str = ""
@@ -230,9 +230,9 @@ class Manifest(FileSchema):
     created: str
     schema_version: int | None = None
     """Version of the schema of the run's kind; None for a run of the first release."""
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: JSON = Field(default_factory=dict)
     """The values of the configuration that differed from their defaults, on which the identity depends."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JSON = Field(default_factory=dict)
     outside_identity: list[str] = Field(default_factory=list)
     """Sections of the configuration that do not count in the identity."""
     config_digest: str = ""

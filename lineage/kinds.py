@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.digest import MARKER
 from mlm_repro.lineage.files import Comparisons, FileSchema, unlike
@@ -36,11 +36,11 @@ class Kind(NamedTuple):
     """Files that it has, with the schemas of those that are documents."""
     others: str = "(?!)"
     """Regular expression of the further files that it may have."""
-    name: Callable[[dict[str, Any]], str] = lambda config: NAME
+    name: Callable[[JSON], str] = lambda config: NAME
     """Regular expression of the name that its configuration gives."""
     outside: frozenset[str] = frozenset()
     """Sections of its configuration outside its identity."""
-    settings: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    settings: Callable[[JSON], JSON] = lambda config: config
     """The values of its configuration that differ from their defaults; its identity is of them."""
     schema: int = 1
     """Version of its schema, by which this program reads its settings."""
@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     """How its files follow from one another and from what it was made of."""
 
 
-def differing(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+def differing(model: type[BaseModel], values: JSON) -> JSON:
     """The values that differ from the defaults of a model."""
     return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
 
@@ -62,7 +62,7 @@ def parts_within(run: Path) -> list[Path]:
     return sorted(path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/"))
 
 
-def misfits(directory: Path, kind: Kind, values: dict[str, Any]) -> Iterator[str]:
+def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     """A sentence for each file, key and name that a directory of this kind does not have, or must not have.
 
     `values` are those of its manifest, none for a kind without one.
@@ -109,7 +109,7 @@ def _is_name_for(link: Path) -> bool:
 def _repeated(path: Path, where: str) -> Iterator[str]:
     """A sentence for a file with a key that stands twice in one object: readers take one of the values."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> JSON:
         if len(values := dict(pairs)) < len(pairs):
             raise KeyError
         return values

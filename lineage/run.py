@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mlm_repro.lineage.atomic import NO_LINKS, hidden_beside, make_directory, sync, write_json
+from mlm_repro.lineage.atomic import JSON, NO_LINKS, hidden_beside, make_directory, sync, write_json
 from mlm_repro.lineage.digest import is_sealed, read_digest, seal, sha256_json
 from mlm_repro.lineage.environment import code_digest, describe_environment
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
@@ -48,10 +48,10 @@ class RunDirectory:
         root: Path,
         name: str,
         kind: str,
-        config: dict[str, Any],
+        config: JSON,
         parents: dict[str, str],
         without: frozenset[str] = frozenset(),
-        settings: dict[str, Any] | None = None,
+        settings: JSON | None = None,
         schema: int = 1,
     ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
@@ -75,7 +75,7 @@ class RunDirectory:
         return cls(root / f"{manifest.name}-{manifest.identity[:8]}")
 
     @classmethod
-    def begin_at(cls, path: Path, kind: str, config: dict[str, Any], parents: dict[str, str]) -> "RunDirectory":
+    def begin_at(cls, path: Path, kind: str, config: JSON, parents: dict[str, str]) -> "RunDirectory":
         """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
@@ -106,7 +106,7 @@ class RunDirectory:
             )
         return run
 
-    def note_attempt(self, iteration: int, parallel: dict[str, Any], ranks: int) -> None:
+    def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
         """Add to the manifest that this process goes on with a training from an iteration, at a layout."""
         values, here = read_object(self.path / MANIFEST), describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -155,7 +155,7 @@ class RunDirectory:
         return run
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JSON:
         """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
@@ -239,10 +239,10 @@ def _now() -> str:
 def asked_for(
     name: str,
     kind: str,
-    config: dict[str, Any],
+    config: JSON,
     parents: dict[str, str],
     without: Collection[str] = (),
-    settings: dict[str, Any] | None = None,
+    settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
     """The manifest of a run that is asked for, without the time and the machine of its beginning."""

@@ -1,13 +1,12 @@
 """The page: figures, tables and sentences in one self-contained HTML file."""
 
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from mlm_repro.experiments.catalogue import PAPERS, load_experiments
 from mlm_repro.experiments.verdicts import WORDS, counted, totals
-from mlm_repro.lineage.atomic import new_directory
+from mlm_repro.lineage.atomic import JSON, new_directory
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.lock import claimed
@@ -46,7 +45,7 @@ def write_report(report: Report, directory: Path) -> None:
     write_document(directory / SOURCES, report.inputs.sources)
 
 
-def shell() -> dict[str, Any]:
+def shell() -> JSON:
     """Style, script and helpers of every page."""
     folder = Path(__file__).parent / "templates"
     return {

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, TrainedOn, named_datasets
 from mlm_repro.engine.costs import parameter_count, tokens_trained
 from mlm_repro.engine.run.files import SUMMARY, Step, TrainingSummary, Validation, read_steps, read_validations
 from mlm_repro.engine.run.resolved import read_config
 from mlm_repro.evaluation.schema import Result
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import complete_checkpoints
 from mlm_repro.lineage.digest import check_seal, is_sealed, read_digest
 from mlm_repro.lineage.errors import UserError
@@ -52,7 +52,7 @@ class Training:
     card: DataCard | None
     evaluations: dict[str, Result]
     """Results of its checkpoints by the stem of the file beside the run."""
-    samples: Sequence[dict[str, Any]]
+    samples: Sequence[JSON]
     """Prompts with the continuations by its checkpoints."""
     state: str
     note: str
@@ -137,12 +137,12 @@ def load_training(run: Path) -> Training:
     )  # fmt: skip
 
 
-def _scored(run: Path) -> tuple[dict[str, Result], list[dict[str, Any]]]:
+def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Results of the run's checkpoints, and text by them, in the JSON files of `mlm-eval` beside the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations, samples = dict[str, Result](), []
     for path in sorted(run.parent.glob("*.json")):
-        values: dict[str, Any] = {}
+        values: JSON = {}
         with suppress(UserError):
             values = read_object(path)
         several = values.get("results")

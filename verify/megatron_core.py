@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from mlm_repro.engine.compare.recorder import Recorder, read_names
 from mlm_repro.engine.data.batches import place_groups
 from mlm_repro.engine.optim.precision import DTYPES
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.verify.engines import Engine, Named, Shard, Weights, Work
@@ -147,7 +148,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
     tensors.model_parallel_cuda_manual_seed(values["seed"])
     kind = getattr(core("transformer.transformer_config"), values["kind"])
     config = kind(**values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads)
-    specs, extra = core("models.gpt.gpt_layer_specs"), dict[str, Any]()
+    specs, extra = core("models.gpt.gpt_layer_specs"), JSON()
     settings = {"normalization": config.normalization, "qk_l2_norm": getattr(config, "qk_l2_norm", False)}
     layers = spec(config) if spec else specs.get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, **taken(settings, specs.get_gpt_decoder_block_spec)
@@ -160,7 +161,7 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
     )  # fmt: skip
 
 
-def taken(values: Mapping[str, Any], taker: Any) -> dict[str, Any]:
+def taken(values: Mapping[str, Any], taker: Any) -> JSON:
     """Values that a class or a function takes, which differ from release to release."""
     return {name: value for name, value in values.items() if name in inspect.signature(taker).parameters}
 
@@ -207,7 +208,7 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
             parameter.data = held[name]
 
 
-def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> dict[str, Any]:
+def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> JSON:
     """Content of a checkpoint, or, for loading, the places that it goes to."""
     model = gpt.sharded_state_dict(metadata=CHECKPOINT)
     states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
@@ -263,7 +264,7 @@ def config_class(fields: Mapping[str, Any]) -> Any:
     return getattr(core("transformer.transformer_config"), name)
 
 
-def values_of(work: Work, layout: ParityLayout) -> dict[str, Any]:
+def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Settings of a rank, with the fields that the work sets, under the package's own names as `alone` takes them."""
     model, train = work.config.model, work.config.train
     dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer

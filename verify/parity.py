@@ -3,18 +3,19 @@
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from mlm_repro.engine.config import ParallelConfig, RunConfig
 from mlm_repro.engine.pipeline.schedule import ScheduleName
 from mlm_repro.engine.run.resolved import checked_layout
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 
 TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
-PARTS: dict[str, dict[str, Any]] = {
+PARTS: dict[str, JSON] = {
     **{name: {"schedule": name} for name in get_args(ScheduleName)}, "recompute": {"recompute": "full"},
     "selective": {"recompute": "selective"}, "sp": {"sequence_parallel": True}, "zero1": {"shard_optimizer": True},
 }  # fmt: skip
@@ -75,7 +76,7 @@ def parse_layout(text: str) -> ParityLayout:
     """Parse the name of a layout. Raises BadInput for a part that is unknown or given twice."""
     if text == "serial":
         return SERIAL
-    values: dict[str, Any] = {}
+    values: JSON = {}
     for part in text.split("-"):
         sized = re.fullmatch(r"(tp|pp|dp|cp|ep|fsdp|chunks|mb)([1-9]\d{0,5})", part)
         given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)

@@ -7,7 +7,6 @@ Rooms declare how the files of each kind follow (`KINDS`); one loop makes them a
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run import remade as of_engine
 from mlm_repro.experiments import remade as of_experiments
 from mlm_repro.experiments.benchmark import AGAINST
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CHECKPOINTS, broken_links
 from mlm_repro.lineage.digest import MARKER, is_sealed, read_digest, sha256_file
 from mlm_repro.lineage.errors import UserError
@@ -190,7 +190,7 @@ def runs(folder: Path) -> Comparisons:
         yield Parent(run) if is_sealed(run) else Absent(f"{run.name}, which is not sealed")
 
 
-def _settings_of_against(config: dict[str, Any]) -> dict[str, Any]:
+def _settings_of_against(config: JSON) -> JSON:
     recipe = {key: value for key, value in config.items() if key in RunConfig.model_fields}
     return {key: value for key, value in config.items() if key not in recipe} | differing(RunConfig, recipe)
 

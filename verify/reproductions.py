@@ -5,7 +5,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.atomic import JSON, write_text
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.verify.causes import LayoutFinding, parameter_of
 from mlm_repro.verify.found import LayoutsReport
@@ -88,7 +88,7 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
     """The program of a finding; empty for what cannot be shown without this suite."""
     layout, key = parse_layout(finding.layout), parameter_of(finding.parameter)
-    told: dict[str, Any] = {
+    told: JSON = {
         "subject": report.subject, "title": f"{finding.probe} of {key}", "layout": layout.name, "key": repr(key),
     }  # fmt: skip
     if report.program == "megatron-core":
@@ -127,7 +127,7 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
     return _filled("torch.py.txt", told)
 
 
-def _filled(name: str, told: dict[str, Any]) -> str:
+def _filled(name: str, told: JSON) -> str:
     return Template((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")).substitute(told)
 
 

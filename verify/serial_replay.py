@@ -27,6 +27,7 @@ from mlm_repro.engine.run.files import Validation, read_metrics, steps_in, valid
 from mlm_repro.engine.run.resolved import resolve_begun
 from mlm_repro.engine.step import Gradient
 from mlm_repro.engine.trainer import Trainer
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import complete_checkpoints, iteration_of, resolve_checkpoint
 from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import BadInput
@@ -96,9 +97,9 @@ class KnownFault(NamedTuple):
     """The fault in words."""
     plant: "Callable[[SerialReplay], object]" = id
     """Changes a replay that is built."""
-    train: dict[str, Any] = {}  # noqa: RUF012
+    train: JSON = {}  # noqa: RUF012
     """Keys of `train` that have other values than the run's."""
-    model: dict[str, Any] = {}  # noqa: RUF012
+    model: JSON = {}  # noqa: RUF012
 
 
 NO_FAULT = KnownFault("")

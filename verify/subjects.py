@@ -18,6 +18,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from mlm_repro.engine.config import ModelConfig, RunConfig, TrainConfig
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, did_you_mean
 from mlm_repro.verify.engines import Kind, Work
@@ -125,7 +126,7 @@ def small_work(
     return Work(RunConfig(name="layouts", model=model, train=trained), iterations, (), first_rate=0, fields=fields)
 
 
-def core_fields(given: Sequence[str]) -> dict[str, Any]:
+def core_fields(given: Sequence[str]) -> JSON:
     """Fields of Megatron-Core's configurations, given as `field=value`.
 
     Raises BadInput for an unknown field, with the nearest name, and for a value of another type.
@@ -137,7 +138,7 @@ def core_fields(given: Sequence[str]) -> dict[str, Any]:
         core("distributed").DistributedDataParallelConfig,
     ]  # fmt: skip
     hints = {name: (kind, hint) for kind in reversed(kinds) for name, hint in typing.get_type_hints(kind).items()}
-    fields: dict[str, Any] = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
+    fields: JSON = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
         if re.fullmatch(LAYOUTS, name):
             raise BadInput(f"{name} is set by --layouts")

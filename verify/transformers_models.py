@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.errors import BadInput, did_you_mean
 from mlm_repro.lineage.extras import import_extra
@@ -54,7 +55,7 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
         raise BadInput(f"{kind} cannot be made small: {type(error).__name__}: {error}".splitlines()[0]) from error
 
 
-def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     """Name of the architecture, and what its configuration is given."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
@@ -63,7 +64,7 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, dict[str
         raise BadInput(f"transformers has no causal model_type {kind!r}: {did_you_mean(kind, causal, NONE_NEAR)}")
     config = transformers.CONFIG_MAPPING[kind]().get_text_config()
     known = config.to_dict()
-    sizes: dict[str, Any] = {name: value for name, value in SMALL.items() if known.get(name) is not None}
+    sizes: JSON = {name: value for name, value in SMALL.items() if known.get(name) is not None}
     if "qk_rope_head_dim" in sizes:
         sizes.pop("head_dim", None)
         sizes |= {"head_dim": SMALL["qk_rope_head_dim"]} if "head_dim" in known else {}
@@ -95,7 +96,7 @@ class Loaded:
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
         """Load this rank's part. Raises BadInput for a layout that transformers has no word for."""
         transformers = import_extra("transformers", "bench")
-        more: dict[str, Any] = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in float64
+        more: JSON = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in float64
         if layout != SERIAL:
             more["distributed_config"] = transformers.distributed.DistributedConfig(**axes_of(layout))
         model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(

@@ -12,7 +12,6 @@ either, across `<unk>`.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.decontaminate import UNKNOWN_WORD, ngrams_of_files, read_documents
@@ -23,7 +22,7 @@ from mlm_repro.data_pipeline.reading.readers import read_pieces
 from mlm_repro.data_pipeline.reading.sources import OpenedSources
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job, Workspace
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.errors import BadInput
 
 FOUND, RESULT = "found.txt", "overlap.json"
@@ -39,7 +38,7 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
     return read, contained
 
 
-def overlap(found: set[str], test_set: Path, words: int) -> dict[str, Any]:
+def overlap(found: set[str], test_set: Path, words: int) -> JSON:
     """The statistic, from the n-grams that `count_overlap` found in all shards: n-grams, and those of them found.
 
     The papers count every occurrence in the test set; the distinct ones, and the occurrences in each of its documents
@@ -65,7 +64,7 @@ def measure_overlap(
     """Write `overlap.json`, the share of each test set's n-grams that the sources contain."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
-    results: dict[str, Any] = {}
+    results: JSON = {}
     for name, path in test_sets.items():
         fixed = {"max_line_bytes": config.sources.max_line_bytes, "test_set": str(path), "words": words}
         jobs: list[Job] = [({**fixed, "pieces": shard}, ()) for shard in shards]

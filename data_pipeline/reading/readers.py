@@ -16,7 +16,7 @@ from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
 from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line, skip_line
 from mlm_repro.data_pipeline.reading.pieces import Piece
 from mlm_repro.data_pipeline.reading.remote import Remote, place_of
-from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.remembered import stamp_of
@@ -39,7 +39,7 @@ BYTES = "surrogateescape"
 GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
-Row = dict[str, Any] | str
+Row = JSON | str
 """Fields by the names of their columns, or the reason why they are no document."""
 Item = Document | Malformed | None
 """A document, malformed input, or None for a blank line."""
@@ -195,7 +195,7 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
                 return
 
 
-def _parse(piece: Piece, number: int, line: bytes, row: dict[str, Any] | None = None) -> Item:
+def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
     """The document of a line, or of a row, or the reason why it is none."""
     value: Any = ""
     try:
@@ -267,7 +267,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     return value if is_written else mend_surrogates(str(value))
 
 
-def _value(row: dict[str, Any], key: str) -> Any:
+def _value(row: JSON, key: str) -> Any:
     """The value under a dotted key, None if there is none."""
     inner: Any = row
     for part in [key] if key in row else key.split("."):

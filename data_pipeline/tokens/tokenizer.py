@@ -21,7 +21,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from mlm_repro.data_pipeline.fast.exact import checked
 from mlm_repro.data_pipeline.tokens.special_tokens import SPECIAL_TOKENS
-from mlm_repro.lineage.atomic import parse_json, read_bytes, read_json, write_json, write_text
+from mlm_repro.lineage.atomic import JSON, parse_json, read_bytes, read_json, write_json, write_text
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.processes import heard
 
@@ -277,7 +277,7 @@ def _named_end(directory: Path) -> str | None:
     return None
 
 
-def _without_extras(content: dict[str, Any]) -> Backend | None:
+def _without_extras(content: JSON) -> Backend | None:
     """GPT-2's kind of tokenizer without what changes no id; None for another kind."""
     model, before, added = content["model"], content.get("pre_tokenizer") or {}, content.get("added_tokens") or []
     cuts = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before.get("add_prefix_space", 1)
@@ -298,7 +298,7 @@ def _check_ids(backend: Backend, path: Path) -> None:
         raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(ids) - 1}, each once")
 
 
-def _growth(step: dict[str, Any]) -> int:
+def _growth(step: JSON) -> int:
     """Most characters that a step before encoding makes of one."""
     own = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return own * math.prod(map(_growth, step.get("normalizers", [])))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from mlm_repro.lineage.atomic import read_json
+from mlm_repro.lineage.atomic import JSON, read_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
 from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.variables import JOIN_SECONDS, number
@@ -27,7 +27,7 @@ BEAT_SECONDS, LOOK_SECONDS, ASK_SECONDS = 0.5, 3.0, 0.25
 SAID_AFTER_SECONDS = 5.0
 """After so long a part says whom it awaits, and again each time after four times as long."""
 DEFAULT_JOIN_SECONDS = 300
-Sign = dict[str, Any]
+Sign = JSON
 T = TypeVar("T")
 
 

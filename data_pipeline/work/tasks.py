@@ -10,15 +10,15 @@ from typing import Any
 import orjson
 
 from mlm_repro.data_pipeline.work.origin import made_by
-from mlm_repro.lineage.atomic import new_directory
+from mlm_repro.lineage.atomic import JSON, new_directory
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.errors import BadInput, Interrupted
 
 MARKER = "DONE"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-Settings = dict[str, Any]
-Counts = dict[str, Any]
+Settings = JSON
+Counts = JSON
 Work = Callable[[Settings, list[Path], Path], Counts]
 """The work of a task: given settings, input directories and an empty directory, it fills that directory and returns
 counts. It must be importable and depend on nothing else."""

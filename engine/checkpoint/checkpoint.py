@@ -29,7 +29,7 @@ from mlm_repro.engine.optim.flat import FlatOptimizer, Written
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
-from mlm_repro.lineage.atomic import hidden_beside, publish_directory, write_json
+from mlm_repro.lineage.atomic import JSON, hidden_beside, publish_directory, write_json
 from mlm_repro.lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, own_checkpoints
 from mlm_repro.lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files, sha256_json
 from mlm_repro.lineage.errors import Diverged, IntegrityFailure, Interrupted
@@ -43,7 +43,7 @@ SAMPLES, LENGTH = 8, 64
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference that another layout, machine or library makes in each number format."""
 
-WrittenFile = tuple[str, str, dict[str, Any]]
+WrittenFile = tuple[str, str, JSON]
 """Name of a rank's file, its SHA-256, and its part of the index."""
 
 
@@ -55,7 +55,7 @@ class Probe(FileSchema):
     loss: float
     """Mean cross-entropy without dropout."""
     precision: str
-    computed_on: dict[str, Any]
+    computed_on: JSON
     """Layout, numerics identity and threads, on which the bits of the loss may depend."""
 
     @field_validator("tokens")
@@ -65,7 +65,7 @@ class Probe(FileSchema):
             raise ValueError(f"the sequences are not of one length from 2 to {LENGTH + 1}")
         return tokens
 
-    def compare(self, loss: float, where: object, computed_on: dict[str, Any] | None = None) -> str | None:
+    def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
         """A warning if the loss is near but not equal although it was computed in the same way, else None.
 
         Raises IntegrityFailure if the loss is not near: the weights changed.
@@ -78,7 +78,7 @@ class Probe(FileSchema):
         return None
 
 
-def describe_computation(layout: Layout, device: torch.device) -> dict[str, Any]:
+def describe_computation(layout: Layout, device: torch.device) -> JSON:
     """Layout, numerics identity and threads of this process."""
     return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}
 
@@ -102,7 +102,7 @@ class TrainingState:
     """Updates made; fewer than iterations where fp16 overflowed or a spike was skipped."""
     seconds: float = 0.0
     """Training time so far, over all sessions."""
-    loss_scaler: dict[str, Any] | None = None
+    loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
@@ -380,7 +380,7 @@ def load_checkpoint(
     with mesh.all_or_none():
         state, index = _read_state(path), read_object(path / INDEX)
 
-        def fill(loaded: dict[str, Any], tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]) -> None:
+        def fill(loaded: JSON, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]) -> None:
             shards.read_into(path, index, tensors)
             stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})
             loaded.update(

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from mlm_repro.engine.checkpoint.statistics import FILE, Numbers, merge, to_json
 from mlm_repro.engine.parallel.sharding import ShardedParameter
-from mlm_repro.lineage.atomic import write_json
+from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.chain import INDEX
 from mlm_repro.lineage.errors import IntegrityFailure, cause
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 FILE_NAME = re.compile(r"\w[\w.-]*")
-Entry = dict[str, Any]
+Entry = JSON
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
 Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 """(name, parameter, first element of the rank's part, target) of each tensor to read."""
@@ -39,7 +39,7 @@ def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int
 
     Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written.
     """
-    header: dict[str, Any] = {}
+    header: JSON = {}
     end, digest = 0, hashlib.sha256()
     for name, (dtype, shape) in shapes.items():
         start, end = end, end + dtype.itemsize * math.prod(shape)

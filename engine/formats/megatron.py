@@ -216,9 +216,9 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
     return merged
 
 
-def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> dict[str, Any]:
+def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
     """Nested state dicts as one with dotted names, without `module.`, `model.` and `language_model.`."""
-    named: dict[str, Any] = {}
+    named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
             named |= flatten(value, f"{prefix}{key}.", depth - 1)

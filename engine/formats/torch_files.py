@@ -21,6 +21,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from mlm_repro.engine.compare.tensors import check_cover
 from mlm_repro.engine.published import METADATA
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import IntegrityFailure
 
 UNREAD = (
@@ -41,7 +42,7 @@ CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMeta
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
            metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
 """Classes of the metadata that say where each tensor lies."""
-KNOWN: dict[str, Any] = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
+KNOWN: JSON = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
 KNOWN |= {"torch.Size": torch.Size} | {
     str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)
 }
@@ -125,7 +126,7 @@ class _Reader(distributed.FileSystemReader):
         return self.known
 
 
-def read_torch_dist(directory: Path) -> dict[str, Any]:
+def read_torch_dist(directory: Path) -> JSON:
     """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`, `iteration`.
 
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for

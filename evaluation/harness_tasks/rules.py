@@ -9,6 +9,7 @@ from mlm_repro.evaluation.tasks.cloze import split_last_word
 from mlm_repro.evaluation.tasks.detokenize import detokenize_wikitext
 from mlm_repro.evaluation.tasks.lambada import openai_passages
 from mlm_repro.evaluation.tasks.wikitext103 import read_wikitext
+from mlm_repro.lineage.atomic import JSON
 
 Rows = dict[str, Dataset]
 
@@ -19,12 +20,12 @@ def wikitext103(**_: Any) -> Rows:
     return {"test": Dataset.from_list([{"text": detokenize_wikitext(text.text), "words": text.num_original_tokens}])}
 
 
-def strided(row: dict[str, Any]) -> dict[str, Any]:
+def strided(row: JSON) -> JSON:
     """A text in windows of 32 new tokens."""
     return {"text": row["text"], "stride": 32}
 
 
-def per_word(row: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
+def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
     """The summed log-probability and its divisors: words, and words less one as Megatron-LM's program has it."""
     return {"word_perplexity": (results[0], row["words"]), "adjusted_perplexity": (results[0], row["words"] - 1)}
 

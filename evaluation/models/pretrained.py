@@ -23,6 +23,7 @@ from mlm_repro.engine.model.cache import rows_at
 from mlm_repro.engine.published import CONFIG
 from mlm_repro.engine.torch_names import onednn
 from mlm_repro.evaluation.models.places import Place, weight_files
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.environment import available_cores, memory_bytes
 from mlm_repro.lineage.errors import BadInput, HardwareMissing, IntegrityFailure, UserError
@@ -143,7 +144,7 @@ class PretrainedModel(nn.Module):
         return {each["rope_type"] for each in self._ropes} not in (set(), {"dynamic"})
 
     @property
-    def _ropes(self) -> list[dict[str, Any]]:
+    def _ropes(self) -> list[JSON]:
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         return [each for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each]
 
@@ -210,7 +211,7 @@ class Pretrained:
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
         self._weights = weight_files(self.directory, place.gguf)
-        self._settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        self._settings: JSON = {"local_files_only": True, "trust_remote_code": False}
         self.checked: dict[str, str] = {}
         """Outcome by what was looked at."""
         self.warnings: list[str] = []

@@ -19,11 +19,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from mlm_repro.evaluation.protocol import Scores, Tokens
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_json
 
 LARGEST_BYTES = 256 * 2**20
@@ -77,11 +78,11 @@ class StoredScores:
             self._file.write(record)
 
 
-Store = Callable[[dict[str, Any]], closing[StoredScores]]
+Store = Callable[[JSON], closing[StoredScores]]
 """`open_scores` for a checkpoint and its tokenizer."""
 
 
-def open_scores(folder: Path, checkpoint: str, tokenizer: str, settings: dict[str, Any]) -> closing[StoredScores]:
+def open_scores(folder: Path, checkpoint: str, tokenizer: str, settings: JSON) -> closing[StoredScores]:
     """The scores of an evaluation, by digests and by JSON values of all else that its bits depend on."""
     facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
     return closing(StoredScores(folder / sha256_json(facts)[:32]))

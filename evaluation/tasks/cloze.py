@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from mlm_repro.evaluation.protocol import (
 )
 from mlm_repro.evaluation.schema import ClozeResult, Provenance
 from mlm_repro.evaluation.tasks.uncertainty import mean_standard_error
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 _STOP_WORDS = """
@@ -143,7 +143,7 @@ class ClozeTask(Task):
         return self._passages[self.chosen[place]]
 
     @property
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> JSON:
         """Counts of the result that need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
@@ -170,7 +170,7 @@ class ClozeTask(Task):
         return np.logical_and.reduceat(right, scores.starts)
 
 
-def cloze_numbers(losses: Floats, correct: Flags) -> dict[str, Any]:
+def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
     """Numbers of a result that follow from the loss of each target in nats, and from whether it is right."""
     target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
@@ -178,7 +178,7 @@ def cloze_numbers(losses: Floats, correct: Flags) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def accuracy_numbers(num_correct: int, num_examples: int) -> dict[str, Any]:
+def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
     """Two counts, the share of right answers and its standard error."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from mlm_repro.experiments.catalogue import ABLATION, Ablation, Arm, Effect
 from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast, RateSweep
 from mlm_repro.experiments.forecast.trainings import SEARCH_SEED, Kept, Trained, origin_of, seeds_of
 from mlm_repro.experiments.scores import Finding, found
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import Manifest, read_document
@@ -136,7 +136,7 @@ def doubts_of(
 
 
 def find_effect(
-    effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: dict[str, Any],
+    effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: JSON,
     doubts: Sequence[str] = (),
 ) -> Finding:  # fmt: skip
     """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave open."""
@@ -167,7 +167,7 @@ def loss_after(trained: Trained, share: float) -> float:
     return float(np.interp(share * tokens[-1], tokens, list(trained.losses.values())))
 
 
-def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[dict[str, Any]]:
+def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
     """Lines of records: the rate of each arm, its curves and their ends."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}

@@ -6,7 +6,6 @@ Imports no torch.
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq  # type: ignore[import-untyped]
@@ -14,6 +13,7 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from mlm_repro.experiments.catalogue import Claim
 from mlm_repro.experiments.files import FITTED, HELD_OUT
 from mlm_repro.experiments.forecast.law import Floats, fit_powers
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 READING_ERROR = 0.03
@@ -33,7 +33,7 @@ def parameters_of(series: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-def extrapolated(claims: Sequence[Claim], over: str) -> list[tuple[dict[str, Any], float]]:
+def extrapolated(claims: Sequence[Claim], over: str) -> list[tuple[JSON, float]]:
     """Records of published losses as predicted by a law through other published losses, with 90 % intervals, each
     with the value that stays if nothing is gained beyond what the law was fitted to.
 
@@ -42,7 +42,7 @@ def extrapolated(claims: Sequence[Claim], over: str) -> list[tuple[dict[str, Any
     return _over_sizes(claims) if over == "sizes" else _over_tokens(claims)
 
 
-def _over_sizes(claims: Sequence[Claim]) -> list[tuple[dict[str, Any], float]]:
+def _over_sizes(claims: Sequence[Claim]) -> list[tuple[JSON, float]]:
     """The largest model's curve from those of the three others, by loss = E + A · N^−α at each point of training.
 
     The interval is that of the reading error alone.
@@ -67,7 +67,7 @@ def _over_sizes(claims: Sequence[Claim]) -> list[tuple[dict[str, Any], float]]:
     return numbers
 
 
-def _over_tokens(claims: Sequence[Claim]) -> list[tuple[dict[str, Any], float]]:
+def _over_tokens(claims: Sequence[Claim]) -> list[tuple[JSON, float]]:
     """Every model's curve from the first third of all curves, by loss = E + A · N^−α + B · D^−β.
 
     D counts iterations, because every model of the figure has the same batch. The interval is that of the reading error
@@ -106,9 +106,7 @@ def _over_tokens(claims: Sequence[Claim]) -> list[tuple[dict[str, Any], float]]:
     ]
 
 
-def _number(
-    quantity: str, series: str, x: float, x_name: str, loss: float, low: float, high: float, note: str
-) -> dict[str, Any]:
+def _number(quantity: str, series: str, x: float, x_name: str, loss: float, low: float, high: float, note: str) -> JSON:
     value, low, high = (float(np.exp(end)) for end in (loss, low, high))
     place = {"series": series, "quantity": quantity, "x": float(x), "x_name": x_name}
     return place | {"kind": "simulated", "value": value, "low": low, "high": high, "note": note}
