@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from mlm_repro.lineage.numbers import compact
+from mlm_repro.lineage.numbers import compact, show
 from mlm_repro.lineage.records import Kind, Record
 from mlm_repro.reports.style import LIGHT, LINES, look
 
@@ -61,6 +61,11 @@ class Layer:
         """Most numbers at one place."""
         return max(point.count for point in self.points)
 
+    @property
+    def has_marker(self) -> bool:
+        """False for a law or a limit, which is a line alone."""
+        return LINES[self.kind]["markersize"] > 0
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -72,6 +77,11 @@ class Panel:
     title: str = ""
     logarithmic: Literal["", "x", "y"] = ""
     """Axis that is logarithmic whatever stands on it."""
+
+    @property
+    def has_curves(self) -> bool:
+        """True for courses of trainings of one kind, which a reader tells apart by their models alone."""
+        return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
@@ -97,7 +107,7 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
-    """Draw the panels beside each other under one key of their series and kinds."""
+    """Draw the panels beside each other under one key of their series and kinds; curves have a key in their panel."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -105,16 +115,19 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
     figure = Figure(figsize=size, layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _plot(axes, panel)
-    layers = [layer for panel in panels for layer in panel.layers]
-    handles = []
-    for series, rank in {layer.series: layer.rank for layer in layers}.items():
-        color, marker = look(rank)
-        handles.append(Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=series))
-    for kind in dict.fromkeys(layer.kind for layer in layers):
+    layers = [layer for panel in panels if not panel.has_curves for layer in panel.layers]
+    looks = {layer.series: look(layer.rank) for layer in layers if layer.has_marker}
+    handles = [Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=series)
+               for series, (color, marker) in looks.items()]  # fmt: skip
+    for kind in dict.fromkeys(layer.kind for layer in layers if layer.has_marker):
         handles.append(Line2D([], [], color=LIGHT["muted"], marker="o", **LINES[kind]))
-    widest = max(len(str(handle.get_label())) for handle in handles)
-    columns = max(1, min(len(handles), int(KEY_CHARACTERS * size[0]) // (widest + 6)))
-    figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
+    for layer in layers:
+        if not layer.has_marker:
+            handles.append(Line2D([], [], color=look(layer.rank)[0], **LINES[layer.kind] | {"label": layer.series}))
+    if handles:
+        widest = max(len(str(handle.get_label())) for handle in handles)
+        columns = max(1, min(len(handles), int(KEY_CHARACTERS * size[0]) // (widest + 6)))
+        figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
     return figure
 
 
@@ -127,7 +140,11 @@ def _plot(axes: "Axes", panel: Panel) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:
         color, marker = look(layer.rank)
-        line, count = LINES[layer.kind], len(layer.points)
+        line, count = dict(LINES[layer.kind]), len(layer.points)
+        if panel.has_curves:  # larger models are thinner, so that a curve under another still shows
+            line["label"] = f"{layer.series}, at the end {show(layer.final)}"
+            if layer.kind != "published":
+                line |= {"linestyle": "-", "linewidth": max(1.2, 2.5 - 0.45 * layer.rank), "markersize": 5}
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
         places, values = [point.x for point in layer.points], [point.value for point in layer.points]
         axes.plot(places, values, color=color, marker=marker, markevery=every, **line)
@@ -140,6 +157,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                 ends = [[mean - low for mean, low in zip(means, lows, strict=True)],
                         [high - mean for mean, high in zip(means, highs, strict=True)]]  # fmt: skip
                 axes.errorbar(at, means, yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
+    if panel.has_curves and len(panel.layers) > 1:
+        axes.legend()
     points = [point for layer in panel.layers for point in layer.points]
     xs = sorted({point.x for point in points})
     if _multiply(xs):

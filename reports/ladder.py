@@ -66,7 +66,7 @@ def panels_of(plan: LadderPlan, forecast: Forecast, result: LadderResult) -> lis
     by_law = [Point(n, forecast.law.loss(n, plan.tokens)) for n in along]
     end = replace(foreseen[-1], x=size)
     curves.append(Layer(FORESEEN, last + 1, "simulated", tuple(foreseen)))
-    ends += [Layer("the law", last + 2, "simulated", tuple(by_law)), Layer(FORESEEN, last + 1, "simulated", (end,))]
+    ends += [Layer("the law", last + 2, "law", tuple(by_law)), Layer(FORESEEN, last + 1, "simulated", (end,))]
     loss = "validation loss (nats per token)"
     return [
         Panel(curves, "training compute (FLOPs, 6 × parameters × tokens)", loss, logarithmic="x"),
