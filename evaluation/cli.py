@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -218,6 +219,10 @@ def generate(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def harness(context: typer.Context) -> None:
     """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
+    if "--help" in context.args:
+        print(context.get_help(), flush=True)
+        if not find_spec("lm_eval"):
+            return
     from mlm_repro.evaluation.harness_model import run_harness
 
     run_harness(context.args)

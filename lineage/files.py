@@ -242,3 +242,10 @@ class Manifest(FileSchema):
     """All that worked on a training, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
     """Layouts of a training that an earlier version began, in the place of attempts."""
+
+    @property
+    def layouts_in_turn(self) -> list[Attempt]:
+        """The attempts of a training that changed its layout, and the first one."""
+        attempts = self.attempts or self.layouts
+        turns = [(each.parallel, each.ranks) for each in attempts]
+        return [each for number, each in enumerate(attempts) if not number or turns[number] != turns[number - 1]]
