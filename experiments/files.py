@@ -342,6 +342,12 @@ class Foreseen(FileSchema):
     low: Finite
     high: Finite
 
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if not self.low <= self.loss <= self.high:
+            raise ValueError(f"a loss of {self.loss} is not in its interval from {self.low} to {self.high}")
+        return self
+
 
 class Forecast(FileSchema):
     """forecast.json of a ladder: the largest rung's curve, written before it is trained."""

@@ -128,7 +128,8 @@ def load_training(run: Path) -> Training:
             note = f"The dataset {data.place} is not here, or was built anew since."
         else:
             note = f"Of {len(datasets)} datasets this is the one of the largest share." if len(datasets) > 1 else ""
-            ledger = read_document(data.place / LEDGER, Ledger)
+            if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
+                ledger = read_document(data.place / LEDGER, Ledger)
             card = read_document(data.place / DATASET, DataCard)
     evaluations, samples = _scored(directory)
     return Training(

@@ -155,7 +155,7 @@ READERS = (
     Reader("test set", bytes_at("a.jsonl", DOCUMENTS), decontaminate.read_documents, 100),
     Reader("WikiText", bytes_at("a.tokens", ARTICLES), decontaminate.read_documents, 100),
     Reader("held-out documents", bytes_at("a.jsonl", DOCUMENTS),
-           lambda path: heldout._read_lines(path, heldout._read_text(path)), 100),
+           heldout.read_texts, 100),
     Reader("documents of a verb", written_by_a_verb, read_written, 50),
     Reader("marker of a task", task_marker, lambda path: run_task(task_of(path.parent.parent)), 50),
     Reader("kept scores", scores, read_scores, 100),
