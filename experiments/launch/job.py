@@ -196,11 +196,12 @@ def describe_job(job: Job) -> str:
     nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks"
     degrees = f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
     line = f"{job.name}: {nodes}, {degrees}, at most {job.time_limit} at a time"
-    written = written_bytes(config.model, config.train.precision, config.parallel, layout.dp)
+    rate = 1e6 * job.disk_mb_per_second
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
-    rate = format_bytes(written / failures.checkpoint)
-    line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most, "
-    line += f"{format_duration(failures.checkpoint)} beside training at {rate}/s"
+    line += (
+        f"\na checkpoint of {whole}, about {format_bytes(failures.checkpoint * rate)} by the rank that writes most, "
+    )
+    line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
     prediction = predicted_iteration(job)
     # The one that is written when the signal comes, and one of the iteration in which it comes.
     if 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
@@ -213,8 +214,9 @@ def describe_job(job: Job) -> str:
             f"{job.name}: one of its {job.ranks:,} ranks fails every {format_duration(failures.mean)}, before an "
             f"iteration of {prediction.seconds:.0f} s and a checkpoint end"
         )
-    share = failures.share(interval) if math.isfinite(interval) else 1.0
+    share = 1.0
     if math.isfinite(interval):
+        share = failures.share(interval)
         line += f"\n{failures.describe(interval)}"
     if prediction is None:
         return line

@@ -25,6 +25,8 @@ SHOWN = 10
 OWN = "this-engine"
 """Software that is planned for, unless another is named."""
 RECOMPUTE = ("none", "selective", "full")
+SERIAL = ("train.microbatch_size=1", "parallel.tp=1", "parallel.pp=1", "parallel.chunks=1")
+"""The model's own layout is put aside, which a batch that is asked for need not divide over."""
 
 
 class Choice(NamedTuple):
@@ -39,7 +41,7 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
     a llama by name."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
-    return read_run(model, overrides)
+    return read_run(model, [*SERIAL, *overrides])
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
@@ -50,7 +52,7 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
     template = Workload.of_run(run.config, 1)
     workloads = list(possible_layouts(template, cluster, gpus))
     announce(f"predicts {len(workloads):,} layouts")
-    predictions = simulate(cluster, workloads, run.config)
+    predictions = simulate(cluster, workloads, run.config, only_fitting=True)
     choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
     if not choices:
         pairs = [pair for pair in zip(workloads, predictions, strict=True) if pair[1].memory_bytes]
@@ -168,12 +170,9 @@ def format_plan(
     beyond = choices[0].prediction.extrapolated
     interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
-    tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
-    if interval.score is not None:
-        tried = (
-            tried[:-1]
-            + f" (score {interval.score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better),"
-        )
+    score, coverage = interval.score, interval.coverage
+    scored = f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)" if score else ""
+    tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
     whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
@@ -207,9 +206,8 @@ def format_plan(
     first = choices[0]
     iteration_seconds = first.prediction.seconds
     if days:
-        lines.append(
-            f"in {days:g} days the first trains {days * 86400 / iteration_seconds * per_iteration:,.0f} tokens"
-        )
+        trained = days * 86400 / iteration_seconds * per_iteration
+        lines.append(f"in {days:g} days without a failure the first trains {trained:,.0f} tokens")
     lines.append(goodput(run, cluster, first, iteration_seconds * run.tokens / per_iteration))
     return "\n".join(lines)
 
