@@ -193,9 +193,10 @@ def describe_job(job: Job) -> str:
     """
     config, failures, interval = job.config(), failures_of(job), saved_seconds(job)
     layout = layout_of(config, job.ranks)
-    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks"
-    degrees = f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
-    line = f"{job.name}: {nodes}, {degrees}, at most {job.time_limit} at a time"
+    line = (
+        f"{job.name}: {job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks, "
+        f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}, at most {job.time_limit} at a time"
+    )
     rate = 1e6 * job.disk_mb_per_second
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
     line += (
@@ -305,8 +306,10 @@ def jobset(job: Job, out: Path) -> str:
               "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds,
               "script": str((out / "torchrun.sh").resolve()),
               "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
-              "mounts": [{"name": f"folder-{number}", "mountPath": path} for number, path in folders],
-              "volumes": [{"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders],
+              "mounts": [{"name": "memory", "mountPath": "/dev/shm"},  # by default 64 MB, too few for NCCL
+                         *({"name": f"folder-{number}", "mountPath": path} for number, path in folders)],
+              "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}},
+                          *({"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders)],
               }  # fmt: skip
     text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
     return _filled(text, {key: json.dumps(value) for key, value in values.items()})

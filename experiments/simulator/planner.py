@@ -53,10 +53,11 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
     workloads = list(possible_layouts(template, cluster, gpus))
     announce(f"predicts {len(workloads):,} layouts")
     predictions = simulate(cluster, workloads, run.config, only_fitting=True)
-    choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
+    tried = [*map(Choice, workloads, predictions)]
+    choices = [choice for choice in tried if not choice.prediction.reason]
     if not choices:
-        pairs = [pair for pair in zip(workloads, predictions, strict=True) if pair[1].memory_bytes]
-        why = _smallest(cluster, pairs) if pairs else _nearest(template, cluster, gpus)
+        short = [choice for choice in tried if choice.prediction.memory_bytes]
+        why = _smallest(cluster, short) if short else _nearest(template, cluster, gpus)
         raise HardwareMissing(f"no layout of {run.config.name} on {gpus} GPUs can run{why}")
     return sorted(choices, key=expected_seconds)
 
@@ -90,9 +91,9 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
                         )  # fmt: skip
 
 
-def _smallest(cluster: Cluster, pairs: Sequence[tuple[Workload, Prediction]]) -> str:
+def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
     """Says which layout lacks the least memory, and how much."""
-    w, prediction = min(pairs, key=lambda pair: pair[1].memory_bytes)
+    w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     more = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
         f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero}, recompute {w.recompute}"
@@ -119,7 +120,7 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
     """Says which numbers of GPUs would divide."""
     below, above = (
-        next((n for n in numbers if any(True for _ in possible_layouts(template, cluster, n))), None)
+        next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
     )
     return f": none divides the batch and model; on {' or '.join(str(n) for n in (below, above) if n)} one does"
@@ -163,17 +164,18 @@ def format_plan(
 
     With `price`, of a GPU-hour, also what it costs; with `days`, how far it comes.
     """
-    model, gpus = run.config.model, choices[0].workload.gpus
+    model, first = run.config.model, choices[0]
+    gpus, iteration_seconds = first.workload.gpus, first.prediction.seconds
     batch = run.config.train.global_batch_size
     per_iteration = batch * model.seq_length
     peak = cluster.constants.matmul_flops_per_second.value
-    beyond = choices[0].prediction.extrapolated
+    beyond = first.prediction.extrapolated
     interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
     score, coverage = interval.score, interval.coverage
     scored = f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)" if score else ""
     tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
-    whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
+    whole = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
     stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
@@ -203,8 +205,6 @@ def format_plan(
         )
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} further layouts that fit")
-    first = choices[0]
-    iteration_seconds = first.prediction.seconds
     if days:
         trained = days * 86400 / iteration_seconds * per_iteration
         lines.append(f"in {days:g} days without a failure the first trains {trained:,.0f} tokens")
