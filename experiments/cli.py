@@ -133,7 +133,9 @@ def plan_(
     ] = "",
     batch: Annotated[int, typer.Option(min=0, help="Sequences of an iteration; by default the model's.")] = 0,
     seq: Annotated[int, typer.Option(min=0, help="Length of a sequence; by default the model's.")] = 0,
-    tokens: Annotated[str, typer.Option(help="Tokens to train on, such as 300e9; by default the model's.")] = "",
+    tokens: Annotated[
+        float, typer.Option(min=0, help="Tokens to train on, such as 300e9; by default the model's.")
+    ] = 0,
     days: Annotated[float, typer.Option(min=0, help="Also say how many tokens so many days are enough for.")] = 0.0,
     price: Annotated[float, typer.Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")] = 0.0,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")] = None,
@@ -154,7 +156,7 @@ def plan_(
     asked = {
         "train.global_batch_size": batch,
         "model.seq_length": seq,
-        "train.iterations": tokens and f"{tokens} tokens",
+        "train.iterations": tokens and f"{tokens:.0f} tokens",
     }
     stated = [f"{key}={value}" for key, value in asked.items() if value]
     planned = planner.read_model(model, [*(overrides or ()), *stated])

@@ -193,14 +193,16 @@ def describe_job(job: Job) -> str:
     """
     config, failures, interval = job.config(), failures_of(job), saved_seconds(job)
     layout = layout_of(config, job.ranks)
-    nodes = f"{job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks"
-    degrees = f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}"
-    line = f"{job.name}: {nodes}, {degrees}, at most {job.time_limit} at a time"
-    written = written_bytes(config.model, config.train.precision, config.parallel, layout.dp)
+    line = (
+        f"{job.name}: {job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks, "
+        f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}, at most {job.time_limit} at a time"
+    )
+    rate = 1e6 * job.disk_mb_per_second
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
-    rate = format_bytes(written / failures.checkpoint)
-    line += f"\na checkpoint of {whole}, about {format_bytes(written)} by the rank that writes most, "
-    line += f"{format_duration(failures.checkpoint)} beside training at {rate}/s"
+    line += (
+        f"\na checkpoint of {whole}, about {format_bytes(failures.checkpoint * rate)} by the rank that writes most, "
+    )
+    line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
     prediction = predicted_iteration(job)
     # The one that is written when the signal comes, and one of the iteration in which it comes.
     if 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
@@ -213,8 +215,9 @@ def describe_job(job: Job) -> str:
             f"{job.name}: one of its {job.ranks:,} ranks fails every {format_duration(failures.mean)}, before an "
             f"iteration of {prediction.seconds:.0f} s and a checkpoint end"
         )
-    share = failures.share(interval) if math.isfinite(interval) else 1.0
+    share = 1.0
     if math.isfinite(interval):
+        share = failures.share(interval)
         line += f"\n{failures.describe(interval)}"
     if prediction is None:
         return line
@@ -303,8 +306,10 @@ def jobset(job: Job, out: Path) -> str:
               "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds,
               "script": str((out / "torchrun.sh").resolve()),
               "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
-              "mounts": [{"name": f"folder-{number}", "mountPath": path} for number, path in folders],
-              "volumes": [{"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders],
+              "mounts": [{"name": "memory", "mountPath": "/dev/shm"},  # by default 64 MB, too few for NCCL
+                         *({"name": f"folder-{number}", "mountPath": path} for number, path in folders)],
+              "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}},
+                          *({"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders)],
               }  # fmt: skip
     text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
     return _filled(text, {key: json.dumps(value) for key, value in values.items()})

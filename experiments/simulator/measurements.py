@@ -71,7 +71,7 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
     """The rows that the constants of this software are fitted on; a ratio's first row among them."""
     rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "megatron-deepspeed": deepspeed_rows,
             "megatron-core": h100_rows}  # fmt: skip
-    return tuple(rows[software]()) if software in rows else ()
+    return tuple(rows.get(software, list)())
 
 
 @cache

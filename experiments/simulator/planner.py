@@ -25,6 +25,8 @@ SHOWN = 10
 OWN = "this-engine"
 """Software that is planned for, unless another is named."""
 RECOMPUTE = ("none", "selective", "full")
+SERIAL = ("train.microbatch_size=1", "parallel.tp=1", "parallel.pp=1", "parallel.chunks=1")
+"""The model's own layout is put aside, which a batch that is asked for need not divide over."""
 
 
 class Choice(NamedTuple):
@@ -39,7 +41,7 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
     a llama by name."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
-    return read_run(model, overrides)
+    return read_run(model, [*SERIAL, *overrides])
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
@@ -50,11 +52,12 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
     template = Workload.of_run(run.config, 1)
     workloads = list(possible_layouts(template, cluster, gpus))
     announce(f"predicts {len(workloads):,} layouts")
-    predictions = simulate(cluster, workloads, run.config)
-    choices = [Choice(*pair) for pair in zip(workloads, predictions, strict=True) if not pair[1].reason]
+    predictions = simulate(cluster, workloads, run.config, only_fitting=True)
+    tried = [*map(Choice, workloads, predictions)]
+    choices = [choice for choice in tried if not choice.prediction.reason]
     if not choices:
-        pairs = [pair for pair in zip(workloads, predictions, strict=True) if pair[1].memory_bytes]
-        why = _smallest(cluster, pairs) if pairs else _nearest(template, cluster, gpus)
+        short = [choice for choice in tried if choice.prediction.memory_bytes]
+        why = _smallest(cluster, short) if short else _nearest(template, cluster, gpus)
         raise HardwareMissing(f"no layout of {run.config.name} on {gpus} GPUs can run{why}")
     return sorted(choices, key=expected_seconds)
 
@@ -88,9 +91,9 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
                         )  # fmt: skip
 
 
-def _smallest(cluster: Cluster, pairs: Sequence[tuple[Workload, Prediction]]) -> str:
+def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
     """Says which layout lacks the least memory, and how much."""
-    w, prediction = min(pairs, key=lambda pair: pair[1].memory_bytes)
+    w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     more = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
         f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero}, recompute {w.recompute}"
@@ -117,7 +120,7 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
     """Says which numbers of GPUs would divide."""
     below, above = (
-        next((n for n in numbers if any(True for _ in possible_layouts(template, cluster, n))), None)
+        next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
     )
     return f": none divides the batch and model; on {' or '.join(str(n) for n in (below, above) if n)} one does"
@@ -161,20 +164,18 @@ def format_plan(
 
     With `price`, of a GPU-hour, also what it costs; with `days`, how far it comes.
     """
-    model, gpus = run.config.model, choices[0].workload.gpus
+    model, first = run.config.model, choices[0]
+    gpus, iteration_seconds = first.workload.gpus, first.prediction.seconds
     batch = run.config.train.global_batch_size
     per_iteration = batch * model.seq_length
     peak = cluster.constants.matmul_flops_per_second.value
-    beyond = choices[0].prediction.extrapolated
+    beyond = first.prediction.extrapolated
     interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
-    tried = f", which held {interval.coverage:.0%} of them," if interval.coverage is not None else ""
-    if interval.score is not None:
-        tried = (
-            tried[:-1]
-            + f" (score {interval.score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better),"
-        )
-    whole = flops_of(choices[0].workload._replace(recompute="none")) / per_iteration
+    score, coverage = interval.score, interval.coverage
+    scored = f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)" if score else ""
+    tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
+    whole = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
     stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
@@ -204,12 +205,9 @@ def format_plan(
         )
     if len(choices) > SHOWN:
         lines.append(f"and {len(choices) - SHOWN} further layouts that fit")
-    first = choices[0]
-    iteration_seconds = first.prediction.seconds
     if days:
-        lines.append(
-            f"in {days:g} days the first trains {days * 86400 / iteration_seconds * per_iteration:,.0f} tokens"
-        )
+        trained = days * 86400 / iteration_seconds * per_iteration
+        lines.append(f"in {days:g} days without a failure the first trains {trained:,.0f} tokens")
     lines.append(goodput(run, cluster, first, iteration_seconds * run.tokens / per_iteration))
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ computed; a message's time belongs to the computation that sends it. For equal s
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import log
 from statistics import NormalDist
@@ -117,11 +117,13 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     return passes, w.m * (hidden * ends + half(embedding, element) + half(embedding, gradient))
 
 
-def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | None = None) -> list[Prediction]:
+def simulate(
+    cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | None = None, only_fitting: bool = False
+) -> list[Prediction]:
     """A prediction per workload, in order; one that cannot run gets the reason and no numbers.
 
     `run` is what the workloads are layouts of, if not of a GPT-2 that shards nothing: memory is its own. Times of a
-    BERT are a GPT-2's.
+    BERT are a GPT-2's. With `only_fitting`, one that lacks memory gets no time.
     """
     predictions, runnable = [Prediction()] * len(workloads), []
     machine = machine_of(cluster)
@@ -129,38 +131,40 @@ def simulate(cluster: Cluster, workloads: Sequence[Workload], run: RunConfig | N
         for place, workload in enumerate(workloads):
             try:
                 config = checked_config(workload, cluster.precision, run)
-                runnable.append((place, workload, config))
+                predictions[place] = _memory(machine, workload, config)
+                if not (only_fitting and predictions[place].reason):
+                    runnable.append((place, workload, parameter_count(config.model)))
             except BadInput as error:
                 predictions[place] = Prediction(reason=str(error))
             progress.advance()
     parts = iteration_parts(machine, [workload for _, workload, _ in runnable])
-    for (place, workload, config), total in zip(runnable, parts.total.tolist(), strict=True):
-        beyond = cluster.beyond(workload.gpus, workload.seq, parameter_count(config.model))
+    for (place, workload, parameters), total in zip(runnable, parts.total.tolist(), strict=True):
+        beyond = cluster.beyond(workload.gpus, workload.seq, parameters)
         interval = cluster.interval(workload.gpus, beyond)
-        rank, needed = _memory(machine, workload, config)
-        has = machine.memory_bytes
-        short = f"pipeline rank {rank} needs {needed / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}"
-        predictions[place] = Prediction(
-            reason=short if needed > has else "",
-            seconds=total, low_seconds=total * interval.low, high_seconds=total * interval.high,
-            tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12), memory_bytes=needed,
-            probability_fits=NormalDist().cdf(log(has / needed) / machine.memory_error), extrapolated=beyond,
+        predictions[place] = replace(
+            predictions[place], seconds=total, low_seconds=total * interval.low, high_seconds=total * interval.high,
+            tflops_per_gpu=flops_of(workload) / (total * workload.gpus * 1e12), extrapolated=beyond,
         )  # fmt: skip
     return predictions
 
 
-def _memory(machine: Machine, workload: Workload, config: RunConfig) -> tuple[int, int]:
-    """The fullest pipeline rank and its bytes."""
-    parallel = config.parallel
-    if machine.fused_attention and parallel.recompute == "none" and workload.family == "gpt2":
-        parallel = parallel.model_copy(update={"recompute": "selective"})  # what is not stored is not computed again
-    parallel = parallel.model_copy(update={"shard_parameters": workload.zero == 3})
-    fullest = fullest_rank(config.model, config.train, parallel, workload.dp)
+def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
+    """The bytes of the fullest pipeline rank, and whether a GPU has them."""
+    model, has = config.model, machine.memory_bytes
+    if machine.fused_attention and workload.family == "gpt2":
+        model = model.model_copy(update={"num_heads": 0})  # it neither stores scores nor makes them again for backward
+    parallel = config.parallel.model_copy(update={"shard_parameters": workload.zero == 3})
+    fullest = fullest_rank(model, config.train, parallel, workload.dp)
     # under ZeRO 3 parameters are whole that compute, those that are next, and gradients of the former
     whole = max(machine.gathered_squares * workload.hidden, workload.padded_vocab) * workload.hidden
     each = PARAMETER_BYTES[config.train.precision]
     more = round(whole * (2 * each.weight + each.gradient)) if workload.zero == 3 else 0
-    return fullest.rank, fullest.total + more
+    needed = fullest.total + more
+    short = f"pipeline rank {fullest.rank} needs {needed / 2**30:.1f} GiB of memory; a GPU has {has / 2**30:.1f}"
+    return Prediction(
+        reason=short if needed > has else "", memory_bytes=needed,
+        probability_fits=NormalDist().cdf(log(has / needed) / machine.memory_error),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times

@@ -135,6 +135,9 @@ def test_a_job_in_a_container_is_a_jobset_by_the_published_schema(tmp_path: Path
     assert container["command"] == ["bash", str(tmp_path / "out/torchrun.sh")]
     assert container["env"][0] == {"name": "MASTER_ADDR", "value": "mlm-8-3b-a-ranks-0-0.mlm-8-3b-a"}
     assert container["resources"]["limits"] == ({"nvidia.com/gpu": 16} if gpus else {})
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pods["template"]["spec"]["volumes"]}
+    assert container["volumeMounts"][0]["mountPath"] == "/dev/shm"
     assert str(tmp_path / "runs") in {mount["mountPath"] for mount in container["volumeMounts"]}
     for wrong in ({"spec": {"replicas": 1}}, {"spec": {"replicatedJobs": [{"name": "ranks"}]}}):
         with pytest.raises(jsonschema.ValidationError):

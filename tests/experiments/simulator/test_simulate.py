@@ -23,7 +23,7 @@ from mlm_repro.experiments.simulator.cluster import (
     load_cluster,
     machine_of,
 )
-from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
+from mlm_repro.experiments.simulator.measurements import fitted_workloads, timed, workload_of
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, makespan, order_of, simulate
 from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
 from mlm_repro.lineage.config import load_config
@@ -185,6 +185,15 @@ def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
     times = [float(iteration_parts(machine, [GPT_3._replace(recompute=mode)]).total[0])
              for mode in ("none", "selective", "full")]  # fmt: skip
     assert times[0] < times[1] < times[2] < times[0] * 1.37
+
+
+def test_what_others_ran_on_h100s_is_not_refused() -> None:
+    """Up to 65,536 positions: fused attention stores no scores, nor does a layer that is computed again."""
+    rows = timed("h100")
+    for software in ("megatron-core", "this-engine"):
+        answers = simulate(load_cluster("h100", software), [row.workload for row in rows])
+        assert [one.reason for one in answers] == [""] * len(rows)
+    assert max(row.workload.seq for row in rows) == 65536
 
 
 def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) -> None:
