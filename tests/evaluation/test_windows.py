@@ -52,5 +52,3 @@ def test_spread_is_even(count: int, limit: int) -> None:
 def test_spread_takes_the_middles_not_the_beginning() -> None:
     assert evenly_spread(100, 4) == [12, 37, 62, 87]
     assert evenly_spread(3, None) == [0, 1, 2]
-    with pytest.raises(BadInput, match="limit"):
-        evenly_spread(3, 0)
