@@ -59,7 +59,7 @@ def published() -> Path:
     return Path(directory).resolve()
 
 
-OF_A_COMMAND = "PYTHONSAFEPATH", "MLM_HOLDER"
+OF_A_COMMAND = "PYTHONSAFEPATH", "MLM_HOLDER", KEEPS_NOTHING
 """Variables that a command sets in its process, here the tests' own, where a fixture calls it. By the second, two
 programs that a test starts would take each other's unfinished files for their own."""
 
@@ -116,7 +116,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         finally:
             for number, handler in handlers.items():  # a command that has ended ignores them, and so would its children
                 signal.signal(number, handler)
-            os.environ.pop(KEEPS_NOTHING, None)  # a command sets it for its process
+            os.environ.pop(KEEPS_NOTHING, None)  # a command sets it for its process, and a test may have several
         out, err = capfd.readouterr()
         assert traces or "Traceback" not in err, err
         code = int(ended.value.code or 0)

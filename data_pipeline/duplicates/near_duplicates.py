@@ -80,7 +80,7 @@ def link(
     following, heads, tails = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]
-        chains = 0
+        chains, apart = 0, 0
         for place in range(members.shape[0]):
             document, is_offered = members[place], place < most
             if is_offered:
@@ -112,9 +112,12 @@ def link(
             if is_offered and own < 0:
                 heads[chains] = tails[chains] = place
                 chains += 1
-            elif unlinked and place > most:
-                uncompared += place - most
-                partly[document] = True
+            elif not is_offered:
+                # One that is linked to every chain is of one set with all later ones but those linked to none.
+                missed = place - most if unlinked else apart
+                uncompared += missed
+                partly[document] |= missed > 0
+                apart += unlinked == chains
     return uncompared, unlike
 
 

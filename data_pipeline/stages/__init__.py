@@ -44,12 +44,16 @@ def own_stage(name: str) -> type[Stage]:
     module, _, what = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    # Bytecode is taken for that of a file which was changed in the same second and kept its length.
+    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         filter_class: type[Stage] = getattr(import_module(module), what)
         if not issubclass(filter_class, TextFilter | TokenFilter):
             raise TypeError("it is no TextFilter and no TokenFilter")
     except Exception as error:  # it is not our code
         raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
+    finally:
+        sys.dont_write_bytecode = kept
     filter_class.name = name
     return filter_class
 

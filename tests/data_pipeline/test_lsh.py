@@ -134,6 +134,14 @@ def test_components_are_those_of_the_graph_of_agreeing_pairs(
     assert sets_of(flatten(forests[0])) == expected
 
 
+def test_a_later_document_is_not_compared_with_one_that_is_linked_to_none() -> None:
+    """The second document has nothing in common with the first; the third is like both and is offered the first."""
+    minima = np.array([[0, 0, 0, 0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1, 0, 1], [0] * 8], np.uint32)
+    sketches, partly = np.stack([sketch(values) for values in minima]), np.zeros(3, np.bool_)
+    left, _ = link(np.arange(3), np.arange(3), np.array([0, 3]), sketches, 2, partly, 1)
+    assert (left, np.flatnonzero(partly).tolist()) == (1, [2])
+
+
 @given(data=st.data(), count=st.integers(1, 40), most=st.integers(1, 5), required=st.integers(1, 4))
 def test_full_buckets_link_as_all_pairs_do_or_it_is_said(
     data: st.DataObject, count: int, most: int, required: int
