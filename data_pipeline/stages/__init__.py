@@ -45,7 +45,7 @@ def own_stage(name: str) -> type[Stage]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     # Bytecode is taken for that of a file which was changed in the same second and kept its length.
-    kept, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         filter_class: type[Stage] = getattr(import_module(module), what)
         if not issubclass(filter_class, TextFilter | TokenFilter):
@@ -53,7 +53,7 @@ def own_stage(name: str) -> type[Stage]:
     except Exception as error:  # it is not our code
         raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
     finally:
-        sys.dont_write_bytecode = kept
+        sys.dont_write_bytecode = writes
     filter_class.name = name
     return filter_class
 
