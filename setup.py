@@ -1,4 +1,5 @@
-"""Maps the folders of the clone into one import package, `mlm_repro`. All else is stated in pyproject.toml."""
+"""Maps the folders of the clone into one import package, `mlm_repro`. All else is stated in
+pyproject.toml."""
 
 from setuptools import find_namespace_packages, setup
 

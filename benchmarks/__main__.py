@@ -1,4 +1,5 @@
-"""`python -m benchmarks data|train|checkpoints|eval|gpu|calibrate|fixes`. Modules import torch when they measure."""
+"""`python -m benchmarks data|train|checkpoints|eval|gpu|calibrate|fixes`. Modules import torch when
+they measure."""
 
 import os
 import sys
@@ -16,24 +17,33 @@ from mlm_repro.lineage.lock import check_place
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the record to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is measured, in turn.")]
 
-app = CommandLine(help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True)
+app = CommandLine(
+    help="Measure speed beside other programs, in one run on this machine.", no_args_is_help=True
+)
 
 
 @app.command()
 def data(
-    corpus: Annotated[Path | None, typer.Option(help="A .jsonl file with a string `text` on every line.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="A .jsonl file with a string `text` on every line.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often the whole pipeline is run.")] = 3,
     case: Annotated[
         list[str] | None,
         typer.Option(
-            help="Instead: memory, disk and time of crawl, templates, tweets, books or code; may be repeated."
+            help=(
+                "Instead: memory, disk and time of crawl, templates, tweets, books or code; may be"
+                " repeated."
+            )
         ),
     ] = None,
     json: Json = None,
 ) -> None:
-    """The data pipeline on one core: stage by stage beside the plain libraries, and whole beside these together.
+    """The data pipeline on one core: stage by stage beside the plain libraries, and whole beside
+    these together.
 
-    Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any answer differs.
+    Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any
+    answer differs.
     """
     from benchmarks import corpora
     from benchmarks.data import measure
@@ -54,7 +64,8 @@ def train(
 ) -> None:
     """Training on one core beside nanoGPT, stock and tuned, and the core's limit; kernels.
 
-    Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed something else.
+    Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed
+    something else.
     """
     from benchmarks.train import measure
 
@@ -63,7 +74,8 @@ def train(
 
 @app.command()
 def checkpoints(rounds: Rounds = 9, json: Json = None) -> None:
-    """A training that writes checkpoints beside itself, ten iterations with one and ten without in turn."""
+    """A training that writes checkpoints beside itself, ten iterations with one and ten without in
+    turn."""
     from benchmarks.beside import measure
 
     carry_out(partial(measure, rounds), json)
@@ -84,13 +96,25 @@ def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
 def gpu(
     items: Annotated[
         str,
-        typer.Option(help="`all`, or some with commas between them; they are measured in the order of docs/gpu.md."),
+        typer.Option(
+            help=(
+                "`all`, or some with commas between them; they are measured in the order of"
+                " docs/gpu.md."
+            )
+        ),
     ] = "all",
     out: Annotated[
-        Path | None, typer.Option(help="Write gpu.jsonl and gpu.json into it, and leave out the items that these have.")
+        Path | None,
+        typer.Option(
+            help="Write gpu.jsonl and gpu.json into it, and leave out the items that these have."
+        ),
     ] = None,
-    deadline: Annotated[float | None, typer.Option(min=1, help="End after so many seconds.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the items with their seconds.")] = False,
+    deadline: Annotated[
+        float | None, typer.Option(min=1, help="End after so many seconds.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the items with their seconds.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Kernels and training on one GPU beside torch.compile, nanoGPT and the GPU's own limits.
@@ -110,7 +134,8 @@ def gpu(
 
 @app.command()
 def calibrate(
-    out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"), json: Json = None
+    out: Annotated[Path, typer.Option(help="Folder for constants.")] = Path("runs/calibration"),
+    json: Json = None,
 ) -> None:
     """Fit the simulator on measured iterations; print its errors on those left out."""
     from benchmarks.calibrate import calibrate as run
@@ -120,19 +145,27 @@ def calibrate(
 
 @app.command()
 def fixes(
-    clone: Annotated[Path | None, typer.Option(help="A clone of NVIDIA/Megatron-LM; nothing is fetched.")] = None,
+    clone: Annotated[
+        Path | None, typer.Option(help="A clone of NVIDIA/Megatron-LM; nothing is fetched.")
+    ] = None,
     torchtitan: Annotated[Path | None, typer.Option(help="A clone of pytorch/torchtitan.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")
+    ] = None,
 ) -> None:
-    """Hold `mlm-verify layouts` against upstream's fixes of silent parallel faults: found before, silent after.
+    """Hold `mlm-verify layouts` against upstream's fixes of silent parallel faults: found before,
+    silent after.
 
-    Takes about a minute a case. Ends with code 3 if a fix is followed by a finding that the table does not explain.
+    Takes about a minute a case. Ends with code 3 if a fix is followed by a finding that the table
+    does not explain.
     """
     from benchmarks.fixes import measure
 
     check_place("--json", json, '"rows"')
-    clones = {name: path for name, path in (("megatron", clone), ("torchtitan", torchtitan)) if path}
+    clones = {
+        name: path for name, path in (("megatron", clone), ("torchtitan", torchtitan)) if path
+    }
     if not clones:
         raise BadInput("no clone is given: --clone or --torchtitan")
     measure(clones, case or [], json)

@@ -1,4 +1,5 @@
-"""Cost of checkpoints written beside training: ten iterations with one and the ten after without, in one run."""
+"""Cost of checkpoints written beside training: ten iterations with one and the ten after without,
+in one run."""
 
 import tempfile
 import time
@@ -27,28 +28,41 @@ def measure(rounds: int) -> Benchmark:
     """Train in a process of its own; a round is twenty iterations, after the first ten."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
-    blocks = [[b - a for a, b in zip(*each, strict=True)] for each in pairwise(ends[EVERY - 1 :: EVERY])]
+    blocks = [
+        [b - a for a, b in zip(*each, strict=True)] for each in pairwise(ends[EVERY - 1 :: EVERY])
+    ]
     without, beside = blocks[: 2 * rounds : 2], blocks[1 : 2 * rounds + 1 : 2]
     case.ratios.append(
-        ratio("thread time × that of the iterations", [thread for thread, *_ in beside],
-              [thread - saving for thread, _, saving in beside], GOAL, less_is_better=True)
-    )  # fmt: skip
+        ratio(
+            "thread time × that of the iterations",
+            [thread for thread, *_ in beside],
+            [thread - saving for thread, _, saving in beside],
+            GOAL,
+            less_is_better=True,
+        )
+    )
     for number, what in enumerate(("thread", "wall")):
         more, less = ([block[number] for block in each] for each in (beside, without))
         for name, each in (("with", more), ("without", less)):
             case.series.append(series(name, f"{what} time of {EVERY} iterations", "s", *each))
         case.ratios.append(ratio(f"{what} time × the ten without", more, less, less_is_better=True))
     return Benchmark(
-        benchmark="checkpoints", title="Checkpoints written beside training", cases=[case],
-        notes=["thread: processor time of the thread that trains, which other work on the machine does not lengthen; "
-               "another thread writes, on a core of its own if the machine has one. That of the iterations is "
-               "without the copy, the probe and what ranks tell each other. wall: what passes meanwhile."],
+        benchmark="checkpoints",
+        title="Checkpoints written beside training",
+        cases=[case],
+        notes=[
+            "thread: processor time of the thread that trains, which other work on the machine does"
+            " not lengthen; another thread writes, on a core of its own if the machine has one."
+            " That of the iterations is without the copy, the probe and what ranks tell each other."
+            " wall: what passes meanwhile."
+        ],
         setting={"rounds": rounds},
-    )  # fmt: skip
+    )
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float]]:
-    """Processor time of this thread, time of the wall, and what saving took of the first, as each iteration ends.
+    """Processor time of this thread, time of the wall, and what saving took of the first, as each
+    iteration ends.
 
     Every other ten iterations end in a save.
     """
@@ -72,8 +86,16 @@ def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
         stated = [f"model.{each}" for each in SIZE]
-        stated += [f"train.iterations={iterations}", f"train.checkpoint_interval={2 * EVERY}", "train.precision=fp32"]
-        stated += ["train.global_batch_size=8", "train.microbatch_size=4", f"train.validation_interval={iterations}"]
+        stated += [
+            f"train.iterations={iterations}",
+            f"train.checkpoint_interval={2 * EVERY}",
+            "train.precision=fp32",
+        ]
+        stated += [
+            "train.global_batch_size=8",
+            "train.microbatch_size=4",
+            f"train.validation_interval={iterations}",
+        ]
         config = read_run_config("355m", [*stated, f"data.dataset={dataset}"])
         train(resolve(config, 1), Path(folder) / "runs")
     return ends

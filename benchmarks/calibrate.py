@@ -1,5 +1,5 @@
-"""Calibration: fits the cost model's constants on measured iterations, predicts rows that were left out, and writes the
-files of constants. Imports no torch.
+"""Calibration: fits the cost model's constants on measured iterations, predicts rows that were left
+out, and writes the files of constants. Imports no torch.
 """
 
 import json
@@ -51,23 +51,30 @@ from mlm_repro.lineage.lock import check_place
 from mlm_repro.lineage.progress import Progress, announce
 
 CONSTANTS, NODE_CONSTANTS, MODERN = read_toml(Path(__file__).with_name("fitted.toml")).values()
-"""Constants that are fitted on iterations, on timed all-reduces inside a node, and on H100s, as that file describes
-them."""
-SOFTWARE_OF_2019 = ("memory_efficiency", "host_layer_seconds", "collective_slowdown", "network_share")
-"""The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code was slower, and
-sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
+"""Constants that are fitted on iterations, on timed all-reduces inside a node, and on H100s, as
+that file describes them."""
+SOFTWARE_OF_2019 = (
+    "memory_efficiency",
+    "host_layer_seconds",
+    "collective_slowdown",
+    "network_share",
+)
+"""The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code
+was slower, and sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
 ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 2.5
-"""Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published rows, rounded to a
-TFLOP/s, half as much as those."""
+"""Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published
+rows, rounded to a TFLOP/s, half as much as those."""
 SOFT = 0.02
-"""Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what their like take."""
+"""Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what
+their like take."""
 FOLDS = 5
 SEED = 1234
 FEW = 20
-"""Ratios from which an interval is between their quantiles; of fewer it is Student's, of another like them."""
+"""Ratios from which an interval is between their quantiles; of fewer it is Student's, of another
+like them."""
 HELD_OUT = [("fold", np.float64), ("ratio", np.float64), ("constant", np.float64)]
-"""A row predicted by constants that it was not fitted with: the number of its fold, measured over predicted time, and
-measured over the time at the other rows' median share of the peak."""
+"""A row predicted by constants that it was not fitted with: the number of its fold, measured over
+predicted time, and measured over the time at the other rows' median share of the peak."""
 MISSED = 20.0
 """Cost of a miss in the score of a 90 % interval: 2 over its 10 %."""
 HeldOut = NDArray[np.void]
@@ -75,7 +82,11 @@ Rule = Callable[[Machine, Sequence[Workload]], Floats]
 
 
 def fit(
-    machine: Machine, constants: Mapping[str, Any], observations: Sequence[Observation], weights: Floats, **how: Any
+    machine: Machine,
+    constants: Mapping[str, Any],
+    observations: Sequence[Observation],
+    weights: Floats,
+    **how: Any,
 ) -> Machine:
     """The machine with the constants fitted to weighted log errors; `how` goes to `least`."""
     values = published_values(observations)
@@ -87,7 +98,8 @@ def fit(
 
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
-    """The machine with the latency and bandwidth of all-reduces inside a node fitted on timed ones."""
+    """The machine with the latency and bandwidth of all-reduces inside a node fitted on timed
+    ones."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -105,9 +117,13 @@ def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
 
 
 def least(
-    machine: Machine, constants: Mapping[str, Any], errors: Callable[[Machine], Floats], scale: float = SOFT
+    machine: Machine,
+    constants: Mapping[str, Any],
+    errors: Callable[[Machine], Floats],
+    scale: float = SOFT,
 ) -> Machine:
-    """The machine with the constants that, within their bounds, minimize `errors` under a soft L1 loss."""
+    """The machine with the constants that, within their bounds, minimize `errors` under a soft L1
+    loss."""
     low, high = (np.array([each[side] for each in constants.values()]) for side in ("low", "high"))
     start = np.array([getattr(machine, name) for name in constants])
     unit = np.where(start > 0, start, high / 100)
@@ -117,29 +133,45 @@ def least(
 
     margin = 1e-9 * (high - low)
     solution = least_squares(
-        lambda point: errors(moved(point)), np.clip(start, low + margin, high - margin) / unit,
-        bounds=(low / unit, high / unit), loss="soft_l1", f_scale=scale, ftol=1e-7, max_nfev=100,
-    )  # fmt: skip
+        lambda point: errors(moved(point)),
+        np.clip(start, low + margin, high - margin) / unit,
+        bounds=(low / unit, high / unit),
+        loss="soft_l1",
+        f_scale=scale,
+        ftol=1e-7,
+        max_nfev=100,
+    )
     return moved(solution.x)
 
 
 def zero_3() -> list[Observation]:
     """2021 paper, Table 2: the rows of ZeRO-3."""
-    return [row._replace(experiment="2021/table-2, ZeRO-3") for row in observed("2021/table-2") if row.workload.zero]
+    return [
+        row._replace(experiment="2021/table-2, ZeRO-3")
+        for row in observed("2021/table-2")
+        if row.workload.zero
+    ]
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by default of all ranks."""
-    timed = [(int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
-             for row in read_rows(HERE / "vtrain-all-reduce.csv")
-             if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))]  # fmt: skip
+    """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by
+    default of all ranks."""
+    timed = [
+        (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
+        for row in read_rows(HERE / "vtrain-all-reduce.csv")
+        if row["gpu"] == gpu and ranks in (None, int(row["ranks"]))
+    ]
     return np.array(timed, np.float64).T
 
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
     """The constants of a cluster that are of a datasheet."""
-    return {name: constant.value for name, constant in load_cluster(cluster).constants if constant.kind == "datasheet"}
+    return {
+        name: constant.value
+        for name, constant in load_cluster(cluster).constants
+        if constant.kind == "datasheet"
+    }
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
@@ -149,22 +181,37 @@ def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats
 
 def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
     """Iteration times if every GPU reached its peak."""
-    return np.array([flops_of(each) / each.gpus for each in workloads]) / machine.matmul_flops_per_second
+    return (
+        np.array([flops_of(each) / each.gpus for each in workloads])
+        / machine.matmul_flops_per_second
+    )
 
 
-def predicted(machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds) -> Floats:
-    """The rule's values of the same quantities, in order, each by the datasheet of its own cluster."""
-    workloads, seconds = [observation.workload for observation in observations], np.empty(len(observations))
+def predicted(
+    machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
+) -> Floats:
+    """The rule's values of the same quantities, in order, each by the datasheet of its own
+    cluster."""
+    workloads, seconds = (
+        [observation.workload for observation in observations],
+        np.empty(len(observations)),
+    )
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
         (places,) = np.nonzero(clusters == name)
         own = machine.replaced(**datasheet(name)) if name else machine
         seconds[places] = rule(own, [workloads[place] for place in places])
-    return np.array([QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
-                     for row, time in zip(observations, seconds, strict=True)])  # fmt: skip
+    return np.array(
+        [
+            QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
+            for row, time in zip(observations, seconds, strict=True)
+        ]
+    )
 
 
-def time_ratios(machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds) -> Floats:
+def time_ratios(
+    machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
+) -> Floats:
     """Measured over predicted time; for a ratio, relative to the first row."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
@@ -178,14 +225,28 @@ def published_values(observations: Sequence[Observation]) -> Floats:
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
     """Weight of each row of the A100 fit."""
-    return np.array([FIGURES if row.quantity != "iteration_seconds" else
-                     ONE_NODE if row.workload.gpus <= 8 else SEVERAL_NODES for row in rows])  # fmt: skip
+    return np.array(
+        [
+            (
+                FIGURES
+                if row.quantity != "iteration_seconds"
+                else ONE_NODE
+                if row.workload.gpus <= 8
+                else SEVERAL_NODES
+            )
+            for row in rows
+        ]
+    )
 
 
 def held_out(
-    title: str, rows: Sequence[Observation], keys: Sequence[Hashable], refit: Callable[[Sequence[Observation]], Machine]
+    title: str,
+    rows: Sequence[Observation],
+    keys: Sequence[Hashable],
+    refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Predict the rows of each key by a machine that is fitted on all other rows, those without a key included."""
+    """Predict the rows of each key by a machine that is fitted on all other rows, those without a
+    key included."""
     held, ratio = np.zeros(len(rows), HELD_OUT), np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
     with Progress(title, len(every), "fits") as progress:
@@ -201,11 +262,20 @@ def held_out(
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """The range of 90 % of measurements; coverage and score of the intervals that the other folds give."""
-    (coverage, score), (_, baseline) = (_tried(held["fold"], held[rule]) for rule in ("ratio", "constant"))
+    """The range of 90 % of measurements; coverage and score of the intervals that the other folds
+    give."""
+    (coverage, score), (_, baseline) = (
+        _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
+    )
     low, high = map(rounded, _ends(held["ratio"]))
-    return ErrorInterval(low=low, high=high, source=source, coverage=round(coverage, 3), score=rounded(score),
-                         baseline=rounded(baseline))  # fmt: skip
+    return ErrorInterval(
+        low=low,
+        high=high,
+        source=source,
+        coverage=round(coverage, 3),
+        score=rounded(score),
+        baseline=rounded(baseline),
+    )
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
@@ -222,22 +292,36 @@ def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
 
 def _ends(ratios: Floats) -> tuple[float, float]:
     if len(ratios) >= FEW:
-        return (float(np.quantile(ratios, 0.05, method="lower")), float(np.quantile(ratios, 0.95, method="higher")))
+        return (
+            float(np.quantile(ratios, 0.05, method="lower")),
+            float(np.quantile(ratios, 0.95, method="higher")),
+        )
     logs, count = np.log(ratios), len(ratios)
-    half = stdtrit(max(count - 1, 1), 0.95) * logs.std(ddof=1 if count > 1 else 0) * math.sqrt(1 + 1 / count)
+    half = (
+        stdtrit(max(count - 1, 1), 0.95)
+        * logs.std(ddof=1 if count > 1 else 0)
+        * math.sqrt(1 + 1 / count)
+    )
     return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
 
 
 A100, H100, V100 = "dgx-a100-80g", "h100", "dgx-2h-v100"
-CORE, STATED = "megatron-core", ("host_layer_seconds", "host_microbatch_seconds", "gradient_overlap")
+CORE, STATED = (
+    "megatron-core",
+    ("host_layer_seconds", "host_microbatch_seconds", "gradient_overlap"),
+)
 """Software of the H100 rows, and what its file states itself of what others' fits give."""
 TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
-    "Every part is predicted by constants fitted on all others: rows, or whole sources. Parts that no constant "
-    "is ever fitted on are called apart.",
+    (
+        "Every part is predicted by constants fitted on all others: rows, or whole sources. Parts"
+        " that no constant is ever fitted on are called apart."
+    ),
     "Error is predicted over measured time of an iteration, of a ratio in the ratio.",
-    "Coverage is the share of rows left out that lie in the interval made without them; score is the mean interval "
-    "score of logarithms, baseline that of one share of the peak for all.",
+    (
+        "Coverage is the share of rows left out that lie in the interval made without them; score"
+        " is the mean interval score of logarithms, baseline that of one share of the peak for all."
+    ),
 ]
 
 
@@ -249,7 +333,8 @@ class Fit(NamedTuple):
     rows: Sequence[Observation]
     refit: Callable[[Sequence[Observation]], Machine]
     left_out: Mapping[str, Sequence[Hashable]]
-    """Folds by name: the key of each row's fold, None for a row that is never left out. Intervals use the first."""
+    """Folds by name: the key of each row's fold, None for a row that is never left out. Intervals
+    use the first."""
     apart: Sequence[Observation]
     """Rows that no constant is fitted on; of ratios, behind the row that they refer to."""
     sources: Mapping[str, tuple[str, str]]
@@ -265,22 +350,34 @@ def calibrate(out: Path) -> Benchmark:
     a100 = a100_fit()
     machine = a100.refit(a100.rows)
     fits, cases = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine)), []
-    every = [{way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit) for way, keys in fit.left_out.items()}
-             for fit in fits]  # fmt: skip
+    every = [
+        {
+            way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
+            for way, keys in fit.left_out.items()
+        }
+        for fit in fits
+    ]
     for fit, held in zip(fits, every, strict=True):
         machine, ranges = fit.refit(fit.rows), intervals(fit, held)
-        ranges["extrapolated"] = widest(every[0]["sources"], every[1]["sources"], every[2]["rows"], ranges.values())
+        ranges["extrapolated"] = widest(
+            every[0]["sources"], every[1]["sources"], every[2]["rows"], ranges.values()
+        )
         errors = _errors(fit, machine, held, ranges)
         cases.append(Case(name=f"{fit.cluster} under {fit.software}", series=errors))
         for name, text in files(fit, machine, ranges).items():
             write_text(out / name, text)
             path = FITTED / name
             shipped = path.read_text(encoding="utf-8") if path.is_file() else ""
-            announce(f"{out / name}: the shipped constants are {'these' if text == shipped else 'others'}")
+            announce(
+                f"{out / name}: the shipped constants are"
+                f" {'these' if text == shipped else 'others'}"
+            )
     return Benchmark(
-        benchmark="calibration", title="The simulator's errors on rows that its constants were not fitted on",
-        cases=cases, notes=NOTES,
-    )  # fmt: skip
+        benchmark="calibration",
+        title="The simulator's errors on rows that its constants were not fitted on",
+        cases=cases,
+        notes=NOTES,
+    )
 
 
 def a100_fit() -> Fit:
@@ -292,25 +389,47 @@ def a100_fit() -> Fit:
     folds = [*shuffled, *[None] * (len(rows) - count)]
     ways = {"rows in 5 folds": folds, "sources": [row.source for row in rows]}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [*(row for row in observed("2021/table-1") if row.workload not in known), *zero_3(),
-             *timed("megatron-2020")]  # fmt: skip
-    source = ("fit", "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16")
+    apart = [
+        *(row for row in observed("2021/table-1") if row.workload not in known),
+        *zero_3(),
+        *timed("megatron-2020"),
+    ]
+    source = (
+        "fit",
+        "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16",
+    )
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
     sources = dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
-    return Fit(A100, "megatron-2021", rows, lambda some: fit(start, CONSTANTS, some, weights_of(some)), ways,
-               apart, sources)  # fmt: skip
+    return Fit(
+        A100,
+        "megatron-2021",
+        rows,
+        lambda some: fit(start, CONSTANTS, some, weights_of(some)),
+        ways,
+        apart,
+        sources,
+    )
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Megatron-Core and FSDP on H100s, each source with one weight; what is neither fitted nor stated is the A100s'."""
+    """Megatron-Core and FSDP on H100s, each source with one weight; what is neither fitted nor
+    stated is the A100s'."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
-    sources = dict.fromkeys(names, TRANSFERRED) | dict.fromkeys(MODERN, ("fit", "experiments/published/h100.csv"))
+    sources = dict.fromkeys(names, TRANSFERRED) | dict.fromkeys(
+        MODERN, ("fit", "experiments/published/h100.csv")
+    )
 
     def refit(some: Sequence[Observation]) -> Machine:
         counts = Counter(row.source for row in some)
-        return fit(start, MODERN, some, np.array([3 / math.sqrt(counts[row.source]) for row in some]), scale=0.1)
+        return fit(
+            start,
+            MODERN,
+            some,
+            np.array([3 / math.sqrt(counts[row.source]) for row in some]),
+            scale=0.1,
+        )
 
     rows = h100_rows()
     sources["network_share"] = ("counted", "an adapter for each GPU")
@@ -318,7 +437,8 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to the first row, which has no weight."""
+    """Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to the first row,
+    which has no weight."""
     rows = v100_rows()
     figures = ("2019/figure-1", "2019/figure-5")
     apart = [row for row in megatron_2019() if row.experiment in figures and row.value != 100]
@@ -333,23 +453,43 @@ def v100_fit(a100: Machine) -> Fit:
     ways = {"rows": [None, *range(len(rows) - 1)]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
-    return Fit(V100, "megatron-2019", rows, refit, ways, apart,
-               dict.fromkeys(CONSTANTS, TRANSFERRED) | dict.fromkeys(NODE_CONSTANTS, table)
-               | dict.fromkeys(SOFTWARE_OF_2019, source))  # fmt: skip
+    return Fit(
+        V100,
+        "megatron-2019",
+        rows,
+        refit,
+        ways,
+        apart,
+        dict.fromkeys(CONSTANTS, TRANSFERRED)
+        | dict.fromkeys(NODE_CONSTANTS, table)
+        | dict.fromkeys(SOFTWARE_OF_2019, source),
+    )
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Megatron-DeepSpeed on A100s: the A100 fit's constants, and what its pipeline takes longer for each microbatch."""
+    """Megatron-DeepSpeed on A100s: the A100 fit's constants, and what its pipeline takes longer for
+    each microbatch."""
     rows, names = deepspeed_rows(), ("host_microbatch_seconds",)
     moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
-    source = ("fit", "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes")
+    source = (
+        "fit",
+        "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes",
+    )
     chosen = {name: CONSTANTS[name] for name in names}
-    return Fit("selene", "megatron-deepspeed", rows, lambda some: fit(a100, chosen, some, np.ones(len(some))),
-               {"rows": range(len(rows))}, timed("bigscience"), moved | dict.fromkeys(names, source))  # fmt: skip
+    return Fit(
+        "selene",
+        "megatron-deepspeed",
+        rows,
+        lambda some: fit(a100, chosen, some, np.ones(len(some))),
+        {"rows": range(len(rows))},
+        timed("bigscience"),
+        moved | dict.fromkeys(names, source),
+    )
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Intervals of runs on one node and on several, or of all where a fold has few of either, and of ratios if any."""
+    """Intervals of runs on one node and on several, or of all where a fold has few of either, and
+    of ratios if any."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -359,25 +499,40 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
     sources = ", ".join(dict.fromkeys(row.source for row in fit.rows))
     source = f"{way} left out, {len(every)} fits; of {sources}"
     parts = {"one_node": ~several, "several_nodes": several}
-    is_enough = all(part.sum() >= FEW and len(np.unique(fold["fold"][part])) == len(every) for part in parts.values())
-    named = {name: interval_of(fold[part] if is_enough else fold, source) for name, part in parts.items()}
+    is_enough = all(
+        part.sum() >= FEW and len(np.unique(fold["fold"][part])) == len(every)
+        for part in parts.values()
+    )
+    named = {
+        name: interval_of(fold[part] if is_enough else fold, source) for name, part in parts.items()
+    }
     return named | ({"ratio": interval_of(fold[ratio], source)} if ratio.any() else {})
 
 
-def widest(a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]) -> ErrorInterval:
-    """The range that holds 90 % of each source's measurements: of the A100 and the H100 sources each predicted by a fit
-    on the others, of the V100 tables by the A100's hardware constants; and the intervals of what is not extrapolated.
-    Its coverage is of each source by the others' range.
+def widest(
+    a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
+) -> ErrorInterval:
+    """The range that holds 90 % of each source's measurements: of the A100 and the H100 sources
+    each predicted by a fit on the others, of the V100 tables by the A100's hardware constants; and
+    the intervals of what is not extrapolated. Its coverage is of each source by the others' range.
     """
-    ratios = [held["ratio"][held["fold"] == fold] for held in (a100, h100) for fold in np.unique(held["fold"])]
+    ratios = [
+        held["ratio"][held["fold"] == fold]
+        for held in (a100, h100)
+        for fold in np.unique(held["fold"])
+    ]
     ratios.append(v100["ratio"])
     ends, inside = np.array([_ends(each) for each in ratios]), []
     for place, each in enumerate(ratios):
         low, high = _union(np.delete(ends, place, axis=0))
         inside.append(((low <= each) & (each <= high)).mean())
     low, high = map(rounded, _union(np.array([*ends, *((each.low, each.high) for each in within)])))
-    return ErrorInterval(low=low, high=high, source=f"{len(ratios)} sources left out, the widest",
-                         coverage=round(float(np.mean(inside)), 3))  # fmt: skip
+    return ErrorInterval(
+        low=low,
+        high=high,
+        source=f"{len(ratios)} sources left out, the widest",
+        coverage=round(float(np.mean(inside)), 3),
+    )
 
 
 def _union(ends: Floats) -> tuple[float, float]:
@@ -385,12 +540,21 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """The texts that the cluster's and the software's own files extend, by path; and of A100s what is transferred."""
+    """The texts that the cluster's and the software's own files extend, by path; and of A100s what
+    is transferred."""
     software = _constants(fit.sources, machine, SoftwareConstants)
     for name, interval in intervals.items():
         stated = interval.model_dump(exclude_none=True).items()
-        software += ["", f"[intervals.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in stated)]
-    software += ["", "[reach]", *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items())]
+        software += [
+            "",
+            f"[intervals.{name}]",
+            *(f"{key} = {json.dumps(value)}" for key, value in stated),
+        ]
+    software += [
+        "",
+        "[reach]",
+        *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items()),
+    ]
     lines = {f"software/fitted/{fit.software}.toml": software}
     if {*fit.sources} & {*Hardware.model_fields}:
         lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
@@ -404,21 +568,29 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
     """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
     cluster = load_cluster(fit.cluster)
     each: dict[str, list[float]] = {
-        "nodes": [max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows],
+        "nodes": [
+            max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows
+        ],
         "seq": [row.workload.seq for row in fit.rows],
         "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
     }
-    return {"processors": [cluster.processor]} | {name: [min(values), max(values)] for name, values in each.items()}
+    return {"processors": [cluster.processor]} | {
+        name: [min(values), max(values)] for name, values in each.items()
+    }
 
 
-def _constants(sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]) -> list[str]:
+def _constants(
+    sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]
+) -> list[str]:
     """Lines of a file with those of the constants that are fitted."""
     lines = ["# Written by `python -m benchmarks calibrate`.", "[constants]"]
     for name in of.model_fields:
         if name in sources:
             kind, source = sources[name]
-            lines.append(f'{name} = {{ value = {rounded(getattr(machine, name))!r}, kind = "{kind}", '
-                         f'source = "{source}" }}')  # fmt: skip
+            lines.append(
+                f'{name} = {{ value = {rounded(getattr(machine, name))!r}, kind = "{kind}", '
+                f'source = "{source}" }}'
+            )
     return lines
 
 
@@ -431,13 +603,17 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
     return [*compress(fit.rows, [key is not None for key in fit.left_out[way]])]
 
 
-def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]) -> list[Series]:
+def _errors(
+    fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
+) -> list[Series]:
     """Errors of each set, table or figure, left out or apart, and the coverage of the intervals."""
     of, inside = defaultdict(list), defaultdict(list)
     for way, fold in held.items():
         for row, ratio in zip(_left_out(fit, way), fold["ratio"].tolist(), strict=True):
             of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
-    for row, ratio in zip(fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True):
+    for row, ratio in zip(
+        fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True
+    ):
         of[f"{row.experiment}, apart"].append(1 / ratio - 1)
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
@@ -452,7 +628,11 @@ def _errors(fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mappi
 
 
 def _scored(name: str, errors: Floats) -> list[Series]:
-    measures = {"mean": np.abs(errors).mean(), "median": np.median(np.abs(errors)), "bias of": errors.mean()}
+    measures = {
+        "mean": np.abs(errors).mean(),
+        "median": np.median(np.abs(errors)),
+        "bias of": errors.mean(),
+    }
     return [_series(name, f"{measure} error", float(value)) for measure, value in measures.items()]
 
 

@@ -1,7 +1,8 @@
-"""Programs that train a model on made-up tokens, each in a process of its own: this engine and nanoGPT.
+"""Programs that train a model on made-up tokens, each in a process of its own: this engine and
+nanoGPT.
 
-nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has. Shapes: b batch,
-s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
+nanoGPT has fused attention, one loss over all logits, a tied head; biases everywhere, as GPT-2 has.
+Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activations are [b, s, h].
 """
 
 import time
@@ -34,13 +35,16 @@ from mlm_repro.lineage.progress import Progress
 K = TypeVar("K")
 T = TypeVar("T")
 Step = Callable[[int, float], float]
-"""(iteration, dropout probability) → mean loss of the global batch before the update, on every rank."""
+"""(iteration, dropout probability) → mean loss of the global batch before the update, on every
+rank."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
     """transformers' GPT2LMHeadModel, with its own initial values."""
     transformers = import_extra("transformers", "bench")
-    settings = transformers.GPT2Config(**FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0)
+    settings = transformers.GPT2Config(
+        **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
+    )
     model: torch.nn.Module = transformers.GPT2LMHeadModel(settings)
     return model
 
@@ -53,7 +57,9 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
     betas = (train.adam_beta1, train.adam_beta2)
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused)
+    return torch.optim.AdamW(
+        groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused
+    )
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,14 @@ class TrainingSize:
     def setting(self) -> dict[str, Any]:
         """The model and the recipe where they differ from their defaults, and the warm-up."""
         recipes = {"model": self.model, "train": self.train}
-        changed = {name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()}
+        changed = {
+            name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()
+        }
         return changed | {"warm_up": self.warm_up}
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
-        """Token ids of an iteration's global batch, [B, s + 1]: few words are frequent, as in text."""
+        """Token ids of an iteration's global batch, [B, s + 1]: few words are frequent, as in
+        text."""
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
@@ -113,7 +122,9 @@ class OurLayout:
 
     def training(self, size: TrainingSize, device: torch.device | None = None) -> TrainingStep:
         """Return the model with its optimizer, by default on this rank's device."""
-        return build_step(size.model, size.train, ParallelConfig(), serial_mesh(device or local_device()))[1]
+        return build_step(
+            size.model, size.train, ParallelConfig(), serial_mesh(device or local_device())
+        )[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a step of such a model, whose batch may have another size."""
@@ -124,7 +135,11 @@ class OurLayout:
             batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
             inputs = []
             for start in range(0, train.global_batch_size, each):
-                masks = Dropout(dropout, train.seed, iteration, tuple(range(start, start + each))) if dropout else None
+                masks = (
+                    Dropout(dropout, train.seed, iteration, tuple(range(start, start + each)))
+                    if dropout
+                    else None
+                )
                 tokens = batch[start : start + each]
                 inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
             if self.is_captured and iteration == 0:
@@ -145,7 +160,9 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=2)
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in rows)
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout.p, is_causal=True)  # [b, n, s, d]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout.p, is_causal=True
+        )  # [b, n, s, d]
         x = x + self.dropout(self.attn["c_proj"](mixed.transpose(1, 2).flatten(2)))
         wide = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
         return x + self.dropout(self.mlp["c_proj"](wide))
@@ -163,7 +180,9 @@ class NanoGPTModel(nn.Module):
         self.ln_f = nn.LayerNorm(h)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        x = self.dropout(self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device)))
+        x = self.dropout(
+            self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+        )
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)  # [b, s, v]
@@ -172,7 +191,8 @@ class NanoGPTModel(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """nanoGPT's model on one rank, with this engine's initial weights, in a loop as such programs write it."""
+    """nanoGPT's model on one rank, with this engine's initial weights, in a loop as such programs
+    write it."""
 
     name: str
     is_tuned: bool = True
@@ -216,14 +236,21 @@ Contender = OurLayout | Peer
 
 
 def time_contender(
-    contender: Contender, size: TrainingSize, dropout: float = 0.0, clock: Callable[[], float] = time.perf_counter,
+    contender: Contender,
+    size: TrainingSize,
+    dropout: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
-) -> Timed:  # fmt: skip
+) -> Timed:
     """Run the iterations of one round, of a model that is there if it is given."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
-    step = contender.steps(training, size) if training and isinstance(contender, OurLayout) else contender.build(size)
+    step = (
+        contender.steps(training, size)
+        if training and isinstance(contender, OurLayout)
+        else contender.build(size)
+    )
     seconds, losses = [], []
     for iteration in range(size.train.iterations):
         start = clock()
@@ -232,19 +259,25 @@ def time_contender(
     return Timed(seconds[size.warm_up :], losses, memory.bytes())
 
 
-def in_turn(name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]) -> dict[K, list[Any]]:
-    """Take every measurement in each round, so that other work on the machine falls on each alike."""
+def in_turn(
+    name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
+) -> dict[K, list[Any]]:
+    """Take every measurement in each round, so that other work on the machine falls on each
+    alike."""
     taken: dict[K, list[Any]] = {key: [] for key in measurements}
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
             for key, measure in measurements.items():
                 taken[key].append(measure())
-                progress.advance(1, ", ".join(map(str, key)) if isinstance(key, tuple) else str(key))
+                progress.advance(
+                    1, ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+                )
     return taken
 
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Return a function's result in a new process. Raises UserError with the measurement's name if it fails."""
+    """Return a function's result in a new process. Raises UserError with the measurement's name if
+    it fails."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

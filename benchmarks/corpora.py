@@ -1,6 +1,8 @@
-"""Corpora of given shapes: what a build of each takes of memory, disk and time, beside what a dry run promises.
+"""Corpora of given shapes: what a build of each takes of memory, disk and time, beside what a dry
+run promises.
 
-Texts are invented, the same at every call, and made in a fresh process, as the promise is: its peak is its own.
+Texts are invented, the same at every call, and made in a fresh process, as the promise is: its peak
+is its own.
 """
 
 import json
@@ -36,10 +38,15 @@ tokenizer.path = "{}"
 """
 """Without cleaning and languages, which cost by the byte alone; a token is a byte."""
 NOTES = [
-    "A build by one worker. Memory is its peak, all resident pages included; disk is the most that its work took, "
-    "looked at twice a second, nameless files included; "
-    "time is the processor's, so that what else runs is not in it.",
-    "Promised is what the rehearsal of a dry run gives for the same corpus, in a process before it.",
+    (
+        "A build by one worker. Memory is its peak, all resident pages included; disk is the most"
+        " that its work took, looked at twice a second, nameless files included; time is the"
+        " processor's, so that what else runs is not in it."
+    ),
+    (
+        "Promised is what the rehearsal of a dry run gives for the same corpus, in a process"
+        " before it."
+    ),
 ]
 
 
@@ -77,9 +84,14 @@ SHAPES = {
     "crawl": Shape(crawl, 2_000_000),
     "templates": Shape(templates, 200_000),
     "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
-    "books": Shape(lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(50, 80))), 1_000),
+    "books": Shape(
+        lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(50, 80))), 1_000
+    ),
     "code": Shape(
-        lambda rng, _: "\n".join(f"    {words(rng, 1)} = {words(rng, 2)}" for _ in range(rng.randrange(60))), 30_000
+        lambda rng, _: "\n".join(
+            f"    {words(rng, 1)} = {words(rng, 2)}" for _ in range(rng.randrange(60))
+        ),
+        30_000,
     ),
 }
 
@@ -127,7 +139,8 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
 
 def _taken(runs: Path, process: int) -> int:
-    """Bytes of files below a folder that may change meanwhile, and of nameless ones that the process has mapped."""
+    """Bytes of files below a folder that may change meanwhile, and of nameless ones that the
+    process has mapped."""
     try:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
@@ -140,8 +153,12 @@ def _taken(runs: Path, process: int) -> int:
 
 
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
-    """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an unknown shape."""
-    from benchmarks.timing import ratio, series  # imports torch, which would count as memory of a promise
+    """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an
+    unknown shape."""
+    from benchmarks.timing import (
+        ratio,
+        series,
+    )  # imports torch, which would count as memory of a promise
 
     if unknown := [name for name in names if name not in SHAPES]:
         raise BadInput(f"no case {unknown[0]!r}; there are: {', '.join(SHAPES)}")
@@ -155,7 +172,16 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
             peaks = used(recipe, place / "runs")
             size = corpus.stat().st_size
         expected = told.memory, sum(told.disk.values()), sum(told.seconds.values())
-        rows = list(zip(("memory", "disk", "time"), ("MB", "MB", "s"), (1e6, 1e6, 1), peaks, expected, strict=True))
+        rows = list(
+            zip(
+                ("memory", "disk", "time"),
+                ("MB", "MB", "s"),
+                (1e6, 1e6, 1),
+                peaks,
+                expected,
+                strict=True,
+            )
+        )
         cases.append(
             Case(
                 name=name,
@@ -164,7 +190,10 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
                     for what, unit, scale, mine, theirs in rows
                     for contender, value in (("used", mine), ("promised", theirs))
                 ],
-                ratios=[ratio(f"{what}, used of promised", [mine], [theirs]) for what, _, _, mine, theirs in rows],
+                ratios=[
+                    ratio(f"{what}, used of promised", [mine], [theirs])
+                    for what, _, _, mine, theirs in rows
+                ],
                 setting={"documents": documents, "megabytes": round(size / 1e6, 3)},
             )
         )

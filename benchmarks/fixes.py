@@ -1,4 +1,5 @@
-"""Upstream's fixes of silent parallel faults: what `mlm-verify layouts` says before each and after it."""
+"""Upstream's fixes of silent parallel faults: what `mlm-verify layouts` says before each and after
+it."""
 
 import io
 import json
@@ -25,7 +26,10 @@ from mlm_repro.verify.subjects import Asked
 
 CASES = Path(__file__).with_name("fixes.toml")
 SECONDS, SEED = 400, 1234
-PACKAGES = {"megatron": ("megatron_core", "megatron/core"), "torchtitan": ("torchtitan", "torchtitan")}
+PACKAGES = {
+    "megatron": ("megatron_core", "megatron/core"),
+    "torchtitan": ("torchtitan", "torchtitan"),
+}
 """Name and folder of each repository's package."""
 
 
@@ -55,7 +59,8 @@ class Case(Config):
     named: str
     """Regular expression that the sentence of a finding must match."""
     tree: str = ""
-    """Later commit, which runs here, on which old lines are put back; by default the fix is held against its parent."""
+    """Later commit, which runs here, on which old lines are put back; by default the fix is held
+    against its parent."""
     edits: tuple[Edit, ...] = ()
     why: str = ""
     """Reason of a miss, or of an alarm after the fix."""
@@ -102,16 +107,23 @@ class Fixes(Config):
     rows: tuple[Row, ...]
 
 
-def measure(clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES) -> Fixes:
-    """Run the cases whose repository has a clone, one at a time, a line each; those that the record has are kept.
+def measure(
+    clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
+) -> Fixes:
+    """Run the cases whose repository has a clone, one at a time, a line each; those that the record
+    has are kept.
 
-    Raises BadInput for a path that is no repository or lacks a commit, Diverged if a healthy tree gives a finding that
-    the table does not explain.
+    Raises BadInput for a path that is no repository or lacks a commit, Diverged if a healthy tree
+    gives a finding that the table does not explain.
     """
     table = {case.name: case for case in load_config(cases, Cases).case}
     if unknown := [name for name in only if name not in table]:
         raise BadInput(f"there is no case {unknown[0]!r}; there are {', '.join(table)}")
-    before = json.loads(record.read_text(encoding="utf-8")) if record and record.exists() else {"rows": []}
+    before = (
+        json.loads(record.read_text(encoding="utf-8"))
+        if record and record.exists()
+        else {"rows": []}
+    )
     rows = {row.name: row for row in Fixes.model_validate(before).rows if row.name in table}
     with tempfile.TemporaryDirectory() as folder:
         for name, case in table.items():
@@ -119,20 +131,29 @@ def measure(clones: Mapping[str, Path], only: Sequence[str], record: Path | None
                 continue
             rows[name] = row = examine(clones[case.repository], case, cases.parent, Path(folder))
             first = next(iter(row.before.sentences), "nothing")
-            print(f"{name}: {row.result}, {row.alarms} alarms after the fix; before it: {first}", flush=True)
+            print(
+                f"{name}: {row.result}, {row.alarms} alarms after the fix; before it: {first}",
+                flush=True,
+            )
             if record:
                 ordered = Fixes(rows=tuple(rows[each] for each in table if each in rows))
                 write_text(record, ordered.model_dump_json(indent=1) + "\n")
     counts = [row.result for row in rows.values()]
     told = ", ".join(f"{counts.count(result)} {result}" for result in dict.fromkeys(counts))
-    print(f"{len(rows)} of {len(table)} cases: {told}; {sum(row.alarms for row in rows.values())} alarms after the fix")
+    print(
+        f"{len(rows)} of {len(table)} cases: {told}; {sum(row.alarms for row in rows.values())}"
+        " alarms after the fix"
+    )
     if alarms := [name for name, row in rows.items() if row.alarms and not table[name].why]:
-        raise Diverged(f"{alarms[0]}: a finding after the fix: {rows[alarms[0]].after.sentences[0]}")
+        raise Diverged(
+            f"{alarms[0]}: a finding after the fix: {rows[alarms[0]].after.sentences[0]}"
+        )
     return Fixes(rows=tuple(rows.values()))
 
 
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
-    """Ask for the layouts of a case before its fix and after it; trees are extracted into the folder once."""
+    """Ask for the layouts of a case before its fix and after it; trees are extracted into the
+    folder once."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -152,7 +173,8 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
-    """Write the package of a commit, with the commit as its release, into a directory of the folder; return it."""
+    """Write the package of a commit, with the commit as its release, into a directory of the
+    folder; return it."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -160,7 +182,9 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
         _run(["tar", "-x"], directory, _git(clone, "archive", release, package))
         facts = directory / f"{name}-0.dist-info" / "METADATA"
         facts.parent.mkdir()
-        facts.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{release}\n", encoding="utf-8")
+        facts.write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 0+{release}\n", encoding="utf-8"
+        )
     return directory
 
 
@@ -180,7 +204,11 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
     child.start()
     send.close()
     try:
-        state, sentences = receive.recv() if receive.poll(SECONDS) else ("cannot run", [f"no answer in {SECONDS} s"])
+        state, sentences = (
+            receive.recv()
+            if receive.poll(SECONDS)
+            else ("cannot run", [f"no answer in {SECONDS} s"])
+        )
     except EOFError:
         state, sentences = "cannot run", ["it ended without an answer"]
     child.kill()
@@ -214,6 +242,8 @@ def _git(clone: Path, *arguments: str) -> bytes:
 def _run(command: Sequence[str], directory: Path, given: bytes = b"") -> bytes:
     done = subprocess.run(command, cwd=directory, input=given, capture_output=True, check=False)
     if done.returncode:
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"])[
+            -1
+        ]
         raise BadInput(f"{' '.join(command[:2])} in {directory.name}: {last}")
     return done.stdout

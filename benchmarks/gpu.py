@@ -1,7 +1,9 @@
-"""One GPU's training and kernels beside torch.compile, nanoGPT and the GPU's own limits, item by item.
+"""One GPU's training and kernels beside torch.compile, nanoGPT and the GPU's own limits, item by
+item.
 
-Items have a time limit each and one process, which builds a model once for all that measure it. What an item finds is
-written down when it ends, so that nothing is lost on a machine that is lent for minutes.
+Items have a time limit each and one process, which builds a model once for all that measure it.
+What an item finds is written down when it ends, so that nothing is lost on a machine that is lent
+for minutes.
 """
 
 import multiprocessing
@@ -57,8 +59,9 @@ from mlm_repro.lineage.shipped import model_file
 MICROBATCHES = 8
 EAGER = OurLayout(OURS, microbatches=MICROBATCHES)
 CONTENDERS: tuple[Contender, ...] = (
-    OurLayout(OURS, is_captured=True), Peer("nanoGPT, torch.compile", is_compiled=True)
-)  # fmt: skip
+    OurLayout(OURS, is_captured=True),
+    Peer("nanoGPT, torch.compile", is_compiled=True),
+)
 TO_PEERS = 1.3
 PEAK_TFLOPS = 989.0
 """Dense bf16 products of an H100 or H200 SXM, published by NVIDIA (H200 datasheet)."""
@@ -69,28 +72,40 @@ LEAST_SECONDS = 5.0
 COPIED = 1 << 30
 """Master weights, 4 GiB of them, that are copied to the host beside training."""
 NOTES = [
-    "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1 unless the name says "
-    "otherwise; the median of the timed iterations.",
-    f"Utilisation is of {PEAK_TFLOPS:g} TFLOP/s (published), by the operations of a token's products, forward and "
-    "backward, attention halved for causality; recomputed ones are not counted.",
-    "Kernels are timed while the GPU has a queue of them. Losses are compared in the first two iterations.",
-    "nanoGPT trains under autocast to bf16 with torch.compile and fused AdamW; masks of dropout are its own, so that "
-    "later losses differ more.",
+    (
+        "tokens/s are those of an iteration: forward, backward, clipping, AdamW, bf16, dropout 0.1"
+        " unless the name says otherwise; the median of the timed iterations."
+    ),
+    (
+        f"Utilisation is of {PEAK_TFLOPS:g} TFLOP/s (published), by the operations of a token's"
+        " products, forward and backward, attention halved for causality; recomputed ones are not"
+        " counted."
+    ),
+    (
+        "Kernels are timed while the GPU has a queue of them. Losses are compared in the first two"
+        " iterations."
+    ),
+    (
+        "nanoGPT trains under autocast to bf16 with torch.compile and fused AdamW; masks of dropout"
+        " are its own, so that later losses differ more."
+    ),
 ]
 GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
 """The share of the peak that is each training's goal."""
 ITERATIONS, WARM_UP = 6, 3
 TRIED = (
-    "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128 train.iterations=200 "
-    "train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8 train.microbatch_size=8 "
-    "train.precision=bf16 train.validation_interval=1000 train.validation_samples=8 train.checkpoint_interval=1000"
+    "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128"
+    " train.iterations=200 train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8"
+    " train.microbatch_size=8 train.precision=bf16 train.validation_interval=1000"
+    " train.validation_samples=8 train.checkpoint_interval=1000"
 )
 """The run with which `mlm-train` is tried."""
 Result = Sequence[Case | str]
 
 
 class Worker:
-    """A process that measures one item after another; after one that fails or takes too long there is a new one."""
+    """A process that measures one item after another; after one that fails or takes too long there
+    is a new one."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
@@ -156,7 +171,8 @@ class ItemRecord:
                 self.done = dict(before.setting["done"])
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
-        """Measure an item; its cases join the record, and a line for each is written, or one with the reason."""
+        """Measure an item; its cases join the record, and a line for each is written, or one with
+        the reason."""
         limit, start = min(seconds, self._ends - time.monotonic()), time.monotonic()
         try:
             if limit < LEAST_SECONDS:
@@ -188,13 +204,19 @@ class ItemRecord:
             raise UserError("nothing was measured: every item's line has its reason")
         title = "One GPU beside torch.compile, nanoGPT and its own limits"
         return Benchmark(
-            benchmark="gpu", title=title, cases=list(self._cases.values()), disagreements=list(self._disagreements),
-            notes=NOTES, setting=gpu_facts() | {"done": self.done}, environment=described_here(),
-        )  # fmt: skip
+            benchmark="gpu",
+            title=title,
+            cases=list(self._cases.values()),
+            disagreements=list(self._disagreements),
+            notes=NOTES,
+            setting=gpu_facts() | {"done": self.done},
+            environment=described_here(),
+        )
 
 
 def chosen_items(chosen: str) -> dict[str, float]:
-    """Return items, `all` or some with commas between them, in their order with their seconds. Raises BadInput."""
+    """Return items, `all` or some with commas between them, in their order with their seconds.
+    Raises BadInput."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
@@ -202,7 +224,8 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure items in the order of what is unknown; those of `out` are done. Raises HardwareMissing without a GPU."""
+    """Measure items in the order of what is unknown; those of `out` are done. Raises
+    HardwareMissing without a GPU."""
     names = chosen_items(chosen)
     record, missing = ItemRecord(out, deadline), ""
     if not list_gpus():
@@ -227,13 +250,15 @@ def versions() -> Result:
 
 @lru_cache(1)
 def built(name: str) -> TrainingStep:
-    """Return the model at full size with its step, once for all items of one process that follow each other."""
+    """Return the model at full size with its step, once for all items of one process that follow
+    each other."""
     keep_large_buffers()
     return EAGER.training(full_size(name, MICROBATCHES))
 
 
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
-    """Train a model at full size with microbatches of `b` sequences, and follow one iteration on the GPU."""
+    """Train a model at full size with microbatches of `b` sequences, and follow one iteration on
+    the GPU."""
     training, size = built(name), full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
     layout = replace(EAGER, is_captured=is_captured)
@@ -243,11 +268,15 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
     kind = name + ("" if dropout else ", without dropout")
     title = f"{kind}, {b} × {MICROBATCHES}" + (", captured" if is_captured else "")
     step = layout.steps(training, size)
-    return [summarize(title, size, {OURS: [timed]}, GOALS[kind]), timeline(title, partial(step, 1, dropout))]
+    return [
+        summarize(title, size, {OURS: [timed]}, GOALS[kind]),
+        timeline(title, partial(step, 1, dropout)),
+    ]
 
 
 def timeline(title: str, step: Callable[[], object]) -> Case:
-    """Return how long the GPU was busy and had nothing, how long the host waited, and the kernels that took longest."""
+    """Return how long the GPU was busy and had nothing, how long the host waited, and the kernels
+    that took longest."""
     with torch.profiler.profile() as trace:
         step()
     spent: dict[str, float] = defaultdict(float)
@@ -262,12 +291,17 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
     busy, idle = busy_and_idle(spans)
     sums = {"busy": busy / 1000, "nothing running": idle / 1000, "host waits": waited}
     longest = dict(sorted(spent.items(), key=lambda item: -item[1])[:25])
-    shown = [series(key, "time of an iteration", "ms", value) for key, value in (sums | longest).items()]
-    return Case(name=f"timeline, {title}", series=[*shown, series("launches", "number", "", len(spans))])
+    shown = [
+        series(key, "time of an iteration", "ms", value) for key, value in (sums | longest).items()
+    ]
+    return Case(
+        name=f"timeline, {title}", series=[*shown, series("launches", "number", "", len(spans))]
+    )
 
 
 def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the time that spans cover, and that between the first and the last which none covers."""
+    """Return the time that spans cover, and that between the first and the last which none
+    covers."""
     busy = idle = 0.0
     until = float("inf")
     for start, end in sorted(spans):
@@ -288,7 +322,8 @@ def compare_peers(name: str, b: int) -> Result:
 
 
 def compare_copies(name: str, b: int) -> Result:
-    """Time an iteration alone, and while weights go to the host, as an asynchronous checkpoint would send them."""
+    """Time an iteration alone, and while weights go to the host, as an asynchronous checkpoint
+    would send them."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -305,16 +340,30 @@ def compare_copies(name: str, b: int) -> Result:
 
 
 def try_program() -> Result:
-    """Train with `mlm-train` in bf16, stop it by SIGTERM, resume it, and compare the losses with the processor's."""
+    """Train with `mlm-train` in bf16, stop it by SIGTERM, resume it, and compare the losses with
+    the processor's."""
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
         settings = [f"--set={each}" for each in (*TRIED.split(), f"data.dataset={dataset}")]
-        command = [sys.executable, "-m", "mlm_repro.engine.cli", "run", "355m", "--ranks=1", *settings]
+        command = [
+            sys.executable,
+            "-m",
+            "mlm_repro.engine.cli",
+            "run",
+            "355m",
+            "--ranks=1",
+            *settings,
+        ]
         for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
             runs = Path(folder) / device
-            begin = partial(subprocess.Popen, [*command, f"--runs={runs}"], env=os.environ | variables,
-                            stdout=sys.stderr, preexec_fn=end_with_parent)  # fmt: skip
+            begin = partial(
+                subprocess.Popen,
+                [*command, f"--runs={runs}"],
+                env=os.environ | variables,
+                stdout=sys.stderr,
+                preexec_fn=end_with_parent,
+            )
             if device == "cuda":
                 stopped = begin()
                 while stopped.poll() is None and not any(map(read_steps, runs.glob("tried-*"))):
@@ -324,7 +373,9 @@ def try_program() -> Result:
                     raise UserError(f"mlm-train ended with code {stopped.returncode} after SIGTERM")
             if code := begin().wait():
                 raise UserError(f"mlm-train ended with code {code} on {device}")
-            losses[device] = [Timed([1.0], [step.loss for step in read_steps(next(runs.glob("tried-*")))])]
+            losses[device] = [
+                Timed([1.0], [step.loss for step in read_steps(next(runs.glob("tried-*")))])
+            ]
     case = Case(name="mlm-train, stopped and resumed, beside the CPU", losses=first_losses(losses))
     return [case, *differing_losses("mlm-train", losses, MASKED)]
 
@@ -338,15 +389,23 @@ def write_dataset(directory: Path) -> Path:
         with TokenFileWriter(directory / f"{split}_text_document", token_dtype(290)) as writer:
             for text in part:
                 writer.add_document([*tokenizer.encode(text), tokenizer.end_of_text])
-    made = {"name": "letters", "seed": 0, "tokenizer": {"kind": "train", "digest": tokenizer.digest}}
-    sizes = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size)}
+    made = {
+        "name": "letters",
+        "seed": 0,
+        "tokenizer": {"kind": "train", "digest": tokenizer.digest},
+    }
+    sizes = {
+        "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size),
+    }
     write_json(directory / "dataset.json", made | sizes)
     seal(directory)
     return directory
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
-    """Hold kernels, by default all, against their references on this GPU as the tests do under an interpreter."""
+    """Hold kernels, by default all, against their references on this GPU as the tests do under an
+    interpreter."""
     from tests.engine import exactness
 
     return exactness.check_kernels(kind, shape, names)
@@ -371,12 +430,18 @@ ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     "exact-fp16-head": (45, partial(check_kernels, torch.float16, LONG, "linear_cross_entropy")),
     "exact-fp32": (45, partial(check_kernels, torch.float32, SMALL)),
 }
-"""Every item with its seconds, in the order of what is unknown; an interpreter holds the exactness without a GPU."""
+"""Every item with its seconds, in the order of what is unknown; an interpreter holds the exactness
+without a GPU."""
 
 
-def full_size(name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP) -> TrainingSize:
-    """Return the model's published recipe at full size in bf16; the timed iterations come after the warm-up."""
-    return size_of(read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up)
+def full_size(
+    name: str, batch: int, iterations: int = ITERATIONS, warm_up: int = WARM_UP
+) -> TrainingSize:
+    """Return the model's published recipe at full size in bf16; the timed iterations come after the
+    warm-up."""
+    return size_of(
+        read_run_config(model_file(name)).model, batch, "bf16", warm_up + iterations, warm_up
+    )
 
 
 def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) -> Case:
@@ -385,11 +450,25 @@ def summarize(name: str, size: TrainingSize, measured: Measured, goal: float) ->
     peak = PEAK_TFLOPS * 1e12 / flops_per_token(size.model, causal=True)
     return Case(
         name=name,
-        series=[each for name, many in speed.items() for each in (
-            series(name, "rate", "tokens/s", *many), series(name, "utilisation", "", *(rate / peak for rate in many)),
-            series(name, "peak memory", "bytes", max(timed.peak_bytes for timed in measured[name])),
-        )],
-        ratios=[*(ratio(f"× {name}", speed[OURS], many, TO_PEERS) for name, many in speed.items() if name != OURS),
-                ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal)],
-        losses=first_losses(measured), setting=size.setting,
-    )  # fmt: skip
+        series=[
+            each
+            for name, many in speed.items()
+            for each in (
+                series(name, "rate", "tokens/s", *many),
+                series(name, "utilisation", "", *(rate / peak for rate in many)),
+                series(
+                    name, "peak memory", "bytes", max(timed.peak_bytes for timed in measured[name])
+                ),
+            )
+        ],
+        ratios=[
+            *(
+                ratio(f"× {name}", speed[OURS], many, TO_PEERS)
+                for name, many in speed.items()
+                if name != OURS
+            ),
+            ratio("utilisation", speed[OURS], [peak] * len(speed[OURS]), goal),
+        ],
+        losses=first_losses(measured),
+        setting=size.setting,
+    )

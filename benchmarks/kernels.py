@@ -1,4 +1,5 @@
-"""The engine's kernels at a shape: exact beside their references, and timed beside these and the GPU's own limits.
+"""The engine's kernels at a shape: exact beside their references, and timed beside these and the
+GPU's own limits.
 
 Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 """
@@ -53,7 +54,9 @@ class KernelCase:
     others: tuple[Any, ...]
 
 
-def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None) -> dict[str, KernelCase]:
+def kernel_cases(
+    shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
+) -> dict[str, KernelCase]:
     """Return by name every kernel that has a gradient, on a device, by default this process's."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
@@ -70,8 +73,14 @@ def kernel_cases(shape: KernelShape, dtype: torch.dtype, device: torch.device | 
         KernelCase("dropout", [leaf(s, b, h)], (mask,)),
         KernelCase("masked_softmax", [leaf(b, n, s, s)], (d**-0.5,)),
         KernelCase("attention", [leaf(s, b, n, 3, d)], (mask,)),
-        KernelCase("linear_cross_entropy", [leaf(s * b, h), leaf(v, h, scale=0.02)], (targets, v, LoneAxis())),
-        KernelCase("add_norm", [leaf(s, b, h), leaf(h), leaf(h), leaf(s, b, h), leaf(h)], (mask, 1e-5)),
+        KernelCase(
+            "linear_cross_entropy",
+            [leaf(s * b, h), leaf(v, h, scale=0.02)],
+            (targets, v, LoneAxis()),
+        ),
+        KernelCase(
+            "add_norm", [leaf(s, b, h), leaf(h), leaf(h), leaf(s, b, h), leaf(h)], (mask, 1e-5)
+        ),
     ]
     return {case.name: case for case in cases}
 
@@ -88,9 +97,14 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
     """Time each pass of ours, the reference and torch.compile."""
-    functions = {OURS: implementation(case.name, device), "reference": implementation(case.name, REFERENCE)}
+    functions = {
+        OURS: implementation(case.name, device),
+        "reference": implementation(case.name, REFERENCE),
+    }
     functions["torch.compile"] = torch.compile(functions["reference"])
-    return time_in_turn({name: partial(run_pass, function, case) for name, function in functions.items()}, rounds)
+    return time_in_turn(
+        {name: partial(run_pass, function, case) for name, function in functions.items()}, rounds
+    )
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
@@ -104,7 +118,9 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
         for name in list(seconds):
             try:
                 seconds[name].append(seconds_of(runs[name]))
-            except Exception as error:  # references keep scores and masks; compilers fail in ways of their own
+            except (
+                Exception
+            ) as error:  # references keep scores and masks; compilers fail in ways of their own
                 if name == next(iter(runs)):
                     raise
                 del seconds[name]
@@ -139,8 +155,13 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
     (first, ours), *others = seconds.items()
     return Case(
         name=name,
-        series=[series(who, "time", "ms", *(1000 * each for each in many)) for who, many in seconds.items()],
-        ratios=[ratio(f"{who} ÷ {first}", many, ours, (goals or {}).get(who)) for who, many in others],
+        series=[
+            series(who, "time", "ms", *(1000 * each for each in many))
+            for who, many in seconds.items()
+        ],
+        ratios=[
+            ratio(f"{who} ÷ {first}", many, ours, (goals or {}).get(who)) for who, many in others
+        ],
         missing=missing,
     )
 
@@ -148,26 +169,36 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
 def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
     """Torch's own attention, with a mask of its own: [s, b, n·d] from [s, b, n, 3, d]."""
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
-    mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=mask.probability, is_causal=True)
+    mixed = F.scaled_dot_product_attention(
+        query, key, value, dropout_p=mask.probability, is_causal=True
+    )
     return mixed.permute(2, 0, 1, 3).flatten(2)
 
 
 def measure_rates(shape: KernelShape) -> list[Case]:
-    """Return the rates of a layer's products at widths of 355m to 175b over 1 to 8 ranks, of attention, of copying.
+    """Return the rates of a layer's products at widths of 355m to 175b over 1 to 8 ranks, of
+    attention, of copying.
 
-    They are what the planner's constants are taken from. A weight's gradient is also added to fp32, by its product and
-    afterwards.
+    They are what the planner's constants are taken from. A weight's gradient is also added to fp32,
+    by its product and afterwards.
     """
     rows, device = shape.s * shape.b, local_device()
-    speeds: dict[str, list[Series]] = {"products of a layer": [], "attention without dropout": [], "copying": []}
+    speeds: dict[str, list[Series]] = {
+        "products of a layer": [],
+        "attention without dropout": [],
+        "copying": [],
+    }
 
     def rate(case: str, name: str, unit: str, work: float, run: Callable[[], object]) -> None:
-        speeds[case].append(series(name, "rate", unit, work / median(seconds_of(run) for _ in range(FEW))))
+        speeds[case].append(
+            series(name, "rate", unit, work / median(seconds_of(run) for _ in range(FEW)))
+        )
 
     for h, t in product(WIDTHS, (1, 2, 4, 8)):
         for ins, outs in ((h, 3 * h // t), (h // t, h), (h, 4 * h // t), (4 * h // t, h)):
             x, slopes, matrix = (
-                torch.randn(size, device=device).bfloat16() for size in ((rows, ins), (rows, outs), (outs, ins))
+                torch.randn(size, device=device).bfloat16()
+                for size in ((rows, ins), (rows, outs), (outs, ins))
             )
             total = matrix.float()
             products: dict[str, Callable[[], object]] = {
@@ -178,7 +209,13 @@ def measure_rates(shape: KernelShape) -> list[Case]:
                 "to weight, added afterwards": partial(_add_afterwards, total, slopes.t(), x),
             }
             for name, run in products.items():
-                rate("products of a layer", f"{name}, {ins} × {outs}", "TFLOP/s", 2e-12 * rows * ins * outs, run)
+                rate(
+                    "products of a layer",
+                    f"{name}, {ins} × {outs}",
+                    "TFLOP/s",
+                    2e-12 * rows * ins * outs,
+                    run,
+                )
     for s, d in product((shape.s << power for power in range(0, 7, 2)), (64, 96, 128)):
         qkv = torch.randn(s, 1, 8, 3, d, device=device).bfloat16()
         attend = partial(implementation("attention", "cuda"), qkv, None)
@@ -194,7 +231,8 @@ def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> No
 
 
 def compare_kernels(shape: KernelShape) -> list[Case]:
-    """Time attention beside other tiles and torch's, with its own mask and without; norms and GeLU beside torch."""
+    """Time attention beside other tiles and torch's, with its own mask and without; norms and GeLU
+    beside torch."""
     from mlm_repro.engine.kernels.gpu import attention
 
     every, ours = kernel_cases(shape, torch.bfloat16), implementation("attention", "cuda")
@@ -208,9 +246,17 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
     tiles = (attention.Tiles(128, 64, 8),) * 3
     runs = {
         OURS: partial(run_pass, ours, case),
-        "a head in one part": partial(changed, "parts_of", lambda d, _: (1 << (d - 1).bit_length(), 0)),
+        "a head in one part": partial(
+            changed, "parts_of", lambda d, _: (1 << (d - 1).bit_length(), 0)
+        ),
         "tiles of 128 × 64": partial(changed, "tiles_for", lambda *_: tiles),
         SDPA: partial(run_pass, _torch_attention, case),
-    } | {f"without dropout, {each.name}": partial(changed, "BACKENDS", [each], without) for each in attention.BACKENDS}
-    others = [times_case(name, time_kernel(every[name], "cuda", FEW)) for name in ("add_norm", "bias_gelu")]
+    } | {
+        f"without dropout, {each.name}": partial(changed, "BACKENDS", [each], without)
+        for each in attention.BACKENDS
+    }
+    others = [
+        times_case(name, time_kernel(every[name], "cuda", FEW))
+        for name in ("add_norm", "bias_gelu")
+    ]
     return [times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}), *others]

@@ -1,4 +1,5 @@
-"""The tables of a benchmark's record, which the terminal and the documentation show. Imports no torch."""
+"""The tables of a benchmark's record, which the terminal and the documentation show. Imports no
+torch."""
 
 from statistics import median
 
@@ -7,13 +8,22 @@ from mlm_repro.lineage.numbers import MISSING, aligned, show, size_bytes
 
 
 def tables(result: Benchmark) -> list[Table]:
-    """Make the tables: ratios with their goals, one for each measure, contenders that were not measured."""
+    """Make the tables: ratios with their goals, one for each measure, contenders that were not
+    measured."""
     rows = []
     for case in result.cases:
         for ratio in case.ratios:
-            spread = f"{min(ratio.rounds):.2f} to {max(ratio.rounds):.2f}" if len(ratio.rounds) > 1 else MISSING
+            spread = (
+                f"{min(ratio.rounds):.2f} to {max(ratio.rounds):.2f}"
+                if len(ratio.rounds) > 1
+                else MISSING
+            )
             bound = "at most" if ratio.less_is_better else "at least"
-            goal = f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}" if ratio.goal else MISSING
+            goal = (
+                f"{bound} {ratio.goal:g}{'' if ratio.is_reached else ', missed'}"
+                if ratio.goal
+                else MISSING
+            )
             rows.append((case.name, ratio.name, f"{ratio.value:.2f}", spread, goal))
     every = [Table(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")]
     measures: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
@@ -22,7 +32,9 @@ def tables(result: Benchmark) -> list[Table]:
             medians = measures.setdefault((each.measure, each.unit), {})
             medians[case.name, each.contender] = float(median(each.samples))
     every += [_measure_table(medians, *measure) for measure, medians in measures.items()]
-    missing = [(case.name, name, why) for case in result.cases for name, why in case.missing.items()]
+    missing = [
+        (case.name, name, why) for case in result.cases for name, why in case.missing.items()
+    ]
     every.append(Table(("case", "contender", "why"), missing, 3, "not measured"))
     return [table for table in every if table.rows]
 
@@ -30,10 +42,18 @@ def tables(result: Benchmark) -> list[Table]:
 def sentences(result: Benchmark) -> list[str]:
     """Sum up the record: goals reached and missed, other work on the machine, the machine."""
     lines = []
-    aimed = [(case.name, ratio) for case in result.cases for ratio in case.ratios if ratio.goal is not None]
+    aimed = [
+        (case.name, ratio)
+        for case in result.cases
+        for ratio in case.ratios
+        if ratio.goal is not None
+    ]
     if aimed:
-        missed = [f"{case}, {ratio.name} ({ratio.value:.2f}, goal {ratio.goal:g})"
-                  for case, ratio in aimed if not ratio.is_reached]  # fmt: skip
+        missed = [
+            f"{case}, {ratio.name} ({ratio.value:.2f}, goal {ratio.goal:g})"
+            for case, ratio in aimed
+            if not ratio.is_reached
+        ]
         lines.append(f"{len(aimed) - len(missed)} of {len(aimed)} goals were reached.")
         lines += [f"Missed: {'; '.join(missed)}."] if missed else []
     where, load = result.environment, max(result.load_average, default=0.0)
@@ -48,11 +68,15 @@ def show_benchmark(result: Benchmark) -> None:
     print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
         print(f"\n{table.title}", *aligned([table.heads, *table.rows]), sep="\n")
-    print(*(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)), sep="\n")
+    print(
+        *(f"- {line}" for line in (*sentences(result), *result.disagreements, *result.notes)),
+        sep="\n",
+    )
 
 
 def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> Table:
-    """Medians by case and contender: a row for each case, or for each contender if that is narrower."""
+    """Medians by case and contender: a row for each case, or for each contender if that is
+    narrower."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head, down, across = "case", cases, contenders
     if len(contenders) > len(cases):

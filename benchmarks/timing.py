@@ -1,4 +1,5 @@
-"""The frame of every benchmark: clocks, ratios within a round, losses compared, and the record on disk."""
+"""The frame of every benchmark: clocks, ratios within a round, losses compared, and the record on
+disk."""
 
 import math
 import os
@@ -23,8 +24,15 @@ from mlm_repro.lineage.errors import BadInput, Diverged, UserError
 from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.lock import check_place
 
-GPU_FACTS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit",
-             "temperature.gpu")  # fmt: skip
+GPU_FACTS = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+)
 """Fields that `nvidia-smi` is asked for."""
 T = TypeVar("T")
 
@@ -60,10 +68,14 @@ def described_here() -> Environment:
     """
     here = describe_environment()
     versions = {name: version(name) for name in ("transformers", "triton") if find_spec(name)}
-    words = [re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
-             for before, word in pairwise(["", *here.argv])
-             if before != "--json" and not word.startswith("--json")]  # fmt: skip
-    return here.model_copy(update={"packages": here.packages | versions, "argv": ["python", "-m", *words]})
+    words = [
+        re.sub(r"^(--[a-z-]+=)?.*/", r"\1", word, flags=re.DOTALL)
+        for before, word in pairwise(["", *here.argv])
+        if before != "--json" and not word.startswith("--json")
+    ]
+    return here.model_copy(
+        update={"packages": here.packages | versions, "argv": ["python", "-m", *words]}
+    )
 
 
 def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
@@ -74,11 +86,18 @@ def cpu_seconds(function: Callable[..., T], *arguments: Any) -> tuple[float, T]:
 
 
 def child_seconds(*command: object) -> float:
-    """Return the processor seconds of a program and its children. Raises UserError with its last line if it fails."""
-    offline = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-               "PYTHONDONTWRITEBYTECODE": ""}  # fmt: skip
+    """Return the processor seconds of a program and its children. Raises UserError with its last
+    line if it fails."""
+    offline = {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     before = getrusage(RUSAGE_CHILDREN)
-    done = subprocess.run([*map(str, command)], env=os.environ | offline, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*map(str, command)], env=os.environ | offline, capture_output=True, text=True, check=False
+    )
     after = getrusage(RUSAGE_CHILDREN)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
@@ -88,24 +107,42 @@ def child_seconds(*command: object) -> float:
 
 def rates(size: TrainingSize, measured: Measured) -> dict[str, list[float]]:
     """Return the tokens a second of each contender in each round, by its median iteration."""
-    return {name: [size.tokens / median(timed.seconds) for timed in many] for name, many in measured.items()}
+    return {
+        name: [size.tokens / median(timed.seconds) for timed in many]
+        for name, many in measured.items()
+    }
 
 
 def ratio(
-    name: str, numerators: Sequence[float], denominators: Sequence[float], goal: float | None = None,
+    name: str,
+    numerators: Sequence[float],
+    denominators: Sequence[float],
+    goal: float | None = None,
     less_is_better: bool = False,
-) -> Ratio:  # fmt: skip
-    """Return the ratio within each round, in which a slow round cancels, and the median as its value."""
+) -> Ratio:
+    """Return the ratio within each round, in which a slow round cancels, and the median as its
+    value."""
     rounds = [a / b for a, b in zip(numerators, denominators, strict=True)]
-    return Ratio(name=name, value=rounded(median(rounds)), rounds=[*map(rounded, rounds)], goal=goal,
-                 less_is_better=less_is_better)  # fmt: skip
+    return Ratio(
+        name=name,
+        value=rounded(median(rounds)),
+        rounds=[*map(rounded, rounds)],
+        goal=goal,
+        less_is_better=less_is_better,
+    )
 
 
 def series(
-    contender: str, measure: str, unit: str, *samples: float, kind: Literal["measured", "computed"] = "measured"
+    contender: str,
+    measure: str,
+    unit: str,
+    *samples: float,
+    kind: Literal["measured", "computed"] = "measured",
 ) -> Series:
     """Return a contender's samples, one for each round."""
-    return Series(contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind)
+    return Series(
+        contender=contender, measure=measure, unit=unit, samples=[*map(rounded, samples)], kind=kind
+    )
 
 
 def rounded(value: float) -> float:
@@ -115,11 +152,17 @@ def rounded(value: float) -> float:
 
 def first_losses(measured: Measured) -> dict[str, list[float | None]]:
     """Return each contender's losses of its first round, None for one that is not a number."""
-    return {name: [loss if math.isfinite(loss) else None for loss in many[0].losses] for name, many in measured.items()}
+    return {
+        name: [loss if math.isfinite(loss) else None for loss in many[0].losses]
+        for name, many in measured.items()
+    }
 
 
-def differing_losses(case: str, measured: Measured, allowed: float, compared: int | None = None) -> list[str]:
-    """Return a sentence for each contender with other losses than the first contender's first round.
+def differing_losses(
+    case: str, measured: Measured, allowed: float, compared: int | None = None
+) -> list[str]:
+    """Return a sentence for each contender with other losses than the first contender's first
+    round.
 
     Only the first `compared` iterations count, if given.
     """
@@ -127,9 +170,15 @@ def differing_losses(case: str, measured: Measured, allowed: float, compared: in
     expected = measured[first][0].losses[:compared]
     sentences = []
     for name, rounds in measured.items():
-        gaps = [abs(a - b) for each in rounds for a, b in zip(each.losses[:compared], expected, strict=True)]
+        gaps = [
+            abs(a - b)
+            for each in rounds
+            for a, b in zip(each.losses[:compared], expected, strict=True)
+        ]
         if not all(gap <= allowed for gap in gaps):
-            sentences.append(f"{case}: losses of {name} differ from those of {first} by up to {max(gaps):.4g}")
+            sentences.append(
+                f"{case}: losses of {name} differ from those of {first} by up to {max(gaps):.4g}"
+            )
     return sentences
 
 
@@ -139,7 +188,8 @@ def failure(error: BaseException) -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Describe the first GPU by its driver, clocks, power and temperature, with torch's CUDA and cuDNN."""
+    """Describe the first GPU by its driver, clocks, power and temperature, with torch's CUDA and
+    cuDNN."""
     if shutil.which("nvidia-smi") is None:
         return {}
     import torch

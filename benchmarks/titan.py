@@ -1,4 +1,5 @@
-"""A small mixture of experts of torchtitan on its own plan, for `mlm-verify layouts PATH.py:build`."""
+"""A small mixture of experts of torchtitan on its own plan, for `mlm-verify layouts
+PATH.py:build`."""
 
 import inspect
 import sys
@@ -27,7 +28,9 @@ for absent in (
 ):
     sys.modules.setdefault(absent, MagicMock())  # which its experts do not use
 histogram = torch.histc
-torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(of.dtype)  # no integers on CPUs
+torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(
+    of.dtype
+)  # no integers on CPUs
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 
@@ -38,8 +41,14 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def experts(score_before_experts: bool) -> Any:
     """Four experts, as the release takes their settings."""
-    settings = {"num_experts": 4, "score_before_experts": score_before_experts, "score_func": "softmax", "top_k": 2,
-                "use_grouped_mm": False, "route_norm": True}  # fmt: skip
+    settings = {
+        "num_experts": 4,
+        "score_before_experts": score_before_experts,
+        "score_func": "softmax",
+        "top_k": 2,
+        "use_grouped_mm": False,
+        "route_norm": True,
+    }
     try:
         moe = import_module("torchtitan.models.moe")
         layer = moe.MoE(moe.MoEArgs(**settings), dim=HIDDEN, hidden_dim=16)
@@ -73,7 +82,9 @@ class Model(nn.Module):
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, HIDDEN)
-        self.layers = nn.ModuleDict({str(number): Block(score_before_experts) for number in range(2)})
+        self.layers = nn.ModuleDict(
+            {str(number): Block(score_before_experts) for number in range(2)}
+        )
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -86,7 +97,8 @@ class Model(nn.Module):
 
 
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
-    """The model of a rank: experts divided by torchtitan's plan, other layers as its models divide them."""
+    """The model of a rank: experts divided by torchtitan's plan, other layers as its models divide
+    them."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:
@@ -95,13 +107,19 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
             "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
             "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
         }
-        parallelize_module(model, mesh, plan | {f"layers.{name}.norm": SequenceParallel() for name in model.layers})
+        parallelize_module(
+            model, mesh, plan | {f"layers.{name}.norm": SequenceParallel() for name in model.layers}
+        )
         try:
             divide = import_module("torchtitan.models.llama4.infra.parallelize").apply_moe_ep_tp
         except ModuleNotFoundError:
             divide = import_module("torchtitan.models.llama4.parallelize").apply_moe_ep_tp
         taken = inspect.signature(divide).parameters
-        absent = [name for name in taken if name in ("ep_mesh", "ep_tp_mesh", "etp_mesh", "ep_etp_mesh", "etp_enabled")]
+        absent = [
+            name
+            for name in taken
+            if name in ("ep_mesh", "ep_tp_mesh", "etp_mesh", "ep_etp_mesh", "etp_enabled")
+        ]
         divide(model, tp_mesh=mesh, **dict.fromkeys(absent))
     return model
 

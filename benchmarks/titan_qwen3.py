@@ -1,7 +1,8 @@
-"""A small Qwen3 of torchtitan, with experts, divided as its trainer divides it, for `mlm-verify layouts PATH.py:build`.
+"""A small Qwen3 of torchtitan, with experts, divided as its trainer divides it, for `mlm-verify
+layouts PATH.py:build`.
 
-Layers, plans and dispatcher are torchtitan's own; attention and grouped products, which need a GPU, have stand-ins.
-Written for commits of summer 2026, such as ecae62f159; it needs `spmd_types`.
+Layers, plans and dispatcher are torchtitan's own; attention and grouped products, which need a GPU,
+have stand-ins. Written for commits of summer 2026, such as ecae62f159; it needs `spmd_types`.
 """
 
 import sys
@@ -21,19 +22,24 @@ WORDS, HIDDEN = 64, 32
 sys.modules.setdefault("tyro", MagicMock())
 trainer = sys.modules.setdefault("torchtitan.trainer", MagicMock())  # models ask it for one class
 trainer.Trainer.Config = type("Config", (), {})
-vars(torch._utils)["_get_available_device_type"] = lambda: "cpu"  # torchtitan takes CUDA where there is no accelerator
+vars(torch._utils)["_get_available_device_type"] = lambda: (
+    "cpu"
+)  # torchtitan takes CUDA where there is no accelerator
 torch.Tensor.bfloat16 = torch.Tensor.double  # type: ignore[method-assign]  # experts round to bf16 on purpose
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Rows up to each of `offs` times the matrix of their expert; those behind the last are zero."""
+    """Rows up to each of `offs` times the matrix of their expert; those behind the last are
+    zero."""
     sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()
     products = [rows @ matrix for rows, matrix in zip(a[: sum(sizes)].split(sizes), b, strict=True)]
     return torch.cat([*products, a.new_zeros(len(a) - sum(sizes), b.shape[-1])])
 
 
-def count(of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any) -> torch.Tensor:
+def count(
+    of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any
+) -> torch.Tensor:
     """`torch.histc`, which takes no integers on a CPU."""
     return kept(of.double(), *args, **named).to(of.dtype)
 
@@ -42,7 +48,8 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Mean loss of the rows' next words, with the gradient of its share in the mean of all data-parallel ranks.
+    """Mean loss of the rows' next words, with the gradient of its share in the mean of all
+    data-parallel ranks.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """
@@ -62,33 +69,59 @@ def build(layout: Any) -> nn.Module:
     torch.manual_seed(1)
     drawn = {"weight": partial(nn.init.normal_, std=0.02)}
     layers = qwen3._build_qwen3_moe_layers(
-        n_layers=2, dim=HIDDEN, n_heads=4, n_kv_heads=2, head_dim=8, moe_hidden_dim=16, num_experts=4, top_k=2,
-        attn_backend="", moe_comm_backend="standard", rope=qwen3.CosSinRoPE.Config(dim=8, max_seq_len=64),
-    )  # fmt: skip
+        n_layers=2,
+        dim=HIDDEN,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=8,
+        moe_hidden_dim=16,
+        num_experts=4,
+        top_k=2,
+        attn_backend="",
+        moe_comm_backend="standard",
+        rope=qwen3.CosSinRoPE.Config(dim=8, max_seq_len=64),
+    )
     config = qwen3.Qwen3Model.Config(
-        vocab_size=WORDS, dim=HIDDEN, norm=qwen3._qwen3_norm(HIDDEN), layers=layers,
-        tok_embeddings=qwen3.Embedding.Config(num_embeddings=WORDS, embedding_dim=HIDDEN, param_init=drawn),
+        vocab_size=WORDS,
+        dim=HIDDEN,
+        norm=qwen3._qwen3_norm(HIDDEN),
+        layers=layers,
+        tok_embeddings=qwen3.Embedding.Config(
+            num_embeddings=WORDS, embedding_dim=HIDDEN, param_init=drawn
+        ),
         lm_head=qwen3.Linear.Config(in_features=HIDDEN, out_features=WORDS, param_init=drawn),
-    )  # fmt: skip
+    )
     by_experts = layout.ep > 1
     parallelism = configs.ParallelismConfig(
-        tensor_parallel_degree=layout.tp, expert_parallel_degree=layout.ep,
+        tensor_parallel_degree=layout.tp,
+        expert_parallel_degree=layout.ep,
         data_parallel_shard_degree=layout.dp if by_experts else layout.fsdp,
         data_parallel_replicate_degree=1 if by_experts else layout.dp,
-    )  # fmt: skip
+    )
     config.update_from_config(config=SimpleNamespace(parallelism=parallelism))
     model = config.build()
     with torch.no_grad():
-        model.init_weights(buffer_device=torch.device("cpu"))  # whole: DTensors draw the same parts on CPU ranks
+        model.init_weights(
+            buffer_device=torch.device("cpu")
+        )  # whole: DTensors draw the same parts on CPU ranks
     model.train()
     if dist.is_initialized():
-        dims = import_module("torchtitan.distributed").ParallelDims.from_config(parallelism, dist.get_world_size())
+        dims = import_module("torchtitan.distributed").ParallelDims.from_config(
+            parallelism, dist.get_world_size()
+        )
         dims.build_mesh()
-        plain = configs.TrainingConfig(mixed_precision_param="float32", mixed_precision_reduce="float32")
+        plain = configs.TrainingConfig(
+            mixed_precision_param="float32", mixed_precision_reduce="float32"
+        )
         model = qwen3.parallelize_qwen3(
-            model, parallel_dims=dims, training=plain, parallelism=parallelism,
-            compile_config=configs.CompileConfig(), ac_config=None, dump_folder="",
-        )  # fmt: skip
+            model,
+            parallel_dims=dims,
+            training=plain,
+            parallelism=parallelism,
+            compile_config=configs.CompileConfig(),
+            ac_config=None,
+            dump_folder="",
+        )
         model.data_ranks = layout.dp * layout.fsdp
     whole: nn.Module = model
     return whole

@@ -19,7 +19,15 @@ from benchmarks.contenders import (
     time_contender,
 )
 from benchmarks.kernels import KernelShape, kernel_cases, time_kernel, times_case
-from benchmarks.timing import Measured, cpu_seconds, differing_losses, first_losses, rates, ratio, series
+from benchmarks.timing import (
+    Measured,
+    cpu_seconds,
+    differing_losses,
+    first_losses,
+    rates,
+    ratio,
+    series,
+)
 from mlm_repro.engine.config import ModelConfig, Precision, TrainConfig
 from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.kernels.registry import KERNELS
@@ -41,13 +49,24 @@ RATE = "tokens per processor second"
 GEMM_WIDTH, GEMM_REPEATS, GEMM_TRIES = 1024, 8, 4
 KERNEL_SHAPE = KernelShape(s=1024, b=1, n=12, d=64, v=50304)
 NOTES = [
-    "Rates are tokens per processor second of one thread: forward, backward, clipping, AdamW; of each round the "
-    "median of its timed iterations. Ratios are medians over rounds of the ratio within a round.",
-    "stock nanoGPT: nanoGPT's model as published, glibc's own allocator settings, torch.optim.AdamW as nanoGPT makes "
-    "it on CPU. tuned: this engine's allocator setting and the fused AdamW. In bf16 both run under autocast.",
-    "The limit is the rate of square matrix products of width 1024 in the same number format, by the operations of a "
-    "token's products (attention halved for causality).",
-    "Kernels run forward and backward at the shapes of GPT-2 124M, beside their references in torch.",
+    (
+        "Rates are tokens per processor second of one thread: forward, backward, clipping, AdamW;"
+        " of each round the median of its timed iterations. Ratios are medians over rounds of the"
+        " ratio within a round."
+    ),
+    (
+        "stock nanoGPT: nanoGPT's model as published, glibc's own allocator settings,"
+        " torch.optim.AdamW as nanoGPT makes it on CPU. tuned: this engine's allocator setting and"
+        " the fused AdamW. In bf16 both run under autocast."
+    ),
+    (
+        "The limit is the rate of square matrix products of width 1024 in the same number format,"
+        " by the operations of a token's products (attention halved for causality)."
+    ),
+    (
+        "Kernels run forward and backward at the shapes of GPT-2 124M, beside their references in"
+        " torch."
+    ),
 ]
 
 
@@ -88,29 +107,44 @@ def read_size(name: str, precision: Precision = "fp32") -> TrainingSize:
         twin = read_run_config(model_file("8.3b"), twin=True)
         return size_of(twin.model, twin.train.global_batch_size, precision, iterations=5, warm_up=2)
     layers, h, heads, s, batch, timing = {
-        "tiny": (4, 256, 4, 256, 4, (7, 4)), "small": (12, 768, 12, 1024, 1, (3, 2))
-    }[name]  # fmt: skip
+        "tiny": (4, 256, 4, 256, 4, (7, 4)),
+        "small": (12, 768, 12, 1024, 1, (3, 2)),
+    }[name]
     model = ModelConfig(
-        num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, vocab_size=50304, padded_vocab_size=50304
+        num_layers=layers,
+        hidden_size=h,
+        num_heads=heads,
+        seq_length=s,
+        vocab_size=50304,
+        padded_vocab_size=50304,
     )
     return size_of(model, batch, precision, *timing)
 
 
-def size_of(model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int) -> TrainingSize:
+def size_of(
+    model: ModelConfig, batch: int, precision: Precision, iterations: int, warm_up: int
+) -> TrainingSize:
     """Return the model trained on one microbatch of `batch` sequences an iteration.
 
-    Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the heap grows until it
-    holds the needs of an iteration.
+    Every vocabulary row is a real word, so that no contender masks padding. During the warm-up the
+    heap grows until it holds the needs of an iteration.
     """
     train = TrainConfig(
-        iterations=iterations, global_batch_size=batch, microbatch_size=batch, learning_rate=1e-3, warmup_iterations=0,
+        iterations=iterations,
+        global_batch_size=batch,
+        microbatch_size=batch,
+        learning_rate=1e-3,
+        warmup_iterations=0,
         precision=precision,
-    )  # fmt: skip
-    return TrainingSize(model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up)
+    )
+    return TrainingSize(
+        model.model_copy(update={"vocab_size": model.padded_vocab_size}), train, warm_up
+    )
 
 
 def gemm_gflops(precision: Precision) -> float:
-    """Return the GFLOP per processor second that matrix products reach, the best of several tries."""
+    """Return the GFLOP per processor second that matrix products reach, the best of several
+    tries."""
     a, b, out = (torch.ones(GEMM_WIDTH, GEMM_WIDTH, dtype=DTYPES[precision]) for _ in range(3))
 
     def multiply() -> None:
@@ -128,14 +162,21 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
         raise BadInput(f"no case is called {sorted(unknown)[0]!r}; there are: {', '.join(every)}")
     chosen = set(names or every)
     rows = [row for row in ROWS if row.name in chosen]
-    announce(f"{rounds} rounds of {len(rows)} trainings beside {len(ALONE) - 1} others, in processes of their own")
+    announce(
+        f"{rounds} rounds of {len(rows)} trainings beside {len(ALONE) - 1} others, in processes of"
+        " their own"
+    )
     sizes = {row.name: read_size(row.size, row.precision) for row in rows}
     measurements: dict[tuple[str, str], Callable[[], Any]] = {}
     for row in rows:
-        measurements[row.name, LIMIT] = partial(apart, "matrix products", gemm_gflops, row.precision)
+        measurements[row.name, LIMIT] = partial(
+            apart, "matrix products", gemm_gflops, row.precision
+        )
         for contender in ALONE:
             how = contender, sizes[row.name], row.dropout, time.process_time
-            measurements[row.name, contender.name] = partial(apart, contender.name, time_contender, *how)
+            measurements[row.name, contender.name] = partial(
+                apart, contender.name, time_contender, *how
+            )
     taken = in_turn("train", rounds, measurements)
     cases, disagreements = [], []
     for row in rows:
@@ -157,7 +198,8 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 
 
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
-    """Make a row's case from the contenders' rounds and the rate of matrix products in each round."""
+    """Make a row's case from the contenders' rounds and the rate of matrix products in each
+    round."""
     speed, operations = rates(size, measured), flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]
     peaks = {name: [timed.peak_bytes for timed in many] for name, many in measured.items()}
@@ -173,7 +215,13 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
             ratio("× stock nanoGPT", speed[OURS], speed[STOCK], row.to_stock),
             ratio("× tuned nanoGPT", speed[OURS], speed[TUNED], row.to_tuned),
             ratio("of the limit", speed[OURS], limits, row.to_limit),
-            ratio("of stock nanoGPT's memory", peaks[OURS], peaks[STOCK], row.memory_to_stock, less_is_better=True),
+            ratio(
+                "of stock nanoGPT's memory",
+                peaks[OURS],
+                peaks[STOCK],
+                row.memory_to_stock,
+                less_is_better=True,
+            ),
         ],
         losses=first_losses(measured),
         setting=size.setting,
@@ -181,7 +229,11 @@ def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence
 
 
 def measure_kernels(precision: Precision, rounds: int, shape: KernelShape) -> list[Case]:
-    """Time each compiled CPU kernel beside its reference and, with a C++ compiler, torch.compile."""
+    """Time each compiled CPU kernel beside its reference and, with a C++ compiler,
+    torch.compile."""
     dtype = DTYPES[precision]
-    return [times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))
-             for name, case in kernel_cases(shape, dtype).items() if "cpu" in KERNELS[name]]  # fmt: skip
+    return [
+        times_case(f"{name} {precision}", time_kernel(case, "cpu", rounds))
+        for name, case in kernel_cases(shape, dtype).items()
+        if "cpu" in KERNELS[name]
+    ]

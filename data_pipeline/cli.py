@@ -1,4 +1,5 @@
-"""`mlm-data`: build a dataset from a recipe, run one stage on any text, look at a dataset and its ledger."""
+"""`mlm-data`: build a dataset from a recipe, run one stage on any text, look at a dataset and its
+ledger."""
 
 import json
 import sys
@@ -18,15 +19,28 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Clean, deduplicate, decontaminate and tokenize text.", no_args_is_help=True)
 
-Settings = Annotated[list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")]
-WorkersOption = Annotated[int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)]
-ExecutorOption = Annotated[
-    Literal["local", "ray"], typer.Option(help="Where the work is done; a Ray cluster is the one of RAY_ADDRESS.")
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one setting: section.key=value.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the resolved recipe, its digest, cost and time.")]
-Part = Annotated[str, typer.Option(metavar="I/N", help="Do part I of N: N machines give the same command.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(help="Worker processes; 0 means one for each core.", min=0)
+]
+ExecutorOption = Annotated[
+    Literal["local", "ray"],
+    typer.Option(help="Where the work is done; a Ray cluster is the one of RAY_ADDRESS."),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Only print the resolved recipe, its digest, cost and time."),
+]
+Part = Annotated[
+    str, typer.Option(metavar="I/N", help="Do part I of N: N machines give the same command.")
+]
 Source = Annotated[
-    str, typer.Argument(metavar="IN", help="jsonl:PATH, parquet:PATH, text:PATH, or a directory that a verb wrote.")
+    str,
+    typer.Argument(
+        metavar="IN", help="jsonl:PATH, parquet:PATH, text:PATH, or a directory that a verb wrote."
+    ),
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the result, empty or new.")]
 
@@ -35,15 +49,22 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the resu
 def run(
     config: Annotated[Path, typer.Argument(help="A shipped recipe, such as twin, or a TOML file.")],
     overrides: Settings = None,
-    runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path("runs"),
-    workers: WorkersOption = None, executor: ExecutorOption = "local", part: Part = "", dry_run: DryRun = False,
-) -> None:  # fmt: skip
+    runs: Annotated[Path, typer.Option(help="Directory that holds run directories.")] = Path(
+        "runs"
+    ),
+    workers: WorkersOption = None,
+    executor: ExecutorOption = "local",
+    part: Part = "",
+    dry_run: DryRun = False,
+) -> None:
     """Build the dataset of a recipe, or find it if it is already built."""
     from mlm_repro.data_pipeline.config import DataConfig
     from mlm_repro.lineage.config import load_config
     from mlm_repro.lineage.digest import sha256_json
 
-    recipe = load_config(find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers))
+    recipe = load_config(
+        find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers)
+    )
     from mlm_repro.data_pipeline.runner import build_dataset, forecast
 
     if dry_run:
@@ -60,17 +81,24 @@ def run(
 
 def _add_verb(name: str, summary: str) -> None:
     def verb(
-        source: Source, out: Out, overrides: Settings = None, workers: WorkersOption = None,
+        source: Source,
+        out: Out,
+        overrides: Settings = None,
+        workers: WorkersOption = None,
         executor: ExecutorOption = "local",
-    ) -> None:  # fmt: skip
+    ) -> None:
         from mlm_repro.data_pipeline.stages import STAGES
         from mlm_repro.lineage.config import override_config
 
         stage = next((stage for stage in STAGES if stage.verb == name), None)
-        config = override_config(_one_source(source, [stage.name] if stage else []), _overrides(overrides, workers))
+        config = override_config(
+            _one_source(source, [stage.name] if stage else []), _overrides(overrides, workers)
+        )
         from mlm_repro.data_pipeline.runner import run_overlap, run_stage
 
-        made = run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
+        made = (
+            run_stage(stage, config, out, executor) if stage else run_overlap(config, out, executor)
+        )
         print(f"{name} {made.path}: {_counts(made.path)}")
 
     app.command(name, help=f"{summary} Reads IN, writes OUT.")(verb)
@@ -83,9 +111,13 @@ _add_verb("overlap", "Measure which share of the test sets' 8-grams a corpus con
 
 @app.command("import")
 def import_(
-    prefix: Annotated[Path, typer.Argument(metavar="PREFIX", help="Megatron-LM's PREFIX.bin and PREFIX.idx.")],
+    prefix: Annotated[
+        Path, typer.Argument(metavar="PREFIX", help="Megatron-LM's PREFIX.bin and PREFIX.idx.")
+    ],
     out: Out,
-    tokenizer: Annotated[Path, typer.Option(help="The tokenizer that made it, as in `tokenizer.path` of a recipe.")],
+    tokenizer: Annotated[
+        Path, typer.Option(help="The tokenizer that made it, as in `tokenizer.path` of a recipe.")
+    ],
     end_of_text: Annotated[str | None, typer.Option(help="Its token that ends a document.")] = None,
 ) -> None:
     """Make a dataset of a token file; its last documents, one in 30, are for validation."""
@@ -100,9 +132,12 @@ def import_(
 def inspect(
     dataset: Annotated[Path, typer.Argument(help="Dataset directory.")],
     sample: Annotated[int, typer.Option(help="Number of the training sample, from 0.", min=0)] = 0,
-    seq_length: Annotated[int, typer.Option(help="Tokens of a sample that are predicted.", min=1)] = 1024,
+    seq_length: Annotated[
+        int, typer.Option(help="Tokens of a sample that are predicted.", min=1)
+    ] = 1024,
 ) -> None:
-    """Print the text of a training sample as the engine feeds it, with the documents it was packed from."""
+    """Print the text of a training sample as the engine feeds it, with the documents it was packed
+    from."""
     from mlm_repro.data_pipeline.files import DATASET, DataCard
     from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
     from mlm_repro.data_pipeline.tokens.token_file import split_prefixes
@@ -121,7 +156,8 @@ def trace(
     run: Annotated[Path, typer.Argument(help="Training run.")],
     step: Annotated[int, typer.Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
 ) -> None:
-    """Print the text that a training run saw in an iteration: documents, places in them, data-parallel ranks."""
+    """Print the text that a training run saw in an iteration: documents, places in them,
+    data-parallel ranks."""
     from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
 
     for line in trace_iteration(run, step):
@@ -129,13 +165,17 @@ def trace(
 
 
 @app.command()
-def stats(directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")]) -> None:
+def stats(
+    directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")],
+) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     print(_table(_read_ledger(_open(directory))))
 
 
 @app.command()
-def fetch(out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")]) -> None:
+def fetch(
+    out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")],
+) -> None:
     """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
     from mlm_repro.data_pipeline.contamination.testsets import fetch_published
 
@@ -150,7 +190,11 @@ def _one_source(source: str, stages: list[str]) -> "VerbConfig":
     from mlm_repro.lineage.config import parse_config
 
     kind, colon, _ = source.partition(":")
-    name = f"documents:{source}" if Path(source).is_dir() and not (colon and kind in ENDINGS) else source
+    name = (
+        f"documents:{source}"
+        if Path(source).is_dir() and not (colon and kind in ENDINGS)
+        else source
+    )
     values: dict[str, Any] = {"name": "documents", "stages": stages, "sources": {"names": [name]}}
     return parse_config(values, VerbConfig, "IN")
 
@@ -164,14 +208,18 @@ def _counts(directory: Path) -> str:
 
     if (directory / "overlap.json").is_file():
         test_sets = read_values(directory / "overlap.json")["test_sets"]
-        return "; ".join(f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items())
+        return "; ".join(
+            f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items()
+        )
     ledger, parts = _read_ledger(directory), []
     for name, split in ledger.splits.items():
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
         own, of = (f"{name} ", "") if len(ledger.splits) > 1 else ("", f" of {ledger.lines:,}")
         parts.append(f"{own}{split.documents:,} documents{of}, {size}")
     if lost := ledger.malformed_lines:
-        parts.append(f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl")
+        parts.append(
+            f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl"
+        )
     return "; ".join(parts)
 
 
@@ -183,7 +231,8 @@ def _read_ledger(directory: Path) -> "Ledger":
 
 
 def _table(ledger: "Ledger") -> str:
-    """The ledger as a table for a terminal: one line for each stage, and below it one for each reason."""
+    """The ledger as a table for a terminal: one line for each stage, and below it one for each
+    reason."""
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
     for stage in ledger.stages:
@@ -196,8 +245,13 @@ def _table(ledger: "Ledger") -> str:
         notes.append(f"warning: {ledger.near_duplicates.left_out}")
     rows += [(f"= {name}", *_cells(split), "", "") for name, split in ledger.splits.items()]
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([name.ljust(first), *map(str.rjust, cells, widths)]).rstrip() for name, *cells in rows]
-    return "\n".join([f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes])
+    lines = [
+        "  ".join([name.ljust(first), *map(str.rjust, cells, widths)]).rstrip()
+        for name, *cells in rows
+    ]
+    return "\n".join(
+        [f"source: {ledger.source}", *lines, f"malformed lines: {ledger.malformed_lines:,}", *notes]
+    )
 
 
 def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:

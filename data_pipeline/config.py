@@ -21,7 +21,8 @@ ORDER = "filters of text, then filters of tokens, deduplicate, decontaminate, sp
 
 
 class OverlapConfig(Config):
-    """The share of test-set n-grams that a corpus contains (Shoeybi et al. 2019; Radford et al. 2019, section 4)."""
+    """The share of test-set n-grams that a corpus contains (Shoeybi et al. 2019; Radford et al.
+    2019, section 4)."""
 
     test_sets: TestSets = ("wikitext103", "lambada")
     """Test sets, named as in `decontaminate`."""
@@ -33,14 +34,15 @@ class TokenizerConfig(Config):
     """The tokenizer and the size of the vocabulary a model pads it to."""
 
     kind: Literal["gpt2", "train", "words"] = "gpt2"
-    """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the kept language; `words`:
-    their most frequent words and, for all others, bytes, for adaptive embeddings (`model.transformer_xl.cutoffs`).
-    With `path` this has no meaning."""
+    """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the
+    kept language; `words`: their most frequent words and, for all others, bytes, for adaptive
+    embeddings (`model.transformer_xl.cutoffs`). With `path` this has no meaning."""
     path: Path | None = None
-    """A tokenizer that there is already: a dataset, a `tokenizer.json` or a Hugging Face directory. Datasets with one
-    tokenizer can be blended."""
+    """A tokenizer that there is already: a dataset, a `tokenizer.json` or a Hugging Face directory.
+    Datasets with one tokenizer can be blended."""
     end_of_text: str | None = None
-    """Token of `path` that ends a document, where its files do not name one or another is wanted."""
+    """Token of `path` that ends a document, where its files do not name one or another is
+    wanted."""
     vocab_size: Annotated[int, Field(ge=257)] = 50257
     """Tokens of the vocabulary, end-of-text included; GPT-2's has 50,257."""
     multiple: PositiveInt = 128
@@ -56,9 +58,13 @@ class TokenizerConfig(Config):
     @model_validator(mode="after")
     def _gpt2_has_its_size(self) -> Self:
         if self.end_of_text and not self.path:
-            raise ValueError("end_of_text is a token of the tokenizer at `path`, and there is no path")
+            raise ValueError(
+                "end_of_text is a token of the tokenizer at `path`, and there is no path"
+            )
         if self.kind == "gpt2" and self.vocab_size != 50257:
-            raise ValueError(f"GPT-2's vocabulary has 50257 tokens: vocab_size = {self.vocab_size} must be that")
+            raise ValueError(
+                f"GPT-2's vocabulary has 50257 tokens: vocab_size = {self.vocab_size} must be that"
+            )
         return self
 
 
@@ -74,17 +80,19 @@ class _Beginning(Config):
     workers: Annotated[int, Field(ge=0)] = 0
     """Worker processes; 0 means one for each core. The dataset does not depend on it."""
     shard_bytes: PositiveInt | None = None
-    """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not depend on it."""
+    """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not
+    depend on it."""
     stages: tuple[str, ...] = PAPER
-    """All that is done, in order: filters of text, then filters of tokens such as `length`, `deduplicate`,
-    `decontaminate`, and at the end `split` and `tokenize`. A stage that is not listed has no section either.
-    `module:Class` is a filter of the user's own code, with the settings that it has there."""
+    """All that is done, in order: filters of text, then filters of tokens such as `length`,
+    `deduplicate`, `decontaminate`, and at the end `split` and `tokenize`. A stage that is not
+    listed has no section either. `module:Class` is a filter of the user's own code, with the
+    settings that it has there."""
     shards: PositiveInt | None = None
-    """Token files of the largest split, and Parquet tables of its documents; the other splits have theirs in
-    proportion. Without a number a split has one token file and one file of JSON lines."""
+    """Token files of the largest split, and Parquet tables of its documents; the other splits have
+    theirs in proportion. Without a number a split has one token file and one file of JSON lines."""
     keep_dropped: bool = False
-    """Write the documents that stages drop, each as it came to its stage, with `stage` and `reason`, as
-    `dropped.jsonl`."""
+    """Write the documents that stages drop, each as it came to its stage, with `stage` and
+    `reason`, as `dropped.jsonl`."""
     sources: SourcesConfig
 
 
@@ -117,17 +125,27 @@ class DataConfig(_WithFilters):
                 raise ValueError(f"`stages` names {name!r} twice")
         for before, after in pairwise(self.stages):
             if BY_NAME[before].step > BY_NAME[after].step:
-                raise ValueError(f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}")
+                raise ValueError(
+                    f"`stages` cannot have {before!r} before {after!r}: a build does {ORDER}"
+                )
         if self.stages[len(self.stages) - len(self.ends_with) :] != self.ends_with:
-            raise ValueError(f"`stages` must end with {' and '.join(self.ends_with)}, as every dataset does")
+            raise ValueError(
+                f"`stages` must end with {' and '.join(self.ends_with)}, as every dataset does"
+            )
         if idle := sorted(BY_NAME.keys() & self.model_fields_set - {*self.stages}):
-            raise ValueError(f"there is a section {idle[0]!r}, and `stages` does not name it: {', '.join(self.stages)}")
+            raise ValueError(
+                f"there is a section {idle[0]!r}, and `stages` does not name it:"
+                f" {', '.join(self.stages)}"
+            )
         return self
 
     def model_dump(self, **options: Any) -> JSON:
-        """Plain values, without the sections of stages that are not done: a new stage's is in no recipe."""
+        """Plain values, without the sections of stages that are not done: a new stage's is in no
+        recipe."""
         idle = BY_NAME.keys() - {*self.stages}
-        return {name: value for name, value in super().model_dump(**options).items() if name not in idle}
+        return {
+            name: value for name, value in super().model_dump(**options).items() if name not in idle
+        }
 
     @property
     def needs_tokenizer(self) -> bool:

@@ -26,7 +26,9 @@ class Document:
     def to_json(self) -> dict[str, Any]:
         """The fields that it has."""
         more = {"source": self.source, "metadata": self.metadata}
-        return {"id": self.id, "text": self.text} | {name: value for name, value in more.items() if value}
+        return {"id": self.id, "text": self.text} | {
+            name: value for name, value in more.items() if value
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Malformed:
 
 
 def written_documents(path: Path) -> Iterator[Document]:
-    """The documents of a file of a dataset: JSON lines, or a Parquet table with the metadata as JSON."""
+    """The documents of a file of a dataset: JSON lines, or a Parquet table with the metadata as
+    JSON."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             yield from (Document(**orjson.loads(line)) for line in file)
@@ -67,7 +70,9 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    schema = pyarrow.schema({name: pyarrow.string() for name in ("id", "text", "source", "metadata")})
+    schema = pyarrow.schema(
+        {name: pyarrow.string() for name in ("id", "text", "source", "metadata")}
+    )
     with parquet.ParquetWriter(path, schema, compression="zstd") as table:
         rows = (document.to_json() for file in files for document in written_documents(file))
         while some := [*islice(rows, ROWS)]:
@@ -78,7 +83,8 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
 
 
 class Unfit(Exception):
-    """Raised for a text that no filter can treat in reasonable time; its document goes to quarantine."""
+    """Raised for a text that no filter can treat in reasonable time; its document goes to
+    quarantine."""
 
 
 def size_bytes(text: str) -> int:

@@ -1,4 +1,5 @@
-"""The files of a finished dataset, ledger.json and dataset.json, and the datasets that a training run names."""
+"""The files of a finished dataset, ledger.json and dataset.json, and the datasets that a training
+run names."""
 
 import math
 from collections.abc import Container
@@ -28,7 +29,8 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass
 class Amount:
-    """A number of documents with their UTF-8 bytes and tokens; each document's end-of-text token is counted."""
+    """A number of documents with their UTF-8 bytes and tokens; each document's end-of-text token is
+    counted."""
 
     documents: int = 0
     bytes: int | None = 0
@@ -50,7 +52,8 @@ class DroppedSample(FileSchema):
 
 
 class StageAttrition(FileSchema, frozen=False):
-    """One stage of the data pipeline: how much came in, how much came out, and why the rest was dropped."""
+    """One stage of the data pipeline: how much came in, how much came out, and why the rest was
+    dropped."""
 
     name: str
     documents_in: int
@@ -70,7 +73,9 @@ class StageAttrition(FileSchema, frozen=False):
     @classmethod
     def begin(cls, name: str) -> Self:
         """A stage that has counted nothing; every field is set, so that it is written."""
-        counts = dict.fromkeys(("documents_in", "documents_out", "bytes_in", "bytes_out", "tokens_in", "tokens_out"), 0)
+        counts = dict.fromkeys(
+            ("documents_in", "documents_out", "bytes_in", "bytes_out", "tokens_in", "tokens_out"), 0
+        )
         return cls(name=name, **counts, dropped={}, changed=0, samples={}, seconds=0.0, note="")
 
     @property
@@ -95,14 +100,18 @@ class StageAttrition(FileSchema, frozen=False):
         self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
-            samples.append(DroppedSample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS]))
+            samples.append(
+                DroppedSample(id=document.id, excerpt=document.text[:EXCERPT_CHARACTERS])
+            )
 
     def merge(self, other: "StageAttrition") -> None:
         """Add a task's counts of the same stage."""
         self.enter(other.bytes_in, other.tokens_in, other.documents_in)
         self.keep(other.bytes_out, other.tokens_out, other.documents_out)
         for reason, amount in other.dropped.items():
-            self.dropped.setdefault(reason, Amount()).add(amount.documents, amount.bytes, amount.tokens)
+            self.dropped.setdefault(reason, Amount()).add(
+                amount.documents, amount.bytes, amount.tokens
+            )
         for reason, samples in other.samples.items():
             mine = self.samples.setdefault(reason, [])
             mine += samples[: MAX_SAMPLES - len(mine)]
@@ -111,7 +120,8 @@ class StageAttrition(FileSchema, frozen=False):
 
 
 class InputShard(FileSchema):
-    """A shard of the input: its sources, the documents that its first pass kept, and their digest."""
+    """A shard of the input: its sources, the documents that its first pass kept, and their
+    digest."""
 
     read: list[tuple[str, int, int]] = Field(default_factory=list)
     """Source, first byte, end."""
@@ -139,7 +149,8 @@ class NearDuplicates(FileSchema):
     partly_compared_documents: Count = 0
     """Documents that share a bucket with more earlier ones than they were compared with."""
     uncompared_pairs: Count = 0
-    """Pairs of these that were not compared, at most: a pair counts once for each full bucket that it shares."""
+    """Pairs of these that were not compared, at most: a pair counts once for each full bucket that
+    it shares."""
 
     @property
     def left_out(self) -> str:
@@ -147,8 +158,9 @@ class NearDuplicates(FileSchema):
         if not self.partly_compared_documents:
             return ""
         return (
-            f"documents in buckets of more than they were compared with: {self.partly_compared_documents:,}; "
-            f"pairs left out there: at most {self.uncompared_pairs:,}, and duplicates may be among them"
+            "documents in buckets of more than they were compared with:"
+            f" {self.partly_compared_documents:,}; pairs left out there: at most"
+            f" {self.uncompared_pairs:,}, and duplicates may be among them"
         )
 
 
@@ -188,17 +200,25 @@ class Ledger(FileSchema, frozen=False):
             if stage.documents_out:
                 continue
             if stage.name == self.stages[0].name:
-                quarantined = f" ({self.malformed_lines:,} malformed lines)" if self.malformed_lines else ""
+                quarantined = (
+                    f" ({self.malformed_lines:,} malformed lines)" if self.malformed_lines else ""
+                )
                 raise BadInput(f"the corpus is empty: {self.source} gave no documents{quarantined}")
-            reasons = ", ".join(f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items())
+            reasons = ", ".join(
+                f"{reason}: {amount.documents:,}" for reason, amount in stage.dropped.items()
+            )
             raise BadInput(
-                f"nothing is left of the corpus after the {stage.name} stage, which dropped every document ({reasons})"
+                f"nothing is left of the corpus after the {stage.name} stage, which dropped every"
+                f" document ({reasons})"
             )
 
     def finish(self, uncounted: Container[str]) -> None:
-        """Put the most frequent reasons first; tokens become null in the stages that did not count them."""
+        """Put the most frequent reasons first; tokens become null in the stages that did not count
+        them."""
         for stage in self.stages:
-            reasons = sorted(stage.dropped, key=lambda reason: (-stage.dropped[reason].documents, reason))
+            reasons = sorted(
+                stage.dropped, key=lambda reason: (-stage.dropped[reason].documents, reason)
+            )
             stage.dropped = {reason: stage.dropped[reason] for reason in reasons}
             stage.samples = {reason: stage.samples[reason] for reason in reasons}
             stage.seconds = round(stage.seconds, 3)
@@ -269,7 +289,8 @@ class DataCard(FileSchema, frozen=False):
     language: dict[str, str | int] = Field(default_factory=dict)
     near_duplicates: NearDuplicates | None = None
     packages: dict[str, PackageText] = Field(default_factory=dict)
-    """The remaining text of each package's documentation, Python's among them, where `installed-docs` is a source."""
+    """The remaining text of each package's documentation, Python's among them, where
+    `installed-docs` is a source."""
 
 
 def dataset_digest(directory: Path) -> str:
@@ -283,9 +304,11 @@ class TrainedOn(NamedTuple):
     parent: str
     """Name among the run's parents."""
     place: Path
-    """The directory of that digest: the one that the run names, or one beside it, beside the run or one folder above.
+    """The directory of that digest: the one that the run names, or one beside it, beside the run or
+    one folder above.
 
-    Where none has the digest, the directory that the run names, or the one of that name beside the run."""
+    Where none has the digest, the directory that the run names, or the one of that name beside the
+    run."""
     weight: float
     digest: str
     """Digest that the run recorded."""
@@ -294,11 +317,16 @@ class TrainedOn(NamedTuple):
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
-    """The datasets that a run was trained on. Raises BadInput if there is no run, DataMissing if it names none."""
+    """The datasets that a run was trained on. Raises BadInput if there is no run, DataMissing if it
+    names none."""
     manifest = RunDirectory.open(run).manifest
     try:
         named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
-        several = [(named, 1.0)] if isinstance(named, str) else [(str(name), float(weight)) for name, weight in named]
+        several = (
+            [(named, 1.0)]
+            if isinstance(named, str)
+            else [(str(name), float(weight)) for name, weight in named]
+        )
         datasets = []
         for number, (name, weight) in enumerate(several, 1):
             parent = "dataset" if len(several) == 1 else f"dataset {number}"
@@ -312,9 +340,12 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """The datasets of a run with their blend weights. Raises DataMissing if one is absent or its digest changed."""
+    """The datasets of a run with their blend weights. Raises DataMissing if one is absent or its
+    digest changed."""
     datasets = named_datasets(run)
     for each in datasets:
         if not each.is_here:
-            raise DataMissing(f"the dataset {each.place} that {run.name} was trained on is not here")
+            raise DataMissing(
+                f"the dataset {each.place} that {run.name} was trained on is not here"
+            )
     return [(each.place, each.weight) for each in datasets]

@@ -27,22 +27,34 @@ VALID_SHARE = 30
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
-    """Make a dataset of the `.bin` and `.idx` at a prefix, whose documents keep their order; the last ones validate.
+    """Make a dataset of the `.bin` and `.idx` at a prefix, whose documents keep their order; the
+    last ones validate.
 
     Raises BadInput for one document, and for tokens that the tokenizer does not have.
     """
     assert config.path
     file, tokenizer = TokenFile(prefix), Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
-        raise BadInput(f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,} tokens")
+        raise BadInput(
+            f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,}"
+            " tokens"
+        )
     documents = len(file.document_index) - 1
     if documents < 2:
-        raise BadInput(f"{prefix} has {documents} documents, too few for a training and a validation split")
+        raise BadInput(
+            f"{prefix} has {documents} documents, too few for a training and a validation split"
+        )
     cut = documents - max(1, round(documents / VALID_SHARE))
-    bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[file.document_index].tolist()
+    bounds = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])[
+        file.document_index
+    ].tolist()
     texts = [file.tokens[start:end] for start, end in pairwise(bounds)]
     if unended := documents - sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts):
-        print(f"warning: {unended:,} of {documents:,} documents do not end with {tokenizer.end_token}", file=sys.stderr)
+        print(
+            f"warning: {unended:,} of {documents:,} documents do not end with"
+            f" {tokenizer.end_token}",
+            file=sys.stderr,
+        )
 
     values = {"prefix": str(prefix), "tokenizer": config.model_dump(mode="json")}
     parents = made_by() | {"tokenizer": tokenizer.digest}
@@ -70,6 +82,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         write_document(run.path / LEDGER, ledger)
         names = sorted(run.path.glob(f"*{TOKENS_OF}.*"))
         files = {path.name: [path.stat().st_size, sha256_file(path)] for path in names}
-        write_document(run.path / DATASET, data_card(run.path.name, 0, ledger, tokenizer, config, files))
+        write_document(
+            run.path / DATASET, data_card(run.path.name, 0, ledger, tokenizer, config, files)
+        )
         run.complete()
     return run

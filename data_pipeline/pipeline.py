@@ -1,8 +1,8 @@
 """Stages in order, as tasks in a workspace, each entered in the ledger.
 
-Two passes go over every shard: `prepare` (source and the stages that need only text) and `measure` (everything the
-rest needs to know). Then decisions are made about numbers, `select` keeps or cuts each shard's documents, and `gather`
-writes them in their final order.
+Two passes go over every shard: `prepare` (source and the stages that need only text) and `measure`
+(everything the rest needs to know). Then decisions are made about numbers, `select` keeps or cuts
+each shard's documents, and `gather` writes them in their final order.
 """
 
 import math
@@ -55,11 +55,13 @@ class Pipeline:
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
-    """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched for."""
+    """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched
+    for."""
     compared: int = field(init=False, default=0)
     """Number of shards, the first ones, that are of datasets to compare with."""
     splits: dict[str, dict[str, list[int]]] = field(init=False, default_factory=dict)
-    """The tasks of `gather` that wrote each file of each split, by its name without what tells its kind."""
+    """The tasks of `gather` that wrote each file of each split, by its name without what tells its
+    kind."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -74,7 +76,10 @@ class Pipeline:
         self.compared = len(compared)
         self.ledger = Ledger(
             source=self.sources.describe(),
-            stages=[StageAttrition.begin(name) for name in (SOURCE, *(n for n in self.stages if n in TEXT_FILTERS))],
+            stages=[
+                StageAttrition.begin(name)
+                for name in (SOURCE, *(n for n in self.stages if n in TEXT_FILTERS))
+            ],
             shards=[],
         )
         prepared = self._prepare(shards)
@@ -95,7 +100,11 @@ class Pipeline:
         """Settings of a pass: its filters, and the code of the own ones among them."""
         names = [name for name in self.stages if name in kind]
         filters = [(name, self._section(name) or {}) for name in names]
-        return {"filters": filters, "own": own_code(names), "keep_dropped": self.config.keep_dropped}
+        return {
+            "filters": filters,
+            "own": own_code(names),
+            "keep_dropped": self.config.keep_dropped,
+        }
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         filters = self._filters(TEXT_FILTERS)
@@ -103,19 +112,33 @@ class Pipeline:
         limit = self.config.sources.max_bad_files
         fixed = {"max_line_bytes": self.config.sources.max_line_bytes, "goes_on": limit > 0}
         jobs: list[Job] = [
-            ({**fixed, "pieces": shard, **(filters if number >= self.compared else {"filters": []})}, ())
+            (
+                {
+                    **fixed,
+                    "pieces": shard,
+                    **(filters if number >= self.compared else {"filters": []}),
+                },
+                (),
+            )
             for number, shard in enumerate(shards)
         ]
         prepared = self.workspace.all("prepare", prepare, jobs, " and ".join(["read", *names]))
         self.ledger.enter(prepared.counts[self.compared :])
         self.ledger.malformed_lines = sum(counts["malformed"] for counts in prepared.counts)
         self.ledger.blank_lines = sum(counts["blank"] for counts in prepared.counts)
-        for shard, counts, digest in list(zip(shards, prepared.counts, prepared.digests, strict=True))[self.compared :]:
+        for shard, counts, digest in list(
+            zip(shards, prepared.counts, prepared.digests, strict=True)
+        )[self.compared :]:
             read = [(piece.name, piece.start, piece.end) for piece in shard]
-            self.ledger.shards.append(InputShard(read=read, documents=counts["documents"], digest=digest))
+            self.ledger.shards.append(
+                InputShard(read=read, documents=counts["documents"], digest=digest)
+            )
         self.finished["prepare"] = prepared
         if damaged := [each for counts in prepared.counts for each in counts["damaged"]]:
-            said = f"{len(damaged)} of the files are damaged, and what comes after is left out: {'; '.join(damaged)}"
+            said = (
+                f"{len(damaged)} of the files are damaged, and what comes after is left out:"
+                f" {'; '.join(damaged)}"
+            )
             if len(damaged) > limit:
                 raise BadInput(f"{said}; sources.max_bad_files = {limit}")
             print(f"warning: {said}", file=sys.stderr)
@@ -124,8 +147,13 @@ class Pipeline:
         return prepared
 
     def _check_malformed(self) -> None:
-        """Raise BadInput, with reasons, if more lines are malformed than may be; they are kept beside the output."""
-        bad, lines, limit = self.ledger.malformed_lines, self.ledger.lines, self.config.sources.max_bad_fraction
+        """Raise BadInput, with reasons, if more lines are malformed than may be; they are kept
+        beside the output."""
+        bad, lines, limit = (
+            self.ledger.malformed_lines,
+            self.ledger.lines,
+            self.config.sources.max_bad_fraction,
+        )
         if bad <= limit * lines:
             return
         run = self.workspace.path.parent
@@ -134,16 +162,21 @@ class Pipeline:
         with place.open("rb") as file:
             rows = [*map(orjson.loads, islice(file, 3))]
         raise BadInput(
-            f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction = {limit:g} allows: "
-            f"{'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them are in {place}"
+            f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction ="
+            f" {limit:g} allows:"
+            f" {'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them"
+            f" are in {place}"
         )
 
     def joined(self, name: str, *stages: str) -> Path:
-        """One file of the files of that name that the tasks of stages wrote, such as all malformed input."""
+        """One file of the files of that name that the tasks of stages wrote, such as all malformed
+        input."""
         made = [self.finished[stage] for stage in stages]
         settings = {"shards": len(made[0].counts), "name": name}
         inputs = (each.input for each in made)
-        return self.workspace.one(f"join-{name}", join_lists, settings, *inputs).path / "00000" / name
+        return (
+            self.workspace.one(f"join-{name}", join_lists, settings, *inputs).path / "00000" / name
+        )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
         if not self.config.needs_tokenizer:
@@ -151,19 +184,34 @@ class Pipeline:
         config, shards = self.config.tokenizer, (self.compared, len(prepared.counts))
         if config.origin not in ("gpt2", "path"):
             size = self.ledger.stages[-1].bytes_out
-            settings = {"kind": config.kind, "vocab_size": config.vocab_size, "shards": shards, "bytes": size}
+            settings = {
+                "kind": config.kind,
+                "vocab_size": config.vocab_size,
+                "shards": shards,
+                "bytes": size,
+            }
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
             files = [] if config.path else [str(path.resolve()) for path in find_gpt2_vocabulary()]
-            own = {"path": config.path and str(config.path.resolve()), "end_of_text": config.end_of_text}
-            made = self.workspace.one("tokenizer", copy, {"files": files, **own, "digest": self.digests["tokenizer"]})
+            own = {
+                "path": config.path and str(config.path.resolve()),
+                "end_of_text": config.end_of_text,
+            }
+            made = self.workspace.one(
+                "tokenizer", copy, {"files": files, **own, "digest": self.digests["tokenizer"]}
+            )
         self.tokenizer = load_once(made.path / "00000", made.digest)
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
         config, search = self.config.deduplicate, self.config.decontaminate
         bands, rows = config.banding
-        banding = {"bands": bands, "rows": rows, "shingle_characters": config.shingle_characters, "min_recall": 0}
+        banding = {
+            "bands": bands,
+            "rows": rows,
+            "shingle_characters": config.shingle_characters,
+            "min_recall": 0,
+        }
         words = {"ngram_words": search.ngram_words, "min_ngram_words": search.min_ngram_words}
         present = {name: path for name, path in self.test_sets.items() if path}
         settings = {
@@ -175,25 +223,41 @@ class Pipeline:
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()
-        alone = settings | {"filters": [], "decontaminate": None, "test_sets": [], "tokenizer": None}
-        jobs: list[Job] = [(settings if number >= self.compared else alone, (prepared.task(number), *shared))
-                           for number in range(len(prepared.counts))]  # fmt: skip
+        alone = settings | {
+            "filters": [],
+            "decontaminate": None,
+            "test_sets": [],
+            "tokenizer": None,
+        }
+        jobs: list[Job] = [
+            (settings if number >= self.compared else alone, (prepared.task(number), *shared))
+            for number in range(len(prepared.counts))
+        ]
         measured = self.workspace.all("measure", measure, jobs)
         self.ledger.enter(measured.counts[self.compared :])
         self.ledger.check()
         return measured
 
-    def _select(self, prepared: Finished, measured: Finished, tokenizer: Finished | None) -> Finished:
+    def _select(
+        self, prepared: Finished, measured: Finished, tokenizer: Finished | None
+    ) -> Finished:
         """Decide about duplicates and test-set text, and apply it."""
         counts = [each["documents"] for each in measured.counts]
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
         decided: list[Input] = []
-        for name, decide in (("deduplicate", self._deduplicate), ("decontaminate", self._decontaminate)):
+        for name, decide in (
+            ("deduplicate", self._deduplicate),
+            ("decontaminate", self._decontaminate),
+        ):
             if name in self.stages:
                 start = time.monotonic()
                 decided.append(decide(prepared, measured, list(decided)))
                 stage = self.ledger.stage(name)
-                stage.seconds = time.monotonic() - start + sum(each["seconds"].get(name, 0) for each in measured.counts)
+                stage.seconds = (
+                    time.monotonic()
+                    - start
+                    + sum(each["seconds"].get(name, 0) for each in measured.counts)
+                )
         fixed = {
             "keep_dropped": self.config.keep_dropped,
             "deduplicate": "deduplicate" in self.stages,
@@ -201,13 +265,20 @@ class Pipeline:
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
-        jobs: list[Job] = [({**fixed, "start": starts[n], "count": counts[n], "is_written": n >= self.compared},
-                            (prepared.task(n), measured.task(n), *shared)) for n in range(len(counts))]  # fmt: skip
+        jobs: list[Job] = [
+            (
+                {**fixed, "start": starts[n], "count": counts[n], "is_written": n >= self.compared},
+                (prepared.task(n), measured.task(n), *shared),
+            )
+            for n in range(len(counts))
+        ]
         selected = self.finished["select"] = self.workspace.all("select", select_documents, jobs)
         self.ledger.enter(selected.counts)
         if self.left_in:
             entry = self.ledger.stage("decontaminate")
-            entry.note += f"; {self.left_in:,} documents hold such n-grams still, and {LEFT_IN} lists them"
+            entry.note += (
+                f"; {self.left_in:,} documents hold such n-grams still, and {LEFT_IN} lists them"
+            )
         self.ledger.check()
         return selected
 
@@ -218,27 +289,40 @@ class Pipeline:
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         held = sum(each["documents"] for each in measured.counts[: self.compared])
-        decisions, compared = find_duplicates(self.workspace, prepared, measured, self.config.deduplicate, held)
+        decisions, compared = find_duplicates(
+            self.workspace, prepared, measured, self.config.deduplicate, held
+        )
         self.finished["decisions"] = decisions
         banding = self.ledger.near_duplicates = describe_banding(self.config.deduplicate, compared)
         recall, against = banding.expected_recall, self.config.deduplicate.against
         expected = ", ".join(f"{recall[j]:.3f} at {j}" for j in recall)
         self.ledger.stage("deduplicate").note = (
-            f"{banding.bands} bands of {banding.rows} rows, "
-            f"{banding.compared_pairs:,} pairs compared; a duplicate has a Jaccard similarity of at least "
-            f"{self.config.deduplicate.threshold} with the document kept for it; expected recall {expected}"
-            + (f"; compared with {held:,} documents of {', '.join(map(str, against))}" if against else "")
+            f"{banding.bands} bands of {banding.rows} rows, {banding.compared_pairs:,} pairs"
+            " compared; a duplicate has a Jaccard similarity of at least"
+            f" {self.config.deduplicate.threshold} with the document kept for it; expected recall"
+            f" {expected}"
+            + (
+                f"; compared with {held:,} documents of {', '.join(map(str, against))}"
+                if against
+                else ""
+            )
         )
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        counts, frequent = [each["documents"] for each in measured.counts], self.config.decontaminate.frequent
+        counts, frequent = (
+            [each["documents"] for each in measured.counts],
+            self.config.decontaminate.frequent,
+        )
         settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
         searched = [name for name, path in self.test_sets.items() if path is not None]
         missing = [name for name, path in self.test_sets.items() if path is None]
         documents, common = rare.counts[0]["documents"], rare.counts[0]["common"]
-        note = f"searched for {' and '.join(searched) or 'no test set'}: {documents:,} documents matched"
+        note = (
+            f"searched for {' and '.join(searched) or 'no test set'}: {documents:,} documents"
+            " matched"
+        )
         if common:
             note += f"; {common:,} n-grams found {frequent} times or more were left in"
         if missing:
@@ -246,37 +330,73 @@ class Pipeline:
         self.ledger.stage("decontaminate").note = note
         return rare.input
 
-    def _order(self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished) -> list[Job]:
+    def _order(
+        self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
+    ) -> list[Job]:
         """The tasks that write the slices of the splits."""
         config, counts = self.config.split, [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
-            raise BadInput("one document is left of the corpus, too few for a training and a validation split")
-        shuffle = {"train": config.train, "valid": config.valid, "seed": self.config.seed} if is_split else None
-        order = self.workspace.one("order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle})
+            raise BadInput(
+                "one document is left of the corpus, too few for a training and a validation split"
+            )
+        shuffle = (
+            {"train": config.train, "valid": config.valid, "seed": self.config.seed}
+            if is_split
+            else None
+        )
+        order = self.workspace.one(
+            "order", choose_order, {"counts": counts, "splits": of_shards, "shuffle": shuffle}
+        )
         of_slice = slice_documents(sum(counts), self.ledger.stages[-1].bytes_out or 0)
-        dtype = token_dtype(self.tokenizer.vocab_size) if self.tokenizer and "tokenize" in self.stages else None
+        dtype = (
+            token_dtype(self.tokenizer.vocab_size)
+            if self.tokenizer and "tokenize" in self.stages
+            else None
+        )
         fixed = {"lines": self.stages != ("tokenize",), "dtype": dtype and str(dtype)}
         inputs = (order.input, prepared.input, measured.input, selected.input)
         jobs: list[Job] = []
         in_split: dict[str, int] = order.counts[0]["documents"]
         for name, count in in_split.items():
-            shards = max(1, min(count, math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1))))
+            shards = max(
+                1,
+                min(
+                    count,
+                    math.ceil((self.config.shards or 1) * count / max(1, *in_split.values(), 1)),
+                ),
+            )
             self.splits[name] = {}
             for number in range(shards):
                 start, end = (count * each // shards for each in (number, number + 1))
                 firsts = range(start, max(start + 1, end), of_slice)
                 own = f"-{number:05d}-of-{shards:05d}" if self.config.shards else ""
-                self.splits[name][f"{name or UNSPLIT}{own}"] = [*range(len(jobs), len(jobs) + len(firsts))]
+                self.splits[name][f"{name or UNSPLIT}{own}"] = [
+                    *range(len(jobs), len(jobs) + len(firsts))
+                ]
                 jobs += (
-                    ({**fixed, "split": name, "first": first, "last": min(first + of_slice, end)}, inputs)
+                    (
+                        {
+                            **fixed,
+                            "split": name,
+                            "first": first,
+                            "last": min(first + of_slice, end),
+                        },
+                        inputs,
+                    )
                     for first in firsts
                 )
         if is_split:
-            note = f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to validation"
+            note = (
+                f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to"
+                " validation"
+            )
             self.ledger.stage("split").note = note
         if self.tokenizer and dtype:
-            note = f"vocabulary of {self.tokenizer.vocab_size:,}; each document ends with an end-of-text token"
+            note = (
+                f"vocabulary of {self.tokenizer.vocab_size:,}; each document ends with an"
+                " end-of-text token"
+            )
             self.ledger.stage("tokenize").note = note
         return jobs
 
@@ -289,5 +409,7 @@ class Pipeline:
                 for amount in slices.counts:
                     stage.enter(amount["bytes"], amount["tokens"], amount["documents"])
                     stage.keep(amount["bytes"], amount["tokens"], amount["documents"])
-                stage.seconds = (time.monotonic() - start) / len({"split", "tokenize"} & set(self.stages))
+                stage.seconds = (time.monotonic() - start) / len(
+                    {"split", "tokenize"} & set(self.stages)
+                )
         return slices

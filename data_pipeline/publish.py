@@ -44,30 +44,44 @@ DUPLICATES, NAMED = "duplicates.jsonl", 1 << 14
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
-    """Move the files of a pipeline that has run to `directory`, describe them there and return the SHA-256 of splits.
+    """Move the files of a pipeline that has run to `directory`, describe them there and return the
+    SHA-256 of splits.
 
     Nothing is lost if this is cut short.
     """
     workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
     ledger = pipeline.ledger
     ledger.splits = _amounts(pipeline)
-    ledger.finish((SOURCE, *(name for name in stages if name in TEXT_FILTERS or not pipeline.tokenizer)))
+    ledger.finish(
+        (SOURCE, *(name for name in stages if name in TEXT_FILTERS or not pipeline.tokenizer))
+    )
     files = {QUARANTINE: pipeline.joined(QUARANTINE, "prepare")}
     if pipeline.left_in:
         files[LEFT_IN] = pipeline.joined(LEFT_IN, "select")
     if pipeline.config.keep_dropped:
         files[DROPPED] = pipeline.joined(DROPPED, "prepare", "measure", "select")
     if "decisions" in pipeline.finished:
-        inputs = tuple(pipeline.finished[name].input for name in ("decisions", "prepare", "measure"))
+        inputs = tuple(
+            pipeline.finished[name].input for name in ("decisions", "prepare", "measure")
+        )
         number = max(1, pipeline.finished["decisions"].counts[0]["documents"])
-        rows: list[Job] = [({"first": first, "last": first + NAMED}, inputs) for first in range(0, number, NAMED)]
+        rows: list[Job] = [
+            ({"first": first, "last": first + NAMED}, inputs) for first in range(0, number, NAMED)
+        ]
         pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")
         files[DUPLICATES] = pipeline.joined(DUPLICATES, "duplicates")
     card, written = None, JSON()
     if "tokenize" in stages:
-        kinds = ["tokens"] if len(stages) == 1 else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]
+        kinds = (
+            ["tokens"]
+            if len(stages) == 1
+            else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]
+        )
         jobs: list[Job] = [
-            ({"name": own, "first": slices[0], "last": slices[-1] + 1, "kind": kind}, (gathered.input,))
+            (
+                {"name": own, "first": slices[0], "last": slices[-1] + 1, "kind": kind},
+                (gathered.input,),
+            )
             for shards in pipeline.splits.values()
             for own, slices in shards.items()
             for kind in kinds
@@ -78,12 +92,15 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
             files |= {name: joined / f"{number:05d}" / name for name in here}
         card = _describe(pipeline, dict(sorted(written.items())))
         card.packages = package_texts(
-            [path for name, path in files.items() if name.startswith("documents/")], pipeline.sources.packages
+            [path for name, path in files.items() if name.startswith("documents/")],
+            pipeline.sources.packages,
         )
     else:
         for name, shards in pipeline.splits.items():
             for number, task in enumerate(chain(*shards.values())):
-                files[str(Path(name, f"shard-{number:05d}.jsonl"))] = gathered.path / f"{task:05d}" / SLICE_LINES
+                files[str(Path(name, f"shard-{number:05d}.jsonl"))] = (
+                    gathered.path / f"{task:05d}" / SLICE_LINES
+                )
     for name, source in files.items():
         _move(source, directory / name)
     if pipeline.tokenizer and card:
@@ -95,13 +112,19 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 
 
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl, parquet or tokens."""
+    """Join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl,
+    parquet or tokens."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     name, kind = settings["name"], settings["kind"]
     (directory / "documents").mkdir()
-    path, slices = directory / "documents" / f"{name}.{kind}", (folder / SLICE_LINES for folder in folders)
+    path, slices = (
+        directory / "documents" / f"{name}.{kind}",
+        (folder / SLICE_LINES for folder in folders),
+    )
     if kind == "tokens":
-        merge_token_files([folder / SLICE_TOKENS for folder in folders], directory / f"{name}{TOKENS_OF}")
+        merge_token_files(
+            [folder / SLICE_TOKENS for folder in folders], directory / f"{name}{TOKENS_OF}"
+        )
     elif kind == "parquet":
         write_table(path, slices)
     else:
@@ -114,12 +137,21 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     """Write the id of each duplicate, that of the document kept for it, and their similarity."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
-    own = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[settings["first"] : settings["last"]]
+    own = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[
+        settings["first"] : settings["last"]
+    ]
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in own.tolist():
             gone, stays = corpus[document], corpus[survivor]
-            places = [f" ({each.source})" if gone.id == stays.id and each.source else "" for each in (gone, stays)]
-            row = {"id": gone.id + places[0], "survivor": stays.id + places[1], "jaccard": round(jaccard, 6)}
+            places = [
+                f" ({each.source})" if gone.id == stays.id and each.source else ""
+                for each in (gone, stays)
+            ]
+            row = {
+                "id": gone.id + places[0],
+                "survivor": stays.id + places[1],
+                "jaccard": round(jaccard, 6),
+            }
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
     return {}
 
@@ -150,13 +182,18 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
     assert pipeline.tokenizer
     values = config.model_dump(mode="json")
     made_with: JSON = {name: BY_NAME[name].made_with() for name in sorted(stages)}
-    card = data_card(config.name, config.seed, pipeline.ledger, pipeline.tokenizer, config.tokenizer, files)
+    card = data_card(
+        config.name, config.seed, pipeline.ledger, pipeline.tokenizer, config.tokenizer, files
+    )
     more = {"settings": {name: values[name] for name in stages if name in values}}
-    return card.model_copy(update=more | {name: facts for name, facts in made_with.items() if facts})
+    return card.model_copy(
+        update=more | {name: facts for name, facts in made_with.items() if facts}
+    )
 
 
 def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, PackageText]:
-    """The text of each of these packages in files of documents; ids begin with a package and a colon."""
+    """The text of each of these packages in files of documents; ids begin with a package and a
+    colon."""
     texts = defaultdict[str, list[tuple[str, str]]](list)
     for document in chain.from_iterable(map(written_documents, lines if versions else ())):
         if (owner := document.id.partition(":")[0]) in versions:
@@ -164,7 +201,9 @@ def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, Pack
     facts = {}
     for name, own in sorted(texts.items()):
         size, digest = sum(size_bytes(text) for _, text in own), sha256_json(sorted(own))
-        facts[name] = PackageText(version=versions[name], documents=len(own), bytes=size, sha256=digest)
+        facts[name] = PackageText(
+            version=versions[name], documents=len(own), bytes=size, sha256=digest
+        )
     return facts
 
 
@@ -187,7 +226,9 @@ def data_card(
             )
             for name, amount in ledger.splits.items()
         },
-        files={name: DatasetFile(bytes=size, sha256=digest) for name, (size, digest) in files.items()},
+        files={
+            name: DatasetFile(bytes=size, sha256=digest) for name, (size, digest) in files.items()
+        },
         stages={stage.name: stage.kept for stage in ledger.stages},
     )
     if ledger.near_duplicates:

@@ -1,5 +1,5 @@
-"""Kinds of directories that mlm-data makes, and how their files follow: card, ledger, token files, documents and
-tokenizer."""
+"""Kinds of directories that mlm-data makes, and how their files follow: card, ledger, token files,
+documents and tokenizer."""
 
 import random
 import re
@@ -20,7 +20,14 @@ from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes,
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
 from mlm_repro.lineage.atomic import parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
-from mlm_repro.lineage.files import Comparisons, Manifest, Remade, as_said, read_document, read_object
+from mlm_repro.lineage.files import (
+    Comparisons,
+    Manifest,
+    Remade,
+    as_said,
+    read_document,
+    read_object,
+)
 from mlm_repro.lineage.kinds import NAME, Kind
 from mlm_repro.lineage.run import MANIFEST
 
@@ -29,21 +36,36 @@ AMOUNTS = "documents", "bytes", "tokens"
 
 
 def card(run: Path) -> Comparisons:
-    """Compare the data card with the sealed files, the ledger, token files, documents and tokenizer."""
+    """Compare the data card with the sealed files, the ledger, token files, documents and
+    tokenizer."""
     card, sealed = read_document(run / DATASET, DataCard), sealed_files(run)
     files = {name: file.to_json() for name, file in card.files.items()}
-    held = {*files, *(name for name in sealed if name.endswith((".bin", ".idx")) or name.startswith("documents/"))}
+    held = {
+        *files,
+        *(
+            name
+            for name in sealed
+            if name.endswith((".bin", ".idx")) or name.startswith("documents/")
+        ),
+    }
     yield Remade(f"{DATASET}: files", files, {name: sealed.get(name) for name in held})
     yield from counted(run, card)
     tokenizer = Tokenizer.load(run / "tokenizer")
     said = (card.tokenizer.digest, card.vocab_size, card.end_of_text)
-    yield Remade(f"{DATASET}: tokenizer", said, (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text))
+    yield Remade(
+        f"{DATASET}: tokenizer",
+        said,
+        (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text),
+    )
     config = read_document(run / MANIFEST, Manifest).config
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
         stated = card.seed, card.tokenizer.kind
-        asked = config.get("seed", card.seed), config.get("tokenizer", {}).get("kind", card.tokenizer.kind)
+        asked = (
+            config.get("seed", card.seed),
+            config.get("tokenizer", {}).get("kind", card.tokenizer.kind),
+        )
         yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         of_tokens, of_texts, are_there = np.zeros(2, np.int64), np.zeros(2, np.int64), False
@@ -63,9 +85,17 @@ def card(run: Path) -> Comparisons:
                 due = [*tokenizer.encode(texts[place]), tokenizer.end_of_text]
                 yield Remade(f"{prefix.name}: tokens of document {place}", has, due)
         where = f"{DATASET}: {split.prefix}"
-        yield Remade(f"{where}: documents and tokens", (split.documents, split.tokens), tuple(of_tokens.tolist()))
+        yield Remade(
+            f"{where}: documents and tokens",
+            (split.documents, split.tokens),
+            tuple(of_tokens.tolist()),
+        )
         if are_there:
-            yield Remade(f"{where}: documents and bytes", (split.documents, split.bytes), tuple(of_texts.tolist()))
+            yield Remade(
+                f"{where}: documents and bytes",
+                (split.documents, split.bytes),
+                tuple(of_texts.tolist()),
+            )
 
 
 def stages(run: Path) -> Comparisons:
@@ -77,23 +107,38 @@ def stages(run: Path) -> Comparisons:
         yield from _attrition(run, ledger)
         last, files = ledger.stages[-1], run.rglob("shard-*.jsonl")
         texts = [document.text for path in files for document in written_documents(path)]
-        yield Remade(f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts))
+        yield Remade(
+            f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts)
+        )
     else:
         for name, measured in read_object(run / OVERLAP)["test_sets"].items():
             ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
-            due = {"ngrams": ngrams, "found": present, "percent": 100 * present / ngrams if ngrams else 0.0}
+            due = {
+                "ngrams": ngrams,
+                "found": present,
+                "percent": 100 * present / ngrams if ngrams else 0.0,
+            }
             said = {**measured["occurrences"], "percent": measured["percent"]}
             yield Remade(f"{OVERLAP}: {name}", said, due)
 
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
-    """Compare what stages took in, kept and dropped, what is malformed or alike, and what the splits have."""
+    """Compare what stages took in, kept and dropped, what is malformed or alike, and what the
+    splits have."""
     for stage in ledger.stages:
-        is_cut = stage.name == "decontaminate" and stage.changed  # a document loses tokens, and may become several
+        is_cut = (
+            stage.name == "decontaminate" and stage.changed
+        )  # a document loses tokens, and may become several
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
             if (came := getattr(stage, f"{what}_in")) is not None:
-                amount = getattr(stage.kept, what) + sum(getattr(dropped, what) for dropped in stage.dropped.values())
-                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, min(amount, came) if is_cut else amount)
+                amount = getattr(stage.kept, what) + sum(
+                    getattr(dropped, what) for dropped in stage.dropped.values()
+                )
+                yield Remade(
+                    f"{LEDGER}: {what} into {stage.name}",
+                    came,
+                    min(amount, came) if is_cut else amount,
+                )
     for (before, after), what in product(pairwise(ledger.stages), AMOUNTS):
         came, went = getattr(after, f"{what}_in"), getattr(before.kept, what)
         if None not in (came, went):
@@ -104,12 +149,20 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     if alike := ledger.near_duplicates:
         from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # with numba
 
-        found_at = partial(recall, bands=alike.bands, rows=alike.rows, min_agreement=alike.min_agreement)
-        yield as_said(alike, {
-            "s_curve": [(similarity, found_at(similarity)) for similarity in CURVE],
-            "expected_recall": {each: found_at(float(each)) for each in alike.expected_recall},
-            "compared_pairs": sum(alike.compared_pairs_by_similarity), "permutations": alike.bands * alike.rows,
-        }, f"{LEDGER}: near_duplicates", "its bands give")  # fmt: skip
+        found_at = partial(
+            recall, bands=alike.bands, rows=alike.rows, min_agreement=alike.min_agreement
+        )
+        yield as_said(
+            alike,
+            {
+                "s_curve": [(similarity, found_at(similarity)) for similarity in CURVE],
+                "expected_recall": {each: found_at(float(each)) for each in alike.expected_recall},
+                "compared_pairs": sum(alike.compared_pairs_by_similarity),
+                "permutations": alike.bands * alike.rows,
+            },
+            f"{LEDGER}: near_duplicates",
+            "its bands give",
+        )
     if splits := ledger.splits.values():
         said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
         due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
@@ -127,10 +180,22 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}
     of_card = {name: amount for name, amount in card.stages.items() if name in stages}
-    said, due = ({"source": each.source, "splits": {
-        name: (split.documents, split.bytes, split.tokens) for name, split in each.splits.items()
-    }} for each in (card, ledger))  # fmt: skip
-    yield Remade(f"{DATASET}: near_duplicates", card.near_duplicates, ledger.near_duplicates, f"{LEDGER} says")
+    said, due = (
+        {
+            "source": each.source,
+            "splits": {
+                name: (split.documents, split.bytes, split.tokens)
+                for name, split in each.splits.items()
+            },
+        }
+        for each in (card, ledger)
+    )
+    yield Remade(
+        f"{DATASET}: near_duplicates",
+        card.near_duplicates,
+        ledger.near_duplicates,
+        f"{LEDGER} says",
+    )
     yield Remade(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
 
 
@@ -140,14 +205,28 @@ FILES = (
     r"|tokenizer/tokenizer(_config)?\.json"
 )
 FREE_COUNTS = (
-    "ledger.json *.samples", "ledger.json *.seconds", "ledger.json *.note", "ledger.json *.changed",
-    "ledger.json shards", "ledger.json blank_lines", "duplicates.jsonl", "left_in.jsonl", "quarantine.jsonl",
-    "dropped.jsonl", "*.jsonl *.id", "ledger.json near_duplicates.expected_candidate_precision",
-)  # fmt: skip
+    "ledger.json *.samples",
+    "ledger.json *.seconds",
+    "ledger.json *.note",
+    "ledger.json *.changed",
+    "ledger.json shards",
+    "ledger.json blank_lines",
+    "duplicates.jsonl",
+    "left_in.jsonl",
+    "quarantine.jsonl",
+    "dropped.jsonl",
+    "*.jsonl *.id",
+    "ledger.json near_duplicates.expected_candidate_precision",
+)
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
-MADE_BY_VERBS = Kind({LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,))
+MADE_BY_VERBS = Kind(
+    {LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,)
+)
 KINDS = {
-    **{f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_COUNTS, made=(stages,)) for stage in STAGES},
+    **{
+        f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_COUNTS, made=(stages,))
+        for stage in STAGES
+    },
     "data-tokenize": MADE_BY_VERBS,
     "data-import": MADE_BY_VERBS,
     "data-merge": MADE_BY_VERBS,  # of earlier versions

@@ -44,62 +44,93 @@ from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
 
 SHELF, DEAR = ".stages", ("harvest", "prepare", "tokenizer", "measure")
-"""Folder beside the runs with what the last complete build of a name took long for, and the stages that this is."""
+"""Folder beside the runs with what the last complete build of a name took long for, and the stages
+that this is."""
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
-"""Most disk space that the work takes, as a multiple of the input; more where a token may be a byte."""
+"""Most disk space that the work takes, as a multiple of the input; more where a token may be a
+byte."""
 SMALL_VOCABULARY = 8192
 RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
-"""Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to compare sketches."""
+"""Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to
+compare sketches."""
 CACHE_BYTES = 56 << 20
 """Bytes by which the tables of words and shingles of a process grow, at most, after a rehearsal."""
 REST = "the rest"
-"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, the writing of a dataset."""
+"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, the
+writing of a dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
 """Sizes, in bytes, of corpora that a forecast is also made for."""
 STAGE_OF = {
-    "prepare": SOURCE, "matches.jsonl": "decontaminate", "ngrams": "decontaminate", "select": "decontaminate",
-    "order": "split", **dict.fromkeys(
-        ("fingerprints.bin", "digests.bin", "copies", "fingerprints", "link", "components", "resolve", "decisions"),
+    "prepare": SOURCE,
+    "matches.jsonl": "decontaminate",
+    "ngrams": "decontaminate",
+    "select": "decontaminate",
+    "order": "split",
+    **dict.fromkeys(
+        (
+            "fingerprints.bin",
+            "digests.bin",
+            "copies",
+            "fingerprints",
+            "link",
+            "components",
+            "resolve",
+            "decisions",
+        ),
         "deduplicate",
     ),
-}  # fmt: skip
+}
 """Stages by the files and folders of a workspace; the rest are tokens and the slices of the end."""
 TABLES = ("mlm_repro.data_pipeline.fast.ready",)
-"""Functions that make the tables of cleaning and languages, called once before workers are forked."""
+"""Functions that make the tables of cleaning and languages, called once before workers are
+forked."""
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
 """Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
 
 Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
-"""Does the tasks; what it returns fills the directory of a run and gives the SHA-256 of known files, by name."""
+"""Does the tasks; what it returns fills the directory of a run and gives the SHA-256 of known
+files, by name."""
 
 
-def build_dataset(config: DataConfig, root: Path, executor: str = "local", part: str = "") -> RunDirectory:
-    """Build the dataset of `config` under `root`, or return it at once, saying so, if it is complete there.
+def build_dataset(
+    config: DataConfig, root: Path, executor: str = "local", part: str = ""
+) -> RunDirectory:
+    """Build the dataset of `config` under `root`, or return it at once, saying so, if it is
+    complete there.
 
-    Finished tasks stay in a hidden directory of the run until all are done, and the same call continues from there
-    after any interruption. A task of the last complete build of that name which is the same is not done again. Of
-    several machines each does its `part`, such as 2/8. Nothing is left after bad input.
-    Raises BadInput for input or a root that cannot be used, and for a part that differs from one that is at work,
-    DataMissing for missing input, Interrupted when stopped.
+    Finished tasks stay in a hidden directory of the run until all are done, and the same call
+    continues from there after any interruption. A task of the last complete build of that name
+    which is the same is not done again. Of several machines each does its `part`, such as 2/8.
+    Nothing is left after bad input. Raises BadInput for input or a root that cannot be used, and
+    for a part that differs from one that is at work, DataMissing for missing input, Interrupted
+    when stopped.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
-    begin = partial(RunDirectory.begin, root, config.name, "data", stated, settings=config.identity())
+    begin = partial(
+        RunDirectory.begin, root, config.name, "data", stated, settings=config.identity()
+    )
     if not part:
         return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name)
     with Meeting(root / MEETINGS / config.name, *parse_part(part)) as meeting:
         settings = flatten(stated) | {"shard_bytes": config.shard_bytes, "parts": meeting.parts}
         meeting.agree({key: str(value) for key, value in settings.items()} | _made_by(config))
-        return _run_stages(config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, meeting)
+        return _run_stages(
+            config, begin, executor, ROOM_OF_A_DATASET, root / SHELF / config.name, meeting
+        )
 
 
-def run_stage(stage: type[Stage], config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
-    """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does with all stages."""
+def run_stage(
+    stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
+) -> RunDirectory:
+    """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does
+    with all stages."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
-    """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in `out`."""
+    """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in
+    `out`."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -111,13 +142,19 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
 
         return partial(measure_overlap, config, sources, test_sets, workspace)
 
-    return _complete(RunDirectory.begin_at(out, "data-overlap", values, parents), build, _workers(executor, config), 0)
+    return _complete(
+        RunDirectory.begin_at(out, "data-overlap", values, parents),
+        build,
+        _workers(executor, config),
+        0,
+    )
 
 
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[OpenedSources, int]:
     """Open the sources, and print what it costs to read them; `room` is a multiple of their size.
 
-    Returns also the most disk space that the work takes, in bytes; short documents take more than their text.
+    Returns also the most disk space that the work takes, in bytes; short documents take more than
+    their text.
     """
     sources = open_sources(config.sources, config.seed)
     if "tokenize" in config.stages and room and config.tokenizer.vocab_size < SMALL_VOCABULARY:
@@ -146,8 +183,11 @@ class Promise(NamedTuple):
     """Bytes of the work, by stage."""
 
 
-def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int) -> Promise:
-    """Cost of a build of so many bytes of text as the sources have: that of a rehearsal, times the documents."""
+def promise(
+    config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
+) -> Promise:
+    """Cost of a build of so many bytes of text as the sources have: that of a rehearsal, times the
+    documents."""
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
     from mlm_repro.data_pipeline.passes.gather import slice_documents
 
@@ -156,18 +196,26 @@ def promise(config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", 
     times = documents / rehearsed.documents
     (fewer, before), (many, after) = rehearsed.took
     rates = {name: max(0.0, after[name] - before[name]) / max(1, many - fewer) for name in after}
-    seconds = {name: max(0.0, before[name] - rate * fewer) + rate * documents / workers for name, rate in rates.items()}
+    seconds = {
+        name: max(0.0, before[name] - rate * fewer) + rate * documents / workers
+        for name, rate in rates.items()
+    }
     grown = max(0.0, min(documents, slice_documents(documents, size)) / rehearsed.documents - 1)
     memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * rehearsed.gathered))
     if "deduplicate" in seconds:
-        pairs = min(times**2 * rehearsed.unlike, documents * MOST_OFFERED * config.deduplicate.banding[0])
+        pairs = min(
+            times**2 * rehearsed.unlike, documents * MOST_OFFERED * config.deduplicate.banding[0]
+        )
         seconds["deduplicate"] += pairs * COMPARISON_SECONDS / workers
         memory += DOCUMENT_BYTES * documents
-    return Promise(documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()})
+    return Promise(
+        documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()}
+    )
 
 
 def forecast(config: DataConfig) -> None:
-    """Print time, memory and disk of a build by stage, where nothing is made yet, for larger corpora too."""
+    """Print time, memory and disk of a build by stage, where nothing is made yet, for larger
+    corpora too."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -177,7 +225,8 @@ def forecast(config: DataConfig) -> None:
     for size in (sources.total_bytes, *(size for size in LARGER if size > sources.total_bytes)):
         told = promise(config, sources, rehearsed, size)
         of_stages = ", ".join(
-            f"{name} {format_duration(told.seconds.get(name, 0))} and {format_bytes(told.disk.get(name, 0))}"
+            f"{name} {format_duration(told.seconds.get(name, 0))} and"
+            f" {format_bytes(told.disk.get(name, 0))}"
             for name in dict.fromkeys([*told.seconds, *told.disk])
         )
         announce(
@@ -207,7 +256,8 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
-    """Build a sample, the first text. Of three builds the first only prepares; the second, as small, tells the start.
+    """Build a sample, the first text. Of three builds the first only prepares; the second, as
+    small, tells the start.
 
     Raises UserError where that cannot be.
     """
@@ -224,13 +274,17 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         from mlm_repro.data_pipeline.publish import publish
 
         took = list[tuple[int, dict[str, float]]]()
-        for number, size in enumerate((REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)):
+        for number, size in enumerate(
+            (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
+        ):
             place, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
             with place.open("wb") as file:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):
                     if isinstance(item, Document):
-                        file.write(orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE))
+                        file.write(
+                            orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE)
+                        )
                         documents += 1
                     if documents > 1 and file.tell() >= size:
                         break
@@ -240,12 +294,17 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             with LocalExecutor(1) as executor:
                 work.mkdir()
                 clock, busy = time.monotonic(), time.process_time()
-                pipeline = Pipeline(sample, opened, test_sets, Workspace(work, executor), parents).run()
+                pipeline = Pipeline(
+                    sample, opened, test_sets, Workspace(work, executor), parents
+                ).run()
                 gathered, disk = bytes_below(work / "gather"), Counter[str]()
                 for path in filter(Path.is_file, work.rglob("*")):
                     folder = path.relative_to(work).parts[0]
-                    disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += path.stat().st_size * (
-                        2 if folder == "gather" else 1  # slices are joined
+                    disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += (
+                        path.stat().st_size
+                        * (
+                            2 if folder == "gather" else 1  # slices are joined
+                        )
                     )
                 publish(pipeline, Path(name, f"dataset {number}"))
             busy = time.process_time() - busy
@@ -254,14 +313,21 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             took.append((documents, seconds | {REST: busy - sum(seconds.values())}))
         unlike = sum(read_json(path)["counts"]["unlike"] for path in work.glob(f"link/*/{MARKER}"))
         peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
-        return Rehearsed(documents, place.stat().st_size, took[1:], dict(disk), gathered, peak, unlike)
+        return Rehearsed(
+            documents, place.stat().st_size, took[1:], dict(disk), gathered, peak, unlike
+        )
 
 
 def _run_stages(
-    config: DataConfig, begin: Callable[..., RunDirectory], executor: str, room: int, shelf: Path | None = None,
+    config: DataConfig,
+    begin: Callable[..., RunDirectory],
+    executor: str,
+    room: int,
+    shelf: Path | None = None,
     meeting: Meeting | None = None,
-) -> RunDirectory:  # fmt: skip
-    """Run the stages of `config` in the directory that `begin` makes of the digests of what is read."""
+) -> RunDirectory:
+    """Run the stages of `config` in the directory that `begin` makes of the digests of what is
+    read."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -278,19 +344,27 @@ def _run_stages(
 def _made_by(config: DataConfig) -> dict[str, str]:
     """Code and libraries that decide the bytes of a recipe's dataset beside settings and input."""
     stages = ((name, BY_NAME[name].made_with()) for name in config.stages)
-    stated = {f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()}
+    stated = {
+        f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()
+    }
     return stated | made_by() | own_code(config.stages)
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
-    """The executor of that name, its processes with the tables of cleaning and languages where both stages run."""
+    """The executor of that name, its processes with the tables of cleaning and languages where both
+    stages run."""
     if executor == "ray":
         return RayExecutor(config.workers)
-    return LocalExecutor(config.workers, TABLES if {"clean", "language"} <= {*config.stages} else ())
+    return LocalExecutor(
+        config.workers, TABLES if {"clean", "language"} <= {*config.stages} else ()
+    )
 
 
-def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
-    """Open sources and test sets; print the cost; digests of all input, and of the code and libraries that are run.
+def _open(
+    config: DataConfig, room: int
+) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
+    """Open sources and test sets; print the cost; digests of all input, and of the code and
+    libraries that are run.
 
     The last of what is returned is the most disk space, in bytes.
     """
@@ -298,7 +372,9 @@ def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path 
     parents = _made_by(config)
     if "deduplicate" in config.stages:
         paths = config.deduplicate.against
-        sources.compared = tuple(FileSource(f"documents:{path}", is_compared=True) for path in paths)
+        sources.compared = tuple(
+            FileSource(f"documents:{path}", is_compared=True) for path in paths
+        )
     wanted = config.decontaminate.test_sets if "decontaminate" in config.stages else ()
     test_sets = {name: _find_or_none(name) for name in wanted}
     path, end_of_text = config.tokenizer.path, config.tokenizer.end_of_text
@@ -315,9 +391,13 @@ def _open(config: DataConfig, room: int) -> tuple[OpenedSources, dict[str, Path 
 
 
 def _complete(
-    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, room: int, shelf: Path | None = None,
+    run: RunDirectory,
+    build: Build,
+    workers: LocalExecutor | RayExecutor,
+    room: int,
+    shelf: Path | None = None,
     meeting: Meeting | None = None,
-) -> RunDirectory:  # fmt: skip
+) -> RunDirectory:
     """Build in the locked directory of a run and seal it, or find it sealed.
 
     All parts but the first work in the directory without its lock, and end when it is sealed.
@@ -352,17 +432,27 @@ def _complete(
 
 
 def _help(
-    run: RunDirectory, build: Build, workers: LocalExecutor | RayExecutor, place: Executor, meeting: Meeting, room: int
+    run: RunDirectory,
+    build: Build,
+    workers: LocalExecutor | RayExecutor,
+    place: Executor,
+    meeting: Meeting,
+    room: int,
 ) -> RunDirectory:
-    """Do a part of the work, which the first part begins, until the first part has sealed the run."""
+    """Do a part of the work, which the first part begins, until the first part has sealed the
+    run."""
     work = run.path / FOLDER
     try:
-        meeting.wait_for(lambda: work.exists() or run.is_complete or None, 1, lambda: "it did not begin")
+        meeting.wait_for(
+            lambda: work.exists() or run.is_complete or None, 1, lambda: "it did not begin"
+        )
         if not run.is_complete:
             with _workspace(run, workers, room) as workspace:
                 workspace.executor = place
                 build(workspace)
-                meeting.wait_for(lambda: run.is_complete or None, 1, lambda: "the dataset is being written")
+                meeting.wait_for(
+                    lambda: run.is_complete or None, 1, lambda: "the dataset is being written"
+                )
     except UserError:
         if not run.is_complete:
             raise
@@ -370,7 +460,9 @@ def _help(
 
 
 @contextlib.contextmanager
-def _workspace(run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int) -> Iterator[Workspace]:
+def _workspace(
+    run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
+) -> Iterator[Workspace]:
     """The workspace of a run, with a disk that is full or fails told as one sentence."""
     work = run.path / FOLDER
     try:
@@ -384,14 +476,17 @@ def _workspace(run: RunDirectory, workers: LocalExecutor | RayExecutor, room: in
     except OSError as error:
         if error.errno in NO_ROOM:
             raise Interrupted(
-                f"{run.path} cannot take more ({error.strerror}): make room, or name another place, and give the same "
-                "command again; what was finished is kept"
+                f"{run.path} cannot take more ({error.strerror}): make room, or name another place,"
+                " and give the same command again; what was finished is kept"
             ) from error
-        raise Interrupted(f"{run.path} cannot be written: {error}; the same command continues") from error
+        raise Interrupted(
+            f"{run.path} cannot be written: {error}; the same command continues"
+        ) from error
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the work of a run that has ended; with a shelf, dear stages are kept there for the next of that name."""
+    """Remove the work of a run that has ended; with a shelf, dear stages are kept there for the
+    next of that name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):

@@ -1,4 +1,5 @@
-"""The verbs of the stages, read from their source: a list of commands needs nothing that settings are made of."""
+"""The verbs of the stages, read from their source: a list of commands needs nothing that settings
+are made of."""
 
 import ast
 import re
@@ -17,5 +18,9 @@ def stage_verbs() -> dict[str, str]:
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
     """The class's names for texts; one for something else stands for an empty text."""
-    return {ast.unparse(target): str(each.value.value) if isinstance(each.value, ast.Constant) else ""
-            for each in node.body if isinstance(each, ast.Assign) for target in each.targets}  # fmt: skip
+    return {
+        ast.unparse(target): str(each.value.value) if isinstance(each.value, ast.Constant) else ""
+        for each in node.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+    }

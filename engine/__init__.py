@@ -1,1 +1,2 @@
-"""The training engine: one GPT-2 definition on a mesh of ranks, its optimizer, batches, checkpoints and trainer."""
+"""The training engine: one GPT-2 definition on a mesh of ranks, its optimizer, batches, checkpoints
+and trainer."""

@@ -1,4 +1,5 @@
-"""Global batch size against iteration (Megatron-LM, `num_microbatches_calculator.py`). Imports no torch."""
+"""Global batch size against iteration (Megatron-LM, `num_microbatches_calculator.py`). Imports no
+torch."""
 
 from bisect import bisect_right
 from typing import NamedTuple, Protocol
@@ -37,9 +38,10 @@ class _Phase(NamedTuple):
 class BatchSchedule:
     """Samples of each iteration, and samples before it.
 
-    With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by increment, each time that
-    an equal part of the samples has been taken; after all samples it is `train.global_batch_size`. A run that continues
-    another counts from the iterations and samples of that run.
+    With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by
+    increment, each time that an equal part of the samples has been taken; after all samples it is
+    `train.global_batch_size`. A run that continues another counts from the iterations and samples
+    of that run.
     """
 
     def __init__(self, train: Recipe) -> None:
@@ -48,7 +50,9 @@ class BatchSchedule:
         self._phases = [_Phase(*before, train.global_batch_size)]
         if train.rampup_batch_size:
             start, increment, samples = train.rampup_batch_size
-            self._phases = _ramp(start, increment, samples, (train.global_batch_size - start) // increment, *before)
+            self._phases = _ramp(
+                start, increment, samples, (train.global_batch_size - start) // increment, *before
+            )
 
     def batch_size(self, iteration: int) -> int:
         """Samples of `iteration` (from 0)."""
@@ -60,22 +64,27 @@ class BatchSchedule:
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
     def whole_iterations(self, samples: float) -> int:
-        """Number of iterations that so many samples are enough for; a last batch that is not whole is left out."""
+        """Number of iterations that so many samples are enough for; a last batch that is not whole
+        is left out."""
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1
 
     def _phase(self, iteration: int) -> _Phase:
-        return self._phases[max(bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1, 0)]
+        return self._phases[
+            max(bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1, 0)
+        ]
 
 
-def _ramp(start: int, increment: int, samples: int, steps: int, iteration: int, taken: int) -> list[_Phase]:
+def _ramp(
+    start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
+) -> list[_Phase]:
     """The phases after `iteration` iterations and `taken` samples; a short ramp leaves some out."""
     phases = []
     for step in range(steps):
         if samples * (step + 1) > taken * steps:  # the next step is not reached yet
             batch_size = start + step * increment
             phases.append(_Phase(iteration, taken, batch_size))
-            # In whole numbers: Megatron-LM's ramp divides in floating point, and a step could come one iteration
-            # late.
+            # In whole numbers: Megatron-LM's ramp divides in floating point, and a step could come
+            # one iteration late.
             left = samples * (step + 1) - taken * steps
             count = -(-left // (batch_size * steps))
             iteration, taken = iteration + count, taken + count * batch_size

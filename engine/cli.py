@@ -1,4 +1,5 @@
-"""`mlm-train`: train a configuration, resume a run, look at a schedule, export and import weights."""
+"""`mlm-train`: train a configuration, resume a run, look at a schedule, export and import
+weights."""
 
 import os
 import shlex
@@ -27,32 +28,56 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Train GPT-2 the Megatron-LM way.", no_args_is_help=True)
 Model = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
-Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
+Twin = Annotated[
+    bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
-Ranks = Annotated[int | None, typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here.")]
-SameCode = Annotated[bool, typer.Option("--same-code", help="Refuse to go on with a run of other code than this.")]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here."),
+]
+SameCode = Annotated[
+    bool, typer.Option("--same-code", help="Refuse to go on with a run of other code than this.")
+]
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
-    config: Model, others: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    overrides: Overrides = None, twin: Twin = False, runs: Runs = Path("runs"), ranks: Ranks = None,
+    config: Model,
+    others: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    overrides: Overrides = None,
+    twin: Twin = False,
+    runs: Runs = Path("runs"),
+    ranks: Ranks = None,
     threads: Annotated[
-        bool, typer.Option("--threads", help="Run the ranks as threads of this process, for a debugger.")
+        bool,
+        typer.Option("--threads", help="Run the ranks as threads of this process, for a debugger."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved run and its cost, and stop.")
+    ] = False,
     earlier: Annotated[
-        Path | None, typer.Option("--continue", help="Go on from the end of this run, as a new run.")
-    ] = None, same_code: SameCode = False,
-) -> None:  # fmt: skip
+        Path | None,
+        typer.Option("--continue", help="Go on from the end of this run, as a new run."),
+    ] = None,
+    same_code: SameCode = False,
+) -> None:
     """Train a configuration, or resume its run, in a run directory of its own."""
     from mlm_repro.engine.config import RunConfig
     from mlm_repro.engine.run.resolved import read_run
 
-    if unknown := next((word for word in (str(config), *(others or ())) if word.startswith("-")), None):
-        key = RunConfig.other_names.get(unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key")
-        raise BadInput(f"there is no option {unknown}: --set changes a key of the configuration, here {key}")
+    if unknown := next(
+        (word for word in (str(config), *(others or ())) if word.startswith("-")), None
+    ):
+        key = RunConfig.other_names.get(
+            unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key"
+        )
+        raise BadInput(
+            f"there is no option {unknown}: --set changes a key of the configuration, here {key}"
+        )
     if others:
         raise BadInput(f"{others[0]!r} is one argument too many: give one configuration")
     resolved = read_run(config, overrides or [], twin, launched_ranks() or ranks, earlier)
@@ -67,15 +92,22 @@ def run(
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory.")], overrides: Overrides = None, ranks: Ranks = None,
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    overrides: Overrides = None,
+    ranks: Ranks = None,
     same_code: SameCode = False,
-) -> None:  # fmt: skip
-    """Resume a run from its newest checkpoint, at the layout that trained last unless `--set parallel.` changes it."""
+) -> None:
+    """Resume a run from its newest checkpoint, at the layout that trained last unless `--set
+    parallel.` changes it."""
     from mlm_repro.engine.run.resolved import resolve_begun
     from mlm_repro.lineage.run import RunDirectory
 
     directory = RunDirectory.open(run, "training")
-    _train(resolve_begun(directory, launched_ranks() or ranks, overrides or ()), directory.path.parent, same_code)
+    _train(
+        resolve_begun(directory, launched_ranks() or ranks, overrides or ()),
+        directory.path.parent,
+        same_code,
+    )
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
@@ -105,7 +137,8 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
-    """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0 prints its answer."""
+    """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0
+    prints its answer."""
     if threads:
         from mlm_repro.engine.launch.threads import run_threads
 
@@ -131,14 +164,20 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
 def finetune_(
     task: Annotated[str, typer.Argument(help="mnli, qqp, squad, squad2 or race.")],
     checkpoint: Annotated[
-        Path, typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one.")
+        Path,
+        typer.Option("--ckpt", help="A BERT's checkpoint or run directory; `import` makes one."),
     ],
     data: Annotated[Path, typer.Option(help="Folder with the task's published files.")],
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a value of the published recipe: key=value.")
+        list[str] | None,
+        typer.Option("--set", help="Override a value of the published recipe: key=value."),
     ] = None,
-    ensemble: Annotated[int, typer.Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")] = 1,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")] = None,
+    ensemble: Annotated[
+        int, typer.Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")
+    ] = 1,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write the result to this file.")
+    ] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
     from mlm_repro.engine.finetune.tasks import find_task, read_sets
@@ -182,10 +221,12 @@ def shard_hf(
     out: Annotated[Path, typer.Argument(help="New directory.")],
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks, a file each.")] = 1,
 ) -> None:
-    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it again.
+    """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it
+    again.
 
-    The plan is transformers', or ours for a GPT-2, BERT, T5, BART or OPT. It is printed, and the ranks' outputs are
-    held against the whole model's. `import` makes a GPT-2 or BERT a checkpoint of this engine, for any layout.
+    The plan is transformers', or ours for a GPT-2, BERT, T5, BART or OPT. It is printed, and the
+    ranks' outputs are held against the whole model's. `import` makes a GPT-2 or BERT a checkpoint
+    of this engine, for any layout.
     """
     from mlm_repro.engine.published import CONFIG
 
@@ -199,13 +240,19 @@ def shard_hf(
 
 @app.command("import")
 def import_(
-    directory: Annotated[Path, typer.Argument(help="Hugging Face GPT-2 or BERT, Megatron-LM save or torch_dist.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Hugging Face GPT-2 or BERT, Megatron-LM save or torch_dist.")
+    ],
     out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
     vocab: Annotated[
-        Path | None, typer.Option("--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one.")
+        Path | None,
+        typer.Option(
+            "--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one."
+        ),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option("--heads", min=1, help="Attention heads, if the files do not have them.")
+        int | None,
+        typer.Option("--heads", min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
     """Turn published weights into a checkpoint."""
@@ -221,8 +268,12 @@ def import_(
 @app.command()
 def schedule(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel ranks.")],
-    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per iteration and data-parallel rank.")],
-    chunks: Annotated[int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")] = 1,
+    microbatches: Annotated[
+        int, typer.Option(min=1, help="Microbatches per iteration and data-parallel rank.")
+    ],
+    chunks: Annotated[
+        int, typer.Option(min=1, help="Stages per rank; more than one is interleaved.")
+    ] = 1,
     name: Annotated[
         Literal["gpipe", "1f1b", "interleaved"] | None,
         typer.Option("--schedule", help="By default 1f1b, with chunks interleaved."),
@@ -236,7 +287,10 @@ def schedule(
     orders = compute_orders(chosen, pp, chunks, microbatches)
     lowered = lower(orders, chunks)
     print(format_grid(lowered, chunks))
-    print(f"schedule {chosen}: F forward, B backward (twice as long), number of the microbatch, letter of the chunk")
+    print(
+        f"schedule {chosen}: F forward, B backward (twice as long), number of the microbatch,"
+        " letter of the chunk"
+    )
     ideal = ideal_bubble(chosen, pp, chunks, microbatches)
     print(f"bubble {lowered.bubble:.4f} of the ideal time; the formula says {ideal:.4f}")
     peaks = ", ".join(map(str, peaks_in_flight(chosen, pp, chunks, microbatches)))
@@ -244,7 +298,8 @@ def schedule(
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
-    """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in [] backward."""
+    """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in
+    [] backward."""
     unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
     width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
     lines = []
@@ -262,19 +317,25 @@ def _cell(compute: "Compute", chunks: int) -> str:
     return f"{compute.op}{compute.microbatch}{chunk}"
 
 
-@app.command("from-megatron", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(
+    "from-megatron", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
 def from_megatron_(context: typer.Context) -> None:
-    """Translate Megatron-LM's command line, or a script that contains it, into a configuration (TOML).
+    """Translate Megatron-LM's command line, or a script that contains it, into a configuration
+    (TOML).
 
-    `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script is not run.
+    `mlm-train from-megatron pretrain.sh` or `mlm-train from-megatron --num-layers 24 …`. The script
+    is not run.
     """
     from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
     from mlm_repro.lineage.config import to_toml
 
     translated = from_megatron(script_or_arguments(context.args))
     print(to_toml(translated.config), end="")
-    for title, flags in (("of the data, which mlm-data makes", translated.data),
-                         ("without effect on what is computed", translated.without_effect)):  # fmt: skip
+    for title, flags in (
+        ("of the data, which mlm-data makes", translated.data),
+        ("without effect on what is computed", translated.without_effect),
+    ):
         print("".join(f"# {title}: {flag}\n" for flag in flags), end="")
     for sentence in translated.missing:
         print(f"warning: {sentence}", file=sys.stderr)
@@ -309,7 +370,8 @@ def main() -> None:
 def program() -> None:
     """Entry point of `python -m mlm_repro.engine.cli`.
 
-    A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
+    A rank ends at once, because leftover threads of the libraries can abort a process that ends in
+    the ordinary way.
     """
     try:
         main()

@@ -18,7 +18,8 @@ LANES, PIECES = 16, 8
 BLOCK = LANES * PIECES
 """Columns of a random row that come from LANES counters with PIECES each."""
 ROWS_TOGETHER = 32
-"""Number of rows whose gradients are summed before they join the total, which keeps rounding small."""
+"""Number of rows whose gradients are summed before they join the total, which keeps rounding
+small."""
 FLOAT_RULES = {"reassoc", "contract", "arcp", "nsz"}
 Array = NDArray[Any]
 
@@ -41,7 +42,8 @@ class Compiled:
 def array(tensor: torch.Tensor) -> Array:
     """A contiguous tensor's memory, as an argument of a loop.
 
-    `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer after computing it.
+    `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer after
+    computing it.
     """
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
@@ -49,8 +51,11 @@ def array(tensor: torch.Tensor) -> Array:
 
 
 inline = numba.njit(fastmath=FLOAT_RULES, error_model="numpy", inline="never", nogil=True)
-in_written_order = numba.njit(fastmath=FLOAT_RULES - {"reassoc"}, error_model="numpy", inline="never", nogil=True)
-"""`inline` without reordering, for arithmetic whose errors cancel: otherwise up to 68 units in the last place."""
+in_written_order = numba.njit(
+    fastmath=FLOAT_RULES - {"reassoc"}, error_model="numpy", inline="never", nogil=True
+)
+"""`inline` without reordering, for arithmetic whose errors cancel: otherwise up to 68 units in the
+last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
@@ -89,7 +94,8 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
 @in_written_order
 def exponential(x: np.float32) -> np.float32:
-    """eˣ to 2 units in the last place, for x ≤ 88. Below −87, where results are no longer normal, it is 0."""
+    """eˣ to 2 units in the last place, for x ≤ 88. Below −87, where results are no longer normal,
+    it is 0."""
     clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
     r = (clamped - n * np.float32(0.693145751953125)) - n * np.float32(1.428606765330187e-06)
@@ -119,13 +125,15 @@ def largest(row: Array, count: int) -> np.float32:
 
 @inline
 def _in_order(bits: np.int32) -> np.int32:
-    """Map the bits of fp32 numbers to integers of the same order. The function is its own inverse."""
+    """Map the bits of fp32 numbers to integers of the same order. The function is its own
+    inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for whole BLOCKs.
+    """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for
+    whole BLOCKs.
 
     Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
     """

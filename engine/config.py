@@ -1,4 +1,5 @@
-"""Configuration of a training run: model, recipe, layout and data, as frozen data. Imports no torch."""
+"""Configuration of a training run: model, recipe, layout and data, as frozen data. Imports no
+torch."""
 
 import math
 import re
@@ -39,13 +40,16 @@ Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Batches = Annotated[
-    int | float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda n: int(n) if n % 1 == 0 else n)
+    int | float,
+    Field(ge=0, allow_inf_nan=False),
+    AfterValidator(lambda n: int(n) if n % 1 == 0 else n),
 ]
 """Number of whole batches; one that is not an integer is a float."""
 
 
 class FamilySection(Config):
-    """Base of the options that belong to one family, and what that family cannot be combined with."""
+    """Base of the options that belong to one family, and what that family cannot be combined
+    with."""
 
     special_tokens: ClassVar[int] = 0
     """Entries that are added to the vocabulary of a tokenizer that has no such tokens."""
@@ -66,7 +70,8 @@ class BertConfig(FamilySection):
     special_tokens: ClassVar[int] = len(SPECIAL_TOKENS)
 
     layer_norm_order: Literal["rearranged", "original"] = "rearranged"
-    """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its Figure 7 (a)."""
+    """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its
+    Figure 7 (a)."""
     layer_norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """Number that is added to the variance; the published BERT has 1e-12."""
 
@@ -89,21 +94,31 @@ class TransformerXLConfig(FamilySection):
     inner_size: Size | None = None
     """Width between the two products of the MLP; 4 × hidden_size unless given."""
     cutoffs: tuple[int, ...] = ()
-    """First word of each cluster after the head, for adaptive embedding and softmax; words are sorted by frequency."""
+    """First word of each cluster after the head, for adaptive embedding and softmax; words are
+    sorted by frequency."""
     div_value: PositiveInt = 1
-    """Factor by which each cluster's embeddings are narrower than those of the cluster before it."""
+    """Factor by which each cluster's embeddings are narrower than those of the cluster before
+    it."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError for heads that are too wide, cutoffs that do not rise, or widths that do not divide."""
+        """Raises ValueError for heads that are too wide, cutoffs that do not rise, or widths that
+        do not divide."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
             raise ValueError(f"all heads together may not be wider than {LARGEST_SIZE:,}")
         cutoffs = list(self.cutoffs)
-        if cutoffs != sorted({*cutoffs}) or not all(0 < cutoff < model.vocab_size for cutoff in cutoffs):
+        if cutoffs != sorted({*cutoffs}) or not all(
+            0 < cutoff < model.vocab_size for cutoff in cutoffs
+        ):
             raise ValueError(f"cutoffs = {cutoffs} must rise and lie between 0 and vocab_size")
         if model.hidden_size % self.div_value ** len(cutoffs):
-            raise ValueError(f"hidden_size = {model.hidden_size} cannot be divided {len(cutoffs)} times by div_value")
+            raise ValueError(
+                f"hidden_size = {model.hidden_size} cannot be divided {len(cutoffs)} times by"
+                " div_value"
+            )
         if model.hidden_size % 2:
-            raise ValueError(f"hidden_size = {model.hidden_size} must be even, for sines and cosines")
+            raise ValueError(
+                f"hidden_size = {model.hidden_size} must be even, for sines and cosines"
+            )
 
     def shrink(self, scale: "TwinScale") -> Self:
         """The twin's options: heads and MLP shrink with the model, the memory with its context."""
@@ -130,9 +145,11 @@ class ModelConfig(Config):
     seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: PositiveInt = 50257
-    """Real vocabulary entries. A dataset brings its own value, and another value that the file states is refused."""
+    """Real vocabulary entries. A dataset brings its own value, and another value that the file
+    states is refused."""
     padded_vocab_size: Size = 51200
-    """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its own value."""
+    """Rows of the embedding: `vocab_size` padded to a multiple of 128 × tp. A dataset brings its
+    own value."""
     dropout: Share = 0.1
     """Probability of dropping an element, in attention and on the residual stream."""
     init_std: Positive = 0.02
@@ -147,11 +164,21 @@ class ModelConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.hidden_size % self.num_heads and self.transformer_xl.head_dim is None:
-            raise ValueError(f"hidden_size = {self.hidden_size} is not a multiple of num_heads = {self.num_heads}")
+            raise ValueError(
+                f"hidden_size = {self.hidden_size} is not a multiple of num_heads ="
+                f" {self.num_heads}"
+            )
         if self.padded_vocab_size < self.vocab_size:
-            raise ValueError(f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size = {self.vocab_size}")
+            raise ValueError(
+                f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size ="
+                f" {self.vocab_size}"
+            )
         for name, section in self:
-            if isinstance(section, FamilySection) and section is not self.section and section != type(section)():
+            if (
+                isinstance(section, FamilySection)
+                and section is not self.section
+                and section != type(section)()
+            ):
                 raise ValueError(f"{name} is not for family = {self.family!r}")
         self.section.check(self)
         return self
@@ -193,52 +220,66 @@ class TrainConfig(Config):
     """The recipe of the 2019 paper's Section 4.2; the defaults are its values."""
 
     init_from: Path | None = None
-    """Run or checkpoint whose weights the training starts from, with a fresh optimizer; `mlm-train import` makes one of
-    Hugging Face's or Megatron-LM's weights. The tokenizer and `[model]` must be the same."""
+    """Run or checkpoint whose weights the training starts from, with a fresh optimizer; `mlm-train
+    import` makes one of Hugging Face's or Megatron-LM's weights. The tokenizer and `[model]` must
+    be the same."""
     continues: Seam | None = None
-    """End of an earlier run that this one continues with its optimizer, as `--continue RUN` asks."""
+    """End of an earlier run that this one continues with its optimizer, as `--continue RUN`
+    asks."""
     iterations: PositiveInt = 300_000
-    """Optimizer steps, those of a continued run among them. Here, in the schedule's lengths and in the intervals below,
-    `"300e9 tokens"` and `"183105 samples"` are turned into iterations."""
+    """Optimizer steps, those of a continued run among them. Here, in the schedule's lengths and in
+    the intervals below, `"300e9 tokens"` and `"183105 samples"` are turned into iterations."""
     global_batch_size: PositiveInt = 512
     """Sequences per iteration over all data-parallel ranks."""
     rampup_batch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
-    """Start, increment and samples, as Megatron-LM's `--rampup-batch-size`: sequences per iteration grow from start to
-    the global batch by increments, spread evenly over the samples. `clock` says what the learning rate follows."""
+    """Start, increment and samples, as Megatron-LM's `--rampup-batch-size`: sequences per iteration
+    grow from start to the global batch by increments, spread evenly over the samples. `clock` says
+    what the learning rate follows."""
     microbatch_size: PositiveInt = 8
     """Sequences per forward pass of one rank."""
     normalise: Literal["microbatch", "batch"] = "microbatch"
-    """Tokens that a BERT's masked loss is averaged over. `microbatch`: those of a microbatch, and then over
-    microbatches, as in Megatron-LM; it depends on `microbatch_size` and on the data-parallel ranks. `batch`: over the
-    masked tokens of the whole batch, which depends on neither. Where every token counts both are the same."""
+    """Tokens that a BERT's masked loss is averaged over. `microbatch`: those of a microbatch, and
+    then over microbatches, as in Megatron-LM; it depends on `microbatch_size` and on the
+    data-parallel ranks. `batch`: over the masked tokens of the whole batch, which depends on
+    neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
     """Peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
     """Floor of the schedule."""
     clock: Literal["updates", "samples"] = "updates"
-    """Clock of the learning rate. `updates`: the first update has the rate of 1, the next that of 2. `samples`, as in
-    Megatron-LM since v2: an update has the rate of the samples of all updates before it, divided by
-    `global_batch_size`; the first has that of 0."""
+    """Clock of the learning rate. `updates`: the first update has the rate of 1, the next that of
+    2. `samples`, as in Megatron-LM since v2: an update has the rate of the samples of all updates
+    before it, divided by `global_batch_size`; the first has that of 0."""
     warmup_iterations: Batches = 3000
-    """Linear warm-up, by the clock; unless named, one in a hundred of the schedule's, at most the paper's 3000. With
-    `clock = "samples"` it is a number of whole batches, which need not be an integer."""
-    decay: Literal["clipped-cosine", "cosine", "linear", "constant", "inverse-square-root", "WSD", "exponential"] = (
-        "clipped-cosine"
-    )
-    """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine` (Megatron-LM since v2) and
-    `linear` (BERT) fall to the floor exactly at the end; `constant` stays at the peak; `inverse-square-root` falls with
-    the root of the clock; `WSD` stays at the peak and falls in the last `wsd_iterations`; `exponential` rises from the
-    floor to the peak, for the learning-rate finder."""
+    """Linear warm-up, by the clock; unless named, one in a hundred of the schedule's, at most the
+    paper's 3000. With `clock = "samples"` it is a number of whole batches, which need not be an
+    integer."""
+    decay: Literal[
+        "clipped-cosine",
+        "cosine",
+        "linear",
+        "constant",
+        "inverse-square-root",
+        "WSD",
+        "exponential",
+    ] = "clipped-cosine"
+    """`clipped-cosine` falls towards 0 and is clipped at the floor (the 2019 code); `cosine`
+    (Megatron-LM since v2) and `linear` (BERT) fall to the floor exactly at the end; `constant`
+    stays at the peak; `inverse-square-root` falls with the root of the clock; `WSD` stays at the
+    peak and falls in the last `wsd_iterations`; `exponential` rises from the floor to the peak, for
+    the learning-rate finder."""
     decay_iterations: Annotated[Batches, Field(gt=0)] | None = None
-    """End of the fall by the clock, as `--lr-decay-iters`; by default the end of the training. Later the rate stays."""
+    """End of the fall by the clock, as `--lr-decay-iters`; by default the end of the training.
+    Later the rate stays."""
     wsd_iterations: Annotated[Batches, Field(gt=0)] | None = None
     """Length of the fall of `WSD` by the clock, as `--lr-wsd-decay-iters`."""
     wsd_decay: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """Form of the fall of `WSD`, as `--lr-wsd-decay-style`."""
     optimizer: Annotated[str, Field(json_schema_extra={"enum": [*OPTIMIZERS]})] = "adam"
-    """`lamb` is LAMB of You et al. 2020, with bias correction. The others are cybertronai/pytorch-lamb: `lamb-2019-05`
-    as "Scaling Transformer-XL to 128 GPUs" had it, with the correction on the rate and ratios up to 10; `lamb-clamped`
-    since 2019-06-16, without it and with weight norms up to 10. Every optimizer takes Adam's constants below."""
+    """`lamb` is LAMB of You et al. 2020, with bias correction. The others are
+    cybertronai/pytorch-lamb: `lamb-2019-05` as "Scaling Transformer-XL to 128 GPUs" had it, with
+    the correction on the rate and ratios up to 10; `lamb-clamped` since 2019-06-16, without it and
+    with weight norms up to 10. Every optimizer takes Adam's constants below."""
     weight_decay: NotNegative = 0.01
     """Decoupled decay of every weight matrix and embedding; biases and layer norms have none."""
     clip_gradient: NotNegative = 1.0
@@ -250,22 +291,27 @@ class TrainConfig(Config):
     adam_epsilon: NotNegative = 1e-8
     """Number that is added to the root of the second moment."""
     skip_spikes: bool = False
-    """Make no update in an iteration whose loss or gradient norm is a spike (`engine/guard/guards.py`)."""
+    """Make no update in an iteration whose loss or gradient norm is a spike
+    (`engine/guard/guards.py`)."""
     precision: Precision = Field(
-        default_factory=lambda: "bf16" if list_gpus() else "fp32", json_schema_extra={"default": "bf16 or fp32"}
+        default_factory=lambda: "bf16" if list_gpus() else "fp32",
+        json_schema_extra={"default": "bf16 or fp32"},
     )
-    """Number format of parameters and activations; by default bf16 on a GPU and fp32 on a processor. fp16 and bf16 keep
-    fp32 master weights, moments and gradient sums; fp16 scales its loss dynamically. `fp16-pure` has everything in fp16
-    and no scale, as tried in "Scaling Transformer-XL to 128 GPUs"."""
+    """Number format of parameters and activations; by default bf16 on a GPU and fp32 on a
+    processor. fp16 and bf16 keep fp32 master weights, moments and gradient sums; fp16 scales its
+    loss dynamically. `fp16-pure` has everything in fp16 and no scale, as tried in "Scaling
+    Transformer-XL to 128 GPUs"."""
     initial_loss_scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0**16
-    """First loss scale of fp16. Megatron-LM's, which the published recipes state, is 2³² and skips the first updates.
+    """First loss scale of fp16. Megatron-LM's, which the published recipes state, is 2³² and skips
+    the first updates.
     """
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234
     """Seed of initial values, data order and dropout."""
     validation_interval: PositiveInt = 1000
     """Iterations between validations."""
     validation_samples: PositiveInt = 5120
-    """Sequences of a validation, from the start of the split; the last validation uses the whole split."""
+    """Sequences of a validation, from the start of the split; the last validation uses the whole
+    split."""
     checkpoint_interval: PositiveInt = 5000
     """Iterations between checkpoints; one is always written at the end."""
     keep_checkpoints: PositiveInt = 2
@@ -274,31 +320,48 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Gives the warm-up that is not named: one in a hundred of the schedule's iterations, at most 3,000."""
+        """Gives the warm-up that is not named: one in a hundred of the schedule's iterations, at
+        most 3,000."""
         if not isinstance(values, dict):
             return values
         end = values.get("decay_iterations") or values.get("iterations")
-        if "warmup_iterations" not in values and isinstance(end, int | float) and not isinstance(end, bool):
+        if (
+            "warmup_iterations" not in values
+            and isinstance(end, int | float)
+            and not isinstance(end, bool)
+        ):
             values = values | {"warmup_iterations": max(min(-(-end // 100), 3000), 0)}
         return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.global_batch_size % self.microbatch_size:
-            batch, micro = f"global_batch_size = {self.global_batch_size}", f"microbatch_size = {self.microbatch_size}"
+            batch, micro = (
+                f"global_batch_size = {self.global_batch_size}",
+                f"microbatch_size = {self.microbatch_size}",
+            )
             raise ValueError(f"{batch} is not a multiple of {micro}")
         if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
+            raise ValueError(
+                f"optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}"
+            )
         if self.decay == "exponential" and not self.min_learning_rate:
-            raise ValueError("an exponential schedule begins at min_learning_rate, which must be above 0")
+            raise ValueError(
+                "an exponential schedule begins at min_learning_rate, which must be above 0"
+            )
         if self.rampup_batch_size:
             start, increment, samples = self.rampup_batch_size
             shown, size = f"rampup_batch_size = {[start, increment, samples]}", self.microbatch_size
             if start > self.global_batch_size or (self.global_batch_size - start) % increment:
-                steps = f"global_batch_size = {self.global_batch_size} from {start} in steps of {increment}"
+                steps = (
+                    f"global_batch_size = {self.global_batch_size} from {start} in steps of"
+                    f" {increment}"
+                )
                 raise ValueError(f"{shown} does not reach {steps}")
             if start % size or increment % size:
-                raise ValueError(f"{shown}: start and increment must be multiples of microbatch_size = {size}")
+                raise ValueError(
+                    f"{shown}: start and increment must be multiples of microbatch_size = {size}"
+                )
         if self.continues and self.continues.iteration >= self.iterations:
             done = f"{self.continues.run} has {self.continues.iteration} already"
             raise ValueError(f"iterations = {self.iterations} leaves nothing to train: {done}")
@@ -308,32 +371,48 @@ class TrainConfig(Config):
         if self.clock == "updates" and any(isinstance(part, float) for part in parts):
             raise ValueError("with clock = 'updates' warm-up and fall are integers")
         if (self.decay == "WSD") != (self.wsd_iterations is not None):
-            raise ValueError("wsd_iterations, the length of its fall, goes with decay = 'WSD' and with no other")
+            raise ValueError(
+                "wsd_iterations, the length of its fall, goes with decay = 'WSD' and with no other"
+            )
         if self.wsd_iterations and self.wsd_iterations + self.warmup_iterations > end:
-            raise ValueError(f"wsd_iterations = {self.wsd_iterations} and the warm-up do not fit into {name} = {end}")
+            raise ValueError(
+                f"wsd_iterations = {self.wsd_iterations} and the warm-up do not fit into {name} ="
+                f" {end}"
+            )
         if self.warmup_iterations >= end:
-            raise ValueError(f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}")
+            raise ValueError(
+                f"warmup_iterations = {self.warmup_iterations} is not below {name} = {end}"
+            )
         if self.decay == "clipped-cosine" and 3 * self.warmup_iterations > 2 * end:
             raise ValueError(
-                f"warmup_iterations = {self.warmup_iterations} is above two thirds of {name} = {end}, and the rate of "
-                f"decay = 'clipped-cosine' would fall by over a quarter at once: make it at most {end // 2}, or set "
-                "decay = 'cosine'"
+                f"warmup_iterations = {self.warmup_iterations} is above two thirds of {name} ="
+                f" {end}, and the rate of decay = 'clipped-cosine' would fall by over a quarter at"
+                f" once: make it at most {end // 2}, or set decay = 'cosine'"
             )
         if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
-            floor, peak = f"min_learning_rate = {self.min_learning_rate:g}", f"learning_rate = {self.learning_rate:g}"
+            floor, peak = (
+                f"min_learning_rate = {self.min_learning_rate:g}",
+                f"learning_rate = {self.learning_rate:g}",
+            )
             raise ValueError(
-                f"{floor}, the floor of the schedule, is above {peak}, its peak: set min_learning_rate too"
+                f"{floor}, the floor of the schedule, is above {peak}, its peak: set"
+                " min_learning_rate too"
             )
         return self
 
     @model_serializer(mode="wrap")
     def _state_what_depends(self, handler: Callable[[Any], JSON]) -> JSON:
         """States what has a default by machine or by other values, even where it is equal to it."""
-        return {**handler(self), "precision": self.precision, "warmup_iterations": self.warmup_iterations}
+        return {
+            **handler(self),
+            "precision": self.precision,
+            "warmup_iterations": self.warmup_iterations,
+        }
 
     @property
     def batch_in_microbatches(self) -> int:
-        """Microbatches of an iteration over all data-parallel ranks; if the batch grows, their common divisor."""
+        """Microbatches of an iteration over all data-parallel ranks; if the batch grows, their
+        common divisor."""
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
 
@@ -352,23 +431,29 @@ class ParallelConfig(Config):
     shard_optimizer: bool = False
     """Divide the optimizer's state over the data-parallel ranks (ZeRO stage 1)."""
     shard_parameters: bool = False
-    """Divide parameters, gradients and the optimizer's state over the data-parallel ranks and gather each layer when it
-    computes (ZeRO stage 3, by torch's FSDP2). Only for a GPT-2 that is divided in no other way."""
+    """Divide parameters, gradients and the optimizer's state over the data-parallel ranks and
+    gather each layer when it computes (ZeRO stage 3, by torch's FSDP2). Only for a GPT-2 that is
+    divided in no other way."""
     sequence_parallel: bool = False
-    """Divide activations along the sequence outside tensor-parallel regions (Korthikanti et al. 2022)."""
+    """Divide activations along the sequence outside tensor-parallel regions (Korthikanti et al.
+    2022)."""
     scatter_gather: bool = True
-    """Send each activation between stages once, divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
+    """Send each activation between stages once, divided over the tensor-parallel ranks (2021 paper,
+    Section 4.1)."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Activations computed again in the backward pass: none, the attention core (scores, softmax, dropout and product
-    with the values; Korthikanti et al. 2022, Section 5), or whole layers. Dropout is keyed by
-    its place (`mlm_repro.engine.rng`), so a recomputed pass drops the same elements."""
+    """Activations computed again in the backward pass: none, the attention core (scores, softmax,
+    dropout and product with the values; Korthikanti et al. 2022, Section 5), or whole layers.
+    Dropout is keyed by its place (`mlm_repro.engine.rng`), so a recomputed pass drops the same
+    elements."""
     recompute_layers: PositiveInt = 1
     """Layers per group that is recomputed as a whole."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.chunks > 1 and self.schedule != "interleaved":
-            raise ValueError(f"chunks = {self.chunks} needs schedule = 'interleaved', not {self.schedule!r}")
+            raise ValueError(
+                f"chunks = {self.chunks} needs schedule = 'interleaved', not {self.schedule!r}"
+            )
         return self
 
     @property
@@ -393,15 +478,16 @@ class TwinScale(Config):
     iterations: PositiveInt = 250
     warmup_iterations: PositiveInt = 50
     learning_rate: PositiveInt = 8
-    """Twin value = published value × factor, since the best rate grows as width and batch shrink (8.3b twin)."""
+    """Twin value = published value × factor, since the best rate grows as width and batch shrink
+    (8.3b twin)."""
 
 
 class DataSection(Config):
     """Place of the tokens."""
 
     dataset: Path | tuple[tuple[Path, float], ...] | None = None
-    """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a", 0.7], ["runs/b", 0.3]]`.
-    Weights are divided by their sum."""
+    """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a",
+    0.7], ["runs/b", 0.3]]`. Weights are divided by their sum."""
 
     @field_validator("dataset", mode="wrap")
     @classmethod
@@ -409,7 +495,9 @@ class DataSection(Config):
         try:
             return handler(value)
         except ValidationError as error:
-            raise ValueError(f"{value!r} is neither a directory nor a list of [directory, weight] pairs") from error
+            raise ValueError(
+                f"{value!r} is neither a directory nor a list of [directory, weight] pairs"
+            ) from error
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -418,7 +506,9 @@ class DataSection(Config):
                 raise ValueError("dataset = [] names no dataset")
             for number, (directory, weight) in enumerate(self.dataset):
                 if not 0 < weight < math.inf:
-                    raise ValueError(f"the weight of dataset {directory}, {weight}, must be above 0 and finite")
+                    raise ValueError(
+                        f"the weight of dataset {directory}, {weight}, must be above 0 and finite"
+                    )
                 if directory in dict(self.dataset[:number]):
                     raise ValueError(f"dataset {directory} is named twice: give it one weight")
         return self
@@ -432,12 +522,14 @@ class RecordConfig(Config):
     """Records that a run writes beside its results; none changes them."""
 
     loggers: tuple[Literal["tensorboard"], ...] = ()
-    """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs the library."""
+    """Loggers that receive the metrics beside metrics.jsonl; the extra of the same name installs
+    the library."""
     log_interval: PositiveInt | None = None
-    """Iterations from one printed line to the next; by default one comes every 15 seconds, on a terminal a bar."""
+    """Iterations from one printed line to the next; by default one comes every 15 seconds, on a
+    terminal a bar."""
     checkpoint_minutes: PositiveFloat | None = None
-    """Minutes of training after which a checkpoint is written too, by the first rank's clock; by default iterations
-    alone decide."""
+    """Minutes of training after which a checkpoint is written too, by the first rank's clock; by
+    default iterations alone decide."""
 
     @field_validator("loggers", mode="before")
     @classmethod
@@ -450,14 +542,22 @@ class RecordConfig(Config):
         """Reads what runs of earlier versions wrote, such as `tensorboard = false`."""
         if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if key not in FORMER_RECORDS or value is not False}
+        return {
+            key: value
+            for key, value in values.items()
+            if key not in FORMER_RECORDS or value is not False
+        }
 
 
 LENGTH = re.compile(r"(\d[\d_]*(?:\.\d*)?(?:e\+?\d+)?) *(samples|tokens)")
 COUNTED = (
-    "iterations", "warmup_iterations", "decay_iterations", "wsd_iterations", "validation_interval",
+    "iterations",
+    "warmup_iterations",
+    "decay_iterations",
+    "wsd_iterations",
+    "validation_interval",
     "checkpoint_interval",
-)  # fmt: skip
+)
 """Keys of `train` that may be stated in samples or tokens."""
 
 
@@ -465,15 +565,19 @@ class RunConfig(Config):
     """One training run."""
 
     other_names: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"), "min_lr": "train.min_learning_rate",
+        **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),
+        "min_lr": "train.min_learning_rate",
         **dict.fromkeys(("max_iters", "train_iters", "max_steps", "steps"), "train.iterations"),
         **dict.fromkeys(("batch_size", "micro_batch_size"), "train.microbatch_size"),
         "epochs": "train.iterations; `mlm-train run --dry-run` says how many epochs they are",
         "gradient_accumulation_steps": "train.global_batch_size, the sequences of an update",
         **dict.fromkeys(("dp", "data_parallel_size"), "the ranks that tp and pp leave (--ranks)"),
-        **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"), "block_size": "model.seq_length",
-        "n_layer": "model.num_layers", "n_head": "model.num_heads", "n_embd": "model.hidden_size",
-    }  # fmt: skip
+        **dict.fromkeys(("dtype", "bf16", "fp16"), "train.precision"),
+        "block_size": "model.seq_length",
+        "n_layer": "model.num_layers",
+        "n_head": "model.num_heads",
+        "n_embd": "model.hidden_size",
+    }
     """Keys as other programs call them."""
     name: str
     """First part of the name of the run's directory."""
@@ -488,7 +592,8 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Turns lengths in samples or tokens, such as "300e9 tokens", into iterations; a batch cut short is left out.
+        """Turns lengths in samples or tokens, such as "300e9 tokens", into iterations; a batch cut
+        short is left out.
 
         Warm-up and fall become whole batches, not rounded where `clock` is "samples".
         """
@@ -500,11 +605,16 @@ class RunConfig(Config):
         if not lengths:
             return values
         others = {key: value for key, value in train.items() if key not in lengths}
-        recipe = {key: others[key] for key in ("global_batch_size", "microbatch_size", "rampup_batch_size")
-                  if key in others}  # fmt: skip
+        recipe = {
+            key: others[key]
+            for key in ("global_batch_size", "microbatch_size", "rampup_batch_size")
+            if key in others
+        }
         batches = TrainConfig(**recipe)
         schedule, batch = BatchSchedule(batches), batches.global_batch_size
-        tokens = values.get("model", {}).get("seq_length", ModelConfig.model_fields["seq_length"].default)
+        tokens = values.get("model", {}).get(
+            "seq_length", ModelConfig.model_fields["seq_length"].default
+        )
         for key, match in lengths.items():
             samples = float(match[1]) / (tokens if match[2] == "tokens" else 1)
             if key == "iterations":
@@ -512,13 +622,18 @@ class RunConfig(Config):
             elif key.endswith("_interval"):
                 others[key] = max(round(samples / batch), 1)
             else:
-                others[key] = samples / batch if others.get("clock") == "samples" else round(samples / batch)
+                others[key] = (
+                    samples / batch if others.get("clock") == "samples" else round(samples / batch)
+                )
         return values | {"train": others}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not re.fullmatch(r"\w[\w.-]*", self.name):
-            raise ValueError(f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and '.' can")
+            raise ValueError(
+                f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and"
+                " '.' can"
+            )
         if isinstance(self.data.dataset, tuple) and self.model.family != "gpt2":
             family = f"a model of family = {self.model.family!r}"
             raise ValueError(f"{family} reads one dataset: data.dataset must be one directory")

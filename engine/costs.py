@@ -23,12 +23,16 @@ class ParameterBytes(NamedTuple):
 
 
 PARAMETER_BYTES: dict[Precision, ParameterBytes] = {
-    "fp64": ParameterBytes(8, 8, 16, 0), "fp32": ParameterBytes(4, 4, 8, 0), "bf16": ParameterBytes(2, 4, 8, 4),
-    "fp16": ParameterBytes(2, 4, 8, 4), "fp16-pure": ParameterBytes(2, 2, 4, 0),
-}  # fmt: skip
+    "fp64": ParameterBytes(8, 8, 16, 0),
+    "fp32": ParameterBytes(4, 4, 8, 0),
+    "bf16": ParameterBytes(2, 4, 8, 4),
+    "fp16": ParameterBytes(2, 4, 8, 4),
+    "fp16-pure": ParameterBytes(2, 2, 4, 0),
+}
 """Bytes per parameter in this engine. Every optimizer keeps two moments."""
 MEGATRON_BYTES = ParameterBytes(2, 2, 8, 4)
-"""Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054, Section 3.1)."""
+"""Bytes per parameter in Megatron-LM, 2019 to 2021, with fp16 gradients (ZeRO, arXiv:1910.02054,
+Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
@@ -39,7 +43,8 @@ class RankMemory(NamedTuple):
     activations: int
     rank: int
     copied: int = 0
-    """The copy of the state that checkpoints are written from, where it lies in the same memory: without a GPU."""
+    """The copy of the state that checkpoints are written from, where it lies in the same memory:
+    without a GPU."""
 
     @property
     def total(self) -> int:
@@ -50,22 +55,27 @@ class RankMemory(NamedTuple):
 def parameter_count(model: ModelConfig) -> int:
     """Number of parameters, with embeddings, biases and layer norms.
 
-    For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h + 2h.
+    For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h +
+    2h.
     """
     return family_of(model).closed_forms(model).parameters(PipelineStage(range(model.num_layers)))
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
-    """FLOPs of a token's matrix products, forward and backward, and of the layers' forward again with `recompute`.
+    """FLOPs of a token's matrix products, forward and backward, and of the layers' forward again
+    with `recompute`.
 
-    By default attention counts in full, as in the papers. With `causal` the masked half is left out.
+    By default attention counts in full, as in the papers. With `causal` the masked half is left
+    out.
     """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
     """FLOPs of a global batch, with attention counted in full, as in the papers."""
-    return family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
+    return (
+        family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
+    )
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
@@ -76,40 +86,64 @@ def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
     """Bytes that a rank of this engine holds per parameter of its part of the model.
 
-    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3 everything.
+    ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3
+    everything.
     """
     each = PARAMETER_BYTES[precision]
-    owners, holders = (dp if parallel.shard_optimizer else 1), (dp if parallel.shard_parameters else 1)
+    owners, holders = (
+        (dp if parallel.shard_optimizer else 1),
+        (dp if parallel.shard_parameters else 1),
+    )
     return (each.weight + each.gradient + (each.moments + each.master) / owners) / holders
 
 
-def activation_bytes_per_layer(model: ModelConfig, microbatch_size: int, parallel: ParallelConfig) -> float:
+def activation_bytes_per_layer(
+    model: ModelConfig, microbatch_size: int, parallel: ParallelConfig
+) -> float:
     """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective recomputation drops the last
-    term. Full recomputation keeps only the layer's input, 2sbh. Sequence parallelism divides the first term by t too.
+    Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective
+    recomputation drops the last term. Full recomputation keeps only the layer's input, 2sbh.
+    Sequence parallelism divides the first term by t too.
     """
-    s, b, h, a, t = model.seq_length, microbatch_size, model.hidden_size, model.num_heads, parallel.tp
+    s, b, h, a, t = (
+        model.seq_length,
+        microbatch_size,
+        model.hidden_size,
+        model.num_heads,
+        parallel.tp,
+    )
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
         return 2 * s * b * h * rest / parallel.recompute_layers
-    score_bytes = 0 if parallel.recompute == "selective" else family_of(model).closed_forms(model).score_bytes()
+    score_bytes = (
+        0
+        if parallel.recompute == "selective"
+        else family_of(model).closed_forms(model).score_bytes()
+    )
     return s * b * h * (10 * rest + 24 / t + score_bytes * a / (h * t))
 
 
-def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> list[RankMemory]:
+def memory_of_ranks(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
+) -> list[RankMemory]:
     """Peak memory of each pipeline rank, in closed form.
 
-    A rank holds the activations of the forward passes that wait for backward (2021 paper, Section 2.2), and those that
-    recomputation makes again at a time. The last rank also holds the inputs of final layer norm and output head, and
-    fp32 logits. Raises BadInput if the pipeline cannot be divided so.
+    A rank holds the activations of the forward passes that wait for backward (2021 paper, Section
+    2.2), and those that recomputation makes again at a time. The last rank also holds the inputs of
+    final layer norm and output head, and fp32 logits. Raises BadInput if the pipeline cannot be
+    divided so.
     """
     costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
     stored = activation_bytes_per_layer(model, b, parallel)
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))
     again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - stored)
-    head = s * b * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
+    head = (
+        s
+        * b
+        * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
+    )
     each = state_bytes_per_parameter(train.precision, parallel, dp)
     microbatches = train.global_batch_size // (b * dp)
     waiting = peaks_in_flight(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
@@ -117,12 +151,16 @@ def memory_of_ranks(model: ModelConfig, train: TrainConfig, parallel: ParallelCo
     for rank, own in enumerate(_stages_of_ranks(model, parallel)):
         layers = sum(len(stage.layers) for stage in own) / parallel.chunks
         parameters = _parameters(model, parallel, own)
-        activations = element / 2 * (waiting[rank] * layers * stored + again) + (head if own[-1].is_last else 0)
+        activations = element / 2 * (waiting[rank] * layers * stored + again) + (
+            head if own[-1].is_last else 0
+        )
         ranks.append(RankMemory(round(parameters * each), round(activations), rank))
     return ranks
 
 
-def fullest_rank(model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1) -> RankMemory:
+def fullest_rank(
+    model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
+) -> RankMemory:
     """Memory of the pipeline rank that needs the most. Raises BadInput like `memory_of_ranks`."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
@@ -133,8 +171,11 @@ def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
     return parameter_count(model) * (each.weight + each.moments + each.master)
 
 
-def written_bytes(model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1) -> int:
-    """Bytes of a checkpoint that the rank with most to write does: its weights, and its share of the other state.
+def written_bytes(
+    model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1
+) -> int:
+    """Bytes of a checkpoint that the rank with most to write does: its weights, and its share of
+    the other state.
 
     Tensors are written whole, so a rank may write up to one tensor's state more.
     """

@@ -1,7 +1,7 @@
 """A family of models: its class, closed forms and data order. Imports no torch.
 
-GPT-2 is defined here. Each other family is a folder of `engine/families` with a `FAMILY`, and has a section in
-`engine/config.py`.
+GPT-2 is defined here. Each other family is a folder of `engine/families` with a `FAMILY`, and has a
+section in `engine/config.py`.
 
 Shapes: s sequence, h hidden, L layers, v padded vocabulary, t tensor-parallel ranks.
 """
@@ -30,17 +30,24 @@ class ClosedForms:
     is_causal = True
 
     def __init__(self, model: ModelConfig) -> None:
-        self.model, self.s, self.h, self.v = model, model.seq_length, model.hidden_size, model.padded_vocab_size
+        self.model, self.s, self.h, self.v = (
+            model,
+            model.seq_length,
+            model.hidden_size,
+            model.padded_vocab_size,
+        )
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Parameters on one tensor-parallel rank of a stage. The last stage has a copy of the word embedding."""
+        """Parameters on one tensor-parallel rank of a stage. The last stage has a copy of the word
+        embedding."""
         h, words = self.h, self.v // tp * self.h
         count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
         count += words + self.s * h if stage.is_first else 0
         return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
 
     def score_bytes(self) -> int:
-        """Bytes kept of a query's scores in 16 bits: output of the softmax, dropout mask, output of the dropout."""
+        """Bytes kept of a query's scores in 16 bits: output of the softmax, dropout mask, output of
+        the dropout."""
         return 5 * self.s
 
     def head_columns(self) -> float:
@@ -48,14 +55,24 @@ class ClosedForms:
         return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """FLOPs of all matrix products, forward and backward. `flops_per_token` explains the arguments.
+        """FLOPs of all matrix products, forward and backward. `flops_per_token` explains the
+        arguments.
 
-        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
+        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h +
+        v/16Lh).
         """
         s, h, layers = self.s, self.h, self.model.num_layers
         factor, share = (96, 16) if recompute else (72, 12)
         attention = s / ((12 if causal and self.is_causal else 6) * h)
-        return factor * sequences * s * layers * h * h * (1 + attention + self.head_columns() / (share * layers * h))
+        return (
+            factor
+            * sequences
+            * s
+            * layers
+            * h
+            * h
+            * (1 + attention + self.head_columns() / (share * layers * h))
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,8 @@ class Family:
     """module:class of the model. The class also builds a single pipeline stage."""
     closed_forms: type[ClosedForms]
     training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
-    """(run, token files, iterations, directory of the token files' tokenizer) → the samples of each iteration."""
+    """(run, token files, iterations, directory of the token files' tokenizer) → the samples of each
+    iteration."""
     validation_order: Callable[[RunConfig, TokenFiles, Path], "ValidationOrder"]
     """(run, token files, tokenizer) → the sequences of the validation split."""
 
@@ -76,13 +94,17 @@ class Family:
         return getattr(import_module(module), name)
 
 
-def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> "TrainingOrder":
+def _training_order(
+    config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None
+) -> "TrainingOrder":
     from mlm_repro.data_pipeline.tokens.samples import training_samples
     from mlm_repro.engine.batch_schedule import BatchSchedule
     from mlm_repro.engine.data.batches import TrainingOrder, text_of
 
     train, schedule = config.train, BatchSchedule(config.train)
-    samples = training_samples(parts, schedule.samples_before(iterations), config.model.seq_length, train.seed)
+    samples = training_samples(
+        parts, schedule.samples_before(iterations), config.model.seq_length, train.seed
+    )
     return TrainingOrder(schedule, train.microbatch_size, text_of(samples.sample))
 
 

@@ -36,32 +36,50 @@ class LoadedCheckpoint:
     digest: str
 
 
-def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False) -> LoadedCheckpoint:
+def load_for_inference(
+    path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False
+) -> LoadedCheckpoint:
     """The model of a checkpoint or run directory in evaluation mode, with its digest checked.
 
-    With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its training format.
-    Raises BadInput for a directory of another kind or a mesh that does not divide the model, IntegrityFailure for a
-    directory that is incomplete or changed.
+    With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its
+    training format. Raises BadInput for a directory of another kind or a mesh that does not divide
+    the model, IntegrityFailure for a directory that is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
     if link := next((entry for entry in directory.rglob("*") if entry.is_symlink()), None):
         raise IntegrityFailure(f"{link} is a symbolic link; a checkpoint contains none")
     digest = check_seal(directory)
-    config = parse_config(read_object(directory / CONFIG).get("model", {}), ModelConfig, str(directory / CONFIG))
+    config = parse_config(
+        read_object(directory / CONFIG).get("model", {}), ModelConfig, str(directory / CONFIG)
+    )
     check_tensor_parallel(config, mesh.tp.size, directory)
-    index = {n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)}
+    index = {
+        n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)
+    }
     if len(index) < config.num_layers:  # before a model of that size is made
-        raise IntegrityFailure(f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers")
+        raise IntegrityFailure(
+            f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers"
+        )
     stage = split_layers(config.num_layers, mesh.layout.pp, chunks=1)[mesh.pp.rank]
-    check_entries(directory, index, {parameter.name: parameter.global_shape for parameter in parameters_of(config)})
+    check_entries(
+        directory,
+        index,
+        {parameter.name: parameter.global_shape for parameter in parameters_of(config)},
+    )
     stored = shards.stored_dtype(directory, index)
-    model = family_of(config).model_class()(config, mesh, stage).to(mesh.device, stored if as_stored else torch.float32)
+    model = (
+        family_of(config)
+        .model_class()(config, mesh, stage)
+        .to(mesh.device, stored if as_stored else torch.float32)
+    )
     parameters = sharded_parameters(model, mesh)
     with torch.no_grad():
         shards.read_into(directory, index, [(p.name, p, 0, p.local.data) for p in parameters])
     if stored != torch.float64:
-        check_loaded(directory, {p.name: (p, measure(p.local.data.to(stored), p)) for p in parameters})
+        check_loaded(
+            directory, {p.name: (p, measure(p.local.data.to(stored), p)) for p in parameters}
+        )
     model.eval()
     if (probe := read_probe(directory)) and mesh.pp.size == 1:
         if max(map(max, probe.tokens)) >= config.vocab_size:
@@ -69,19 +87,27 @@ def load_for_inference(path: Path, mesh: ParallelMesh | None = None, as_stored: 
         tokens = torch.tensor(probe.tokens, device=mesh.device)
         batch = PipelineInput(tokens[:, :-1], tokens[:, 1:])
         with torch.no_grad():
-            probe.compare(model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory)
+            probe.compare(
+                model.batch_loss(model.run_stage(batch.tokens, batch), batch).item(), directory
+            )
     return LoadedCheckpoint(model, config, directory, digest)
 
 
-def parameters_of(config: ModelConfig, stage: PipelineStage | None = None, tp: int = 1) -> list[ShardedParameter]:
-    """Every parameter of a model, or of a stage on one of `tp` ranks, without values: name and shape."""
+def parameters_of(
+    config: ModelConfig, stage: PipelineStage | None = None, tp: int = 1
+) -> list[ShardedParameter]:
+    """Every parameter of a model, or of a stage on one of `tp` ranks, without values: name and
+    shape."""
     mesh = replace(serial_mesh(), tp=LoneAxis(tp))
     with torch.device("meta"):
         return sharded_parameters(family_of(config).model_class()(config, mesh, stage), mesh)
 
 
-def check_entries(directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name and shape."""
+def check_entries(
+    directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name
+    and shape."""
     if unexpected := sorted(index.keys() - shapes.keys()):
         which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
         raise IntegrityFailure(f"{directory}: {which}: another model's?")
@@ -102,7 +128,11 @@ def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> to
                 parts.append(opened.get_tensor(name))
         whole = torch.cat(parts, index[name]["dim"]) if len(parts) > 1 else parts[0]
     except (SafetensorError, OSError, KeyError, TypeError, RuntimeError, IndexError) as error:
-        raise IntegrityFailure(f"{directory}: tensor {name!r} cannot be read: {cause(error)}") from error
+        raise IntegrityFailure(
+            f"{directory}: tensor {name!r} cannot be read: {cause(error)}"
+        ) from error
     if list(whole.shape) != index[name]["shape"]:
-        raise IntegrityFailure(f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}")
+        raise IntegrityFailure(
+            f"{directory}: {name} has shape {list(whole.shape)}, not {index[name]['shape']}"
+        )
     return whole

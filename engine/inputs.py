@@ -20,13 +20,19 @@ TOKENS_AT_ONCE = 8192
 
 
 class TrainingInputs:
-    """This rank's microbatches; except for the streams' memory, they depend on seed and iteration alone."""
+    """This rank's microbatches; except for the streams' memory, they depend on seed and iteration
+    alone."""
 
     def __init__(
-        self, config: RunConfig, iterations: int, parts: TokenFiles, tokenizer: Path | None,
+        self,
+        config: RunConfig,
+        iterations: int,
+        parts: TokenFiles,
+        tokenizer: Path | None,
         mesh: ParallelMesh,
-    ) -> None:  # fmt: skip
-        """`parts` are token files with their weights; a BERT needs the directory of their tokenizer."""
+    ) -> None:
+        """`parts` are token files with their weights; a BERT needs the directory of their
+        tokenizer."""
         self._config, self._mesh = config, mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
         self.streams = StreamMemory(config.model, mesh)
@@ -36,36 +42,47 @@ class TrainingInputs:
         model, train, mesh = self._config.model, self._config.train, self._mesh
         inputs = [
             to_input(
-                known_tokens(batch.tokens, model.vocab_size), mesh,
-                Dropout(model.dropout, train.seed, iteration, batch.places) if model.dropout else None,
-                self.streams.enter(batch.places), batch.pairs, batch.places,
+                known_tokens(batch.tokens, model.vocab_size),
+                mesh,
+                Dropout(model.dropout, train.seed, iteration, batch.places)
+                if model.dropout
+                else None,
+                self.streams.enter(batch.places),
+                batch.pairs,
+                batch.places,
             )
             for batch in self._batches.microbatches(iteration, mesh.dp.rank, mesh.dp.size)
-        ]  # fmt: skip
+        ]
         if train.normalise == "microbatch":
             return inputs
         # The divisor of the whole batch has to be known before its first backward pass.
         targets = torch.stack([(each.targets >= 0).sum() for each in inputs]).sum().double()
-        # A mean per microbatch and not a sum: the step divides by the number of microbatches in every case.
+        # A mean per microbatch and not a sum: the step divides by the number of microbatches in
+        # every case.
         mean = (mesh.dp.all_reduce(targets) / (len(inputs) * mesh.dp.size)).float()
         return [replace(each, mean_targets=mean) for each in inputs]
 
 
 class ValidationSplit:
-    """Sequences of the validation split: each alone or, for a model with memory, in continuing streams."""
+    """Sequences of the validation split: each alone or, for a model with memory, in continuing
+    streams."""
 
-    def __init__(self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path) -> None:
+    def __init__(
+        self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path
+    ) -> None:
         self.mesh, self._vocab_size = mesh, config.model.vocab_size
         self.batch_size = max(TOKENS_AT_ONCE // config.model.seq_length, 1)
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
         self.num_samples = order.num_samples
-        # The probe's samples come from the plain text whatever the family, so that a check costs one short batch.
+        # The probe's samples come from the plain text whatever the family, so that a check costs
+        # one short batch.
         text = validation_text(parts, config.model.seq_length)
         rows = next(text.microbatches(SAMPLES, SAMPLES, 0, 1)).tokens[:, : LENGTH + 1]
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """This rank's share of about `num_samples` sequences; memory is carried along each stream."""
+        """This rank's share of about `num_samples` sequences; memory is carried along each
+        stream."""
         dp = self.mesh.dp
         carried: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
         for batch in self._order.microbatches(num_samples, self.batch_size, dp.rank, dp.size):

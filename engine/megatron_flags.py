@@ -1,7 +1,8 @@
-"""Translates between Megatron-LM's command line for GPT pre-training and a configuration of this engine.
+"""Translates between Megatron-LM's command line for GPT pre-training and a configuration of this
+engine.
 
-`megatron_flags.toml` has the flags with their older names and defaults, from Megatron-LM `megatron/arguments.py` of
-v1.0, v2.6 and 2026.
+`megatron_flags.toml` has the flags with their older names and defaults, from Megatron-LM
+`megatron/arguments.py` of v1.0, v2.6 and 2026.
 """
 
 import math
@@ -22,11 +23,17 @@ from mlm_repro.lineage.errors import BadInput, cause
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
 VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))
 WRITTEN_SWITCHES = (
-    "fp16", "bf16", "sequence-parallel", "use-distributed-optimizer", "no-scatter-gather-tensors-in-pipeline",
-)  # fmt: skip
+    "fp16",
+    "bf16",
+    "sequence-parallel",
+    "use-distributed-optimizer",
+    "no-scatter-gather-tensors-in-pipeline",
+)
 GPT2_VOCABULARY = 50257
 WHERE = "the arguments"
-ASSIGNMENT = re.compile(r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))""")
+ASSIGNMENT = re.compile(
+    r"""(?m)^\s*(?:export\s+)?(\w+)=(?:\(([^)]*)\)|"([^"]*)"|'([^']*)'|(\S*))"""
+)
 """An assignment in a shell script: name, then an array, a quoted or a plain value."""
 DATA = re.compile(
     r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-(model|type)|mock-data"
@@ -42,7 +49,8 @@ class Translation(NamedTuple):
     """Flags about the data, which `mlm-data run` prepares and `data.dataset` names."""
     without_effect: list[str]
     missing: list[str]
-    """Sentences about flags that have no counterpart and leave the training the same but for rounding."""
+    """Sentences about flags that have no counterpart and leave the training the same but for
+    rounding."""
 
 
 class MegatronFlags(NamedTuple):
@@ -66,7 +74,8 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 def read_script(text: str) -> list[str]:
     """The arguments that a shell script, or a text of arguments alone, gives to `pretrain_gpt.py`.
 
-    Nothing is run. Variables and arrays that the script sets are substituted; others keep their `$`.
+    Nothing is run. Variables and arrays that the script sets are substituted; others keep their
+    `$`.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
@@ -75,7 +84,9 @@ def read_script(text: str) -> list[str]:
     def expand(words: str) -> str:
         for _ in range(5):  # a variable may contain others
             words = re.sub(
-                r"\$\{?(\w+)(?:\[[@*]\]|:-([^}]*))?\}?", lambda match: known.get(match[1], match[2] or match[0]), words
+                r"\$\{?(\w+)(?:\[[@*]\]|:-([^}]*))?\}?",
+                lambda match: known.get(match[1], match[2] or match[0]),
+                words,
             )
         return words
 
@@ -94,7 +105,8 @@ def read_script(text: str) -> list[str]:
 def from_megatron(words: Sequence[str]) -> Translation:
     """The configuration that Megatron-LM would train with these arguments.
 
-    Raises BadInput for an invalid value, a missing flag, and flags of another model or another training.
+    Raises BadInput for an invalid value, a missing flag, and flags of another model or another
+    training.
     """
     flags = _flags(words)
     shown = {name: " ".join([f"--{name}", *texts]) for name, texts in flags.items()}
@@ -102,7 +114,9 @@ def from_megatron(words: Sequence[str]) -> Translation:
     schedule = _count_in_batches(given)
     values: dict[str, JSON] = {"model": {}, "train": {"precision": "fp32"}, "parallel": {}}
     settings = {flag["key"]: given.text(name, flag.get("default")) for name, flag in VALUES.items()}
-    settings |= {switch["key"]: switch["value"] for name, switch in SWITCHES.items() if given.has(name)}
+    settings |= {
+        switch["key"]: switch["value"] for name, switch in SWITCHES.items() if given.has(name)
+    }
     for key, value in settings.items():
         section, _, name = key.partition(".")
         values[section][name] = value
@@ -117,12 +131,16 @@ def from_megatron(words: Sequence[str]) -> Translation:
             without_effect.append(shown[name])
         else:
             missing.append(f"{shown[name]} has no counterpart")
-    if refused := sorted(sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))):
+    if refused := sorted(
+        sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))
+    ):
         what = f"another model or another training than this engine has: {'; '.join(refused)}"
         raise BadInput(f"this is {what}. Leave these flags out to translate the others")
     missing += _start(values, given, shown)
     run = {"name": "megatron", **values, "record": {"loggers": loggers}}
-    return Translation(parse_config(run, RunConfig, WHERE), sorted(data), sorted(without_effect), sorted(missing))
+    return Translation(
+        parse_config(run, RunConfig, WHERE), sorted(data), sorted(without_effect), sorted(missing)
+    )
 
 
 class _Given:
@@ -137,10 +155,13 @@ class _Given:
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """The flag's value as written. Raises BadInput if it is missing, one of several, or a variable."""
+        """The flag's value as written. Raises BadInput if it is missing, one of several, or a
+        variable."""
         values = self.flags[name] if self.has(name) else [] if default is None else [default]
         if len(values) != 1 or values[0].startswith("$"):
-            raise BadInput(f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}")
+            raise BadInput(
+                f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}"
+            )
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
@@ -157,24 +178,33 @@ class _Given:
 def _count_in_batches(given: _Given) -> JSON:
     """Count warm-up and fall in whole batches, and the iterations.
 
-    It counts as Megatron-LM's `training.py` does in `update_train_iters` and `get_optimizer_param_scheduler`. Raises
-    BadInput for what Megatron-LM's `arguments.py` refuses, so that no schedule is guessed.
+    It counts as Megatron-LM's `training.py` does in `update_train_iters` and
+    `get_optimizer_param_scheduler`. Raises BadInput for what Megatron-LM's `arguments.py` refuses,
+    so that no schedule is guessed.
     """
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
     ramp = flags["rampup-batch-size"] if given.has("rampup-batch-size") else None
     recipe = {
-        "global_batch_size": given.text("global-batch-size"), "microbatch_size": given.text("micro-batch-size"),
+        "global_batch_size": given.text("global-batch-size"),
+        "microbatch_size": given.text("micro-batch-size"),
         "rampup_batch_size": ramp,
-    }  # fmt: skip
-    batches, batch = BatchSchedule(parse_config(recipe, TrainConfig, WHERE)), given.number("global-batch-size")
+    }
+    batches, batch = (
+        BatchSchedule(parse_config(recipe, TrainConfig, WHERE)),
+        given.number("global-batch-size"),
+    )
     in_samples = given.has("train-samples")
     unit, other, size = ("samples", "iters", batch) if in_samples else ("iters", "samples", 1)
     names = ("lr-decay", "lr-warmup", "lr-wsd-decay")
     if mixed := [f"--{name}-{other}" for name in names if given.has(f"{name}-{other}")]:
-        raise BadInput(f"{mixed[0]} does not go with --train-{unit}: Megatron-LM counts a schedule in one unit")
+        raise BadInput(
+            f"{mixed[0]} does not go with --train-{unit}: Megatron-LM counts a schedule in one unit"
+        )
     if ramp and not in_samples:
-        raise BadInput("--rampup-batch-size needs --train-samples: Megatron-LM refuses it with --train-iters")
+        raise BadInput(
+            "--rampup-batch-size needs --train-samples: Megatron-LM refuses it with --train-iters"
+        )
     total = given.number(f"train-{unit}") / size
     if in_samples:  # the last batch, if it is not whole, is left out
         samples = int(total * batch)
@@ -182,21 +212,29 @@ def _count_in_batches(given: _Given) -> JSON:
         reached = batches.samples_before(int(flags["train-iters"][0])) / batch
     else:
         reached = total
-    counted = {name: given.number(f"{name}-{unit}") / size for name in names if given.has(f"{name}-{unit}")}
+    counted = {
+        name: given.number(f"{name}-{unit}") / size for name in names if given.has(f"{name}-{unit}")
+    }
     end = counted.get("lr-decay", total)
     warmup = counted.get("lr-warmup", 0.0)
     if given.has("lr-warmup-fraction"):
         if "lr-warmup" in counted:
-            raise BadInput(f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: Megatron-LM takes one of them")
+            raise BadInput(
+                f"--lr-warmup-fraction does not go with --lr-warmup-{unit}: Megatron-LM takes one"
+                " of them"
+            )
         warmup = given.number("lr-warmup-fraction") * end
     return {
-        "clock": "samples", "decay_iterations": end if end != reached else None, "warmup_iterations": warmup,
+        "clock": "samples",
+        "decay_iterations": end if end != reached else None,
+        "warmup_iterations": warmup,
         "wsd_iterations": counted.get("lr-wsd-decay"),
-    }  # fmt: skip
+    }
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set the values that follow from several flags; return sentences about what has no counterpart."""
+    """Set the values that follow from several flags; return sentences about what has no
+    counterpart."""
     model, train, parallel = values["model"], values["train"], values["parallel"]
     if train["precision"] != "fp16":
         del train["initial_loss_scale"]
@@ -219,7 +257,11 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
         f"--{name} {given.text(name)} has no counterpart: {why}"
         for name, must, why in (
             ("attention-dropout", model["dropout"], "one dropout is for both here"),
-            ("ffn-hidden-size", str(4 * given.number("hidden-size")), "it is four times the hidden size"),
+            (
+                "ffn-hidden-size",
+                str(4 * given.number("hidden-size")),
+                "it is four times the hidden size",
+            ),
             ("max-position-embeddings", model["seq_length"], "it is the sequence length"),
         )
         if given.has(name) and not _equal(must, [given.text(name)])
@@ -232,8 +274,14 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes
     values["train"]["init_from"] = given.text("load")
-    whole = "" if "finetune" in given.flags else "; Megatron-LM also loads optimizer and iteration, here they are new"
-    return [f"{shown['load']} is train.init_from: put there what `mlm-train import` makes of it{whole}"]
+    whole = (
+        ""
+        if "finetune" in given.flags
+        else "; Megatron-LM also loads optimizer and iteration, here they are new"
+    )
+    return [
+        f"{shown['load']} is train.init_from: put there what `mlm-train import` makes of it{whole}"
+    ]
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
@@ -244,22 +292,30 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     if config.model.family != "gpt2":
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
     model, train, parallel = config.model, config.train, config.parallel
-    values = flatten(config.model_dump(mode="json")) | {"train.initial_loss_scale": train.initial_loss_scale}
+    values = flatten(config.model_dump(mode="json")) | {
+        "train.initial_loss_scale": train.initial_loss_scale
+    }
     flags = {name: str(values[flag["key"]]) for name, flag in VALUES.items()}
     fits = padded_vocab_size(model.vocab_size, 128, parallel.tp) == model.padded_vocab_size
     flags |= _schedule_flags(train) | {
-        "lr-decay-style": train.decay.removeprefix("clipped-"), "max-position-embeddings": str(model.seq_length),
+        "lr-decay-style": train.decay.removeprefix("clipped-"),
+        "max-position-embeddings": str(model.seq_length),
         "attention-dropout": str(model.dropout),
         "eval-iters": str(-(-train.validation_samples // train.global_batch_size)),
-        "make-vocab-size-divisible-by": str(128 if fits else model.padded_vocab_size // parallel.tp),
+        "make-vocab-size-divisible-by": str(
+            128 if fits else model.padded_vocab_size // parallel.tp
+        ),
         "vocab-size": str(model.vocab_size),
-    }  # fmt: skip
+    }
     is_said = {
-        "train-iters": "train-samples" not in flags, "lr-wsd-decay-style": train.decay == "WSD",
-        "lr-decay-style": train.decay != "exponential", "optimizer": train.optimizer == "adam",
+        "train-iters": "train-samples" not in flags,
+        "lr-wsd-decay-style": train.decay == "WSD",
+        "lr-decay-style": train.decay != "exponential",
+        "optimizer": train.optimizer == "adam",
         "num-virtual-stages-per-pipeline-rank": parallel.chunks > 1,
-        "recompute-granularity": parallel.recompute != "none", "recompute-num-layers": parallel.recompute == "full",
-    }  # fmt: skip
+        "recompute-granularity": parallel.recompute != "none",
+        "recompute-num-layers": parallel.recompute == "full",
+    }
     flags = {name: value for name, value in flags.items() if is_said.get(name, True)}
     if parallel.recompute == "full":
         flags["recompute-method"] = "uniform"
@@ -269,26 +325,45 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
     words += ["--load", str(train.init_from), "--finetune"] if train.init_from else []
     switches = {name: SWITCHES[name] for name in WRITTEN_SWITCHES}
-    words += [f"--{name}" for name, each in switches.items() if values[each["key"]] == each["value"]]
-    ours, theirs = (flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config))
+    words += [
+        f"--{name}" for name, each in switches.items() if values[each["key"]] == each["value"]
+    ]
+    ours, theirs = (
+        flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config)
+    )
     sections = ("model.", "train.", "parallel.", "record.")
-    keys = [key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)]
+    keys = [
+        key for key in sorted(ours) if key.startswith(sections) and ours[key] != theirs.get(key)
+    ]
     missing = [f"{key} = {ours[key]!r}: the flags mean {theirs.get(key)!r}" for key in keys]
-    return MegatronFlags(words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset))
+    return MegatronFlags(
+        words, missing + ["data.dataset: give --data-path and --split"] * bool(config.data.dataset)
+    )
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """The schedule's flags: in iterations where Megatron-LM takes them and they are integers, else in samples."""
+    """The schedule's flags: in iterations where Megatron-LM takes them and they are integers, else
+    in samples."""
     end = end_of_schedule(train)
-    parts = {"lr-decay": end, "lr-warmup": train.warmup_iterations, "lr-wsd-decay": train.wsd_iterations}
+    parts = {
+        "lr-decay": end,
+        "lr-warmup": train.warmup_iterations,
+        "lr-wsd-decay": train.wsd_iterations,
+    }
     lengths = {name: length for name, length in parts.items() if length}
     batch = train.global_batch_size
-    is_exact = all(abs(length * batch - round(length * batch)) < 1e-6 for length in lengths.values())
+    is_exact = all(
+        abs(length * batch - round(length * batch)) < 1e-6 for length in lengths.values()
+    )
     fraction = {} if is_exact else {"lr-warmup-fraction": repr(lengths.pop("lr-warmup") / end)}
     if not train.rampup_batch_size and all(length % 1 == 0 for length in lengths.values()):
         return fraction | {f"{name}-iters": str(int(length)) for name, length in lengths.items()}
     samples = {"train-samples": str(BatchSchedule(train).samples_before(train.iterations))}
-    return samples | fraction | {f"{name}-samples": str(round(length * batch)) for name, length in lengths.items()}
+    return (
+        samples
+        | fraction
+        | {f"{name}-samples": str(round(length * batch)) for name, length in lengths.items()}
+    )
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
@@ -303,7 +378,10 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
         elif flags:
             values.append(word)
         else:
-            raise BadInput(f"{word!r} comes before the first flag: give pretrain_gpt.py's arguments, or one script")
+            raise BadInput(
+                f"{word!r} comes before the first flag: give pretrain_gpt.py's arguments, or one"
+                " script"
+            )
     return flags
 
 

@@ -21,7 +21,9 @@ def is_megatron(directory: Path) -> bool:
 
 def is_huggingface(directory: Path) -> bool:
     """True if a directory has the files of a Hugging Face model."""
-    return (directory / CONFIG).is_file() and any((directory / name).is_file() for name in (WEIGHTS, INDEX))
+    return (directory / CONFIG).is_file() and any(
+        (directory / name).is_file() for name in (WEIGHTS, INDEX)
+    )
 
 
 def check_published(directory: Path) -> None:
@@ -30,9 +32,11 @@ def check_published(directory: Path) -> None:
     if is_megatron(directory) or is_huggingface(directory):
         return
     raise BadInput(
-        f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained writes safetensors, "
-        "and mlm-eval --backend transformers scores it"
+        f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained"
+        " writes safetensors, and mlm-eval --backend transformers scores it"
         if (directory / BIN).is_file()
-        else f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed checkpoint "
-        f"({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
+        else (
+            f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed"
+            f" checkpoint ({METADATA}), nor a Hugging Face directory ({CONFIG} with {WEIGHTS})"
+        )
     )

@@ -1,8 +1,8 @@
 """Random numbers keyed by their purpose, never by the rank that draws them.
 
-A parameter's initial value depends on (seed, global name, global shape); a dropout mask on (seed, iteration, place in
-the global batch, layer, site, position). Any layout therefore starts equal, drops the same elements, and a resumed
-run needs no saved generator state.
+A parameter's initial value depends on (seed, global name, global shape); a dropout mask on (seed,
+iteration, place in the global batch, layer, site, position). Any layout therefore starts equal,
+drops the same elements, and a resumed run needs no saved generator state.
 """
 
 import hashlib
@@ -49,8 +49,13 @@ class Dropout:
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
         """The masks of one site, from row `first_row` on, equal for every layout."""
         row = self.rows.setdefault(site, len(self.rows))
-        return DropoutMask(self.probability, self.table[row] if row < len(self.table) else self.keys(site), first_row)
+        return DropoutMask(
+            self.probability,
+            self.table[row] if row < len(self.table) else self.keys(site),
+            first_row,
+        )
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
-        """The same with the keys of all sites in `rows` on a GPU, in one copy for which the host does not wait."""
+        """The same with the keys of all sites in `rows` on a GPU, in one copy for which the host
+        does not wait."""
         return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

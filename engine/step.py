@@ -1,6 +1,8 @@
-"""One training step: forward and backward over the microbatches, gradient reduction, clipping and update.
+"""One training step: forward and backward over the microbatches, gradient reduction, clipping and
+update.
 
-Every loop that trains goes through `TrainingStep`: the trainer, parity runs, benchmarks, calibration, fine-tuning.
+Every loop that trains goes through `TrainingStep`: the trainer, parity runs, benchmarks,
+calibration, fine-tuning.
 """
 
 import math
@@ -47,11 +49,16 @@ class Gradient:
 
 
 class TrainingStep:
-    """A rank's model, gradient reducer, optimizer and loss scale, and how a batch goes through them."""
+    """A rank's model, gradient reducer, optimizer and loss scale, and how a batch goes through
+    them."""
 
-    def __init__(self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False) -> None:
+    def __init__(
+        self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False
+    ) -> None:
         self.model, self.mesh = model, model.mesh
-        self.optimizer = build_optimizer(model.parameters, train, model.storage_mesh, shard_optimizer)
+        self.optimizer = build_optimizer(
+            model.parameters, train, model.storage_mesh, shard_optimizer
+        )
         self.reducer = model.reducer(self.optimizer.groups)
         self.scaler = LossScaler(train.initial_loss_scale) if train.precision == "fp16" else None
 
@@ -61,22 +68,26 @@ class TrainingStep:
         return self.scaler.scale if self.scaler else 1.0
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
-        """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many microbatches.
+        """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many
+        microbatches.
 
-        `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a step, the host waits for
-        a GPU.
+        `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a
+        step, the host waits for a GPU.
         """
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
         self.reducer.finish(len(microbatches) * scale)
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
-        report = mesh.pp.all_reduce(mesh.dp.all_reduce(torch.stack([loss_sum, mesh.tp.all_reduce(raised)])))
+        report = mesh.pp.all_reduce(
+            mesh.dp.all_reduce(torch.stack([loss_sum, mesh.tp.all_reduce(raised)]))
+        )
         loss, signals, norm = torch.stack([*report, self.optimizer.gradient_norm()]).tolist()
         return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip and step, unless told to skip or something is not finite; returns True if the weights changed."""
+        """Clip and step, unless told to skip or something is not finite; returns True if the
+        weights changed."""
         changes = gradient.is_finite and not skip
         if changes:
             self.optimizer.step(learning_rate, gradient.norm)
@@ -93,19 +104,28 @@ class TrainingStep:
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
         """Allocate what an iteration allocates, before the first one; changes nothing.
 
-        Returns the seconds of forward and backward over the microbatches, and of the update, when they are repeated.
+        Returns the seconds of forward and backward over the microbatches, and of the update, when
+        they are repeated.
         """
         rounds = [self._rehearse_once(microbatches)]
         self.capture(microbatches)
         rounds.append(self._rehearse_once(microbatches))
         if self.mesh.world.gather_objects(sum(rounds[1]))[0] < SHORT_SECONDS:
             rounds += [self._rehearse_once(microbatches) for _ in range(3)]
-        return median(computing for computing, _ in rounds[1:]), median(updating for _, updating in rounds[1:])
+        return median(computing for computing, _ in rounds[1:]), median(
+            updating for _, updating in rounds[1:]
+        )
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
-        """Compute microbatches of this shape by CUDA graphs, on one GPU and if these give the same numbers."""
+        """Compute microbatches of this shape by CUDA graphs, on one GPU and if these give the same
+        numbers."""
         batch, is_alone = microbatches[0], self.mesh.layout.world_size == 1
-        if not (registry.on_gpu(self.mesh.device) and is_alone and batch.pairs is None and batch.recurrence is None):
+        if not (
+            registry.on_gpu(self.mesh.device)
+            and is_alone
+            and batch.pairs is None
+            and batch.recurrence is None
+        ):
             return
         own = self._computed(microbatches)
         try:
@@ -115,7 +135,9 @@ class TrainingStep:
             captured = str(error)
         if captured != own:
             self.model.graphs = None
-            announce(f"microbatches are not replayed as CUDA graphs: these gave {captured}, not {own}")
+            announce(
+                f"microbatches are not replayed as CUDA graphs: these gave {captured}, not {own}"
+            )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
         """Sum of the losses, and norm of the gradient."""

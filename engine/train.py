@@ -1,4 +1,5 @@
-"""A training run from beginning to end: ranks join, agree on the work, take its directory and train."""
+"""A training run from beginning to end: ranks join, agree on the work, take its directory and
+train."""
 
 import gc
 import sys
@@ -9,7 +10,13 @@ from pathlib import Path
 import torch
 
 from mlm_repro.engine.guard.memory import explaining_out_of_memory
-from mlm_repro.engine.launch.mesh import build_mesh, check_agreement, join_ranks, local_rank, telling_of_lost_ranks
+from mlm_repro.engine.launch.mesh import (
+    build_mesh,
+    check_agreement,
+    join_ranks,
+    local_rank,
+    telling_of_lost_ranks,
+)
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.run.loggers import open_loggers
 from mlm_repro.engine.run.resolved import ResolvedRun
@@ -19,26 +26,39 @@ from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.progress import announce, format_bytes
 from mlm_repro.lineage.run import RunDirectory
 
-FP16_ON_A_PROCESSOR = "fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set train.precision=fp32"
+FP16_ON_A_PROCESSOR = (
+    "fp16 takes about eleven times as long as fp32 or bf16 on a processor: --set"
+    " train.precision=fp32"
+)
 
 
 def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirectory:
     """Train in the run's directory below `root`, resuming from the newest checkpoint there.
 
-    A complete run is returned as it is. Raises Interrupted after SIGTERM, Ctrl-C or iteration `until`, with a
-    checkpoint written.
+    A complete run is returned as it is. Raises Interrupted after SIGTERM, Ctrl-C or iteration
+    `until`, with a checkpoint written.
     """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh):
         if not directory.is_complete:
             if mesh.is_first:
                 begun_at = config.train.continues.iteration if config.train.continues else 0
-                done = max(map(iteration_of, complete_checkpoints(directory.path)), default=begun_at)
+                done = max(
+                    map(iteration_of, complete_checkpoints(directory.path)), default=begun_at
+                )
                 other = directory.other_code
-                directory.note_attempt(done, config.parallel.model_dump(mode="json"), mesh.layout.world_size)
+                directory.note_attempt(
+                    done, config.parallel.model_dump(mode="json"), mesh.layout.world_size
+                )
                 directory.link(yields=True)
-                disk = (config.train.keep_checkpoints + 1) * run.checkpoint_bytes  # one more is written than is kept
-                announce(run.describe_work(done), f"up to {format_bytes(disk)} of checkpoints", str(directory.path))
+                disk = (
+                    config.train.keep_checkpoints + 1
+                ) * run.checkpoint_bytes  # one more is written than is kept
+                announce(
+                    run.describe_work(done),
+                    f"up to {format_bytes(disk)} of checkpoints",
+                    str(directory.path),
+                )
                 if other:
                     print(f"note: {other}", file=sys.stderr)
                 if config.train.precision.startswith("fp16") and mesh.device.type == "cpu":
@@ -61,10 +81,11 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """The run's directory, in which no other command trains meanwhile, and the mesh of the started ranks.
+    """The run's directory, in which no other command trains meanwhile, and the mesh of the started
+    ranks.
 
-    Raises BadInput, on every rank, if ranks were given different work or another command trains the run already,
-    RanksMissing if one does not come or is lost.
+    Raises BadInput, on every rank, if ranks were given different work or another command trains the
+    run already, RanksMissing if one does not come or is lost.
     """
     join_ranks()
     with telling_of_lost_ranks(), ExitStack() as held:

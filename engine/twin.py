@@ -6,16 +6,20 @@ from mlm_repro.engine.config import ParallelConfig, RunConfig, TwinScale
 from mlm_repro.lineage.errors import BadInput
 
 TWIN_FLOPS = 30e9
-"""Floating-point operations per second and core in a twin's training; only for the estimate of minutes."""
+"""Floating-point operations per second and core in a twin's training; only for the estimate of
+minutes."""
 
 DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
-"""Sizes of a model that its scale has a factor for; the number of layers, too, which stays above 0."""
+"""Sizes of a model that its scale has a factor for; the number of layers, too, which stays above
+0."""
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     """Shrink a published recipe to its twin, by the rule that `describe_scale` states."""
     if config.train.rampup_batch_size:
-        raise BadInput("a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin")
+        raise BadInput(
+            "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"
+        )
     scale = scale or TwinScale()
     model, train = config.model, config.train
     batch = max(train.global_batch_size // scale.global_batch_size, 1)
@@ -35,34 +39,44 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
                 "global_batch_size": batch,
                 "microbatch_size": math.gcd(batch, min(train.microbatch_size, max(batch // 2, 1))),
                 "iterations": iterations,
-                "decay_iterations": train.decay_iterations and max(int(train.decay_iterations // scale.iterations), 2),
-                "wsd_iterations": train.wsd_iterations and max(int(train.wsd_iterations // scale.iterations), 1),
+                "decay_iterations": (
+                    train.decay_iterations
+                    and max(int(train.decay_iterations // scale.iterations), 2)
+                ),
+                "wsd_iterations": (
+                    train.wsd_iterations and max(int(train.wsd_iterations // scale.iterations), 1)
+                ),
                 "warmup_iterations": -int(-train.warmup_iterations // scale.warmup_iterations),
                 "learning_rate": train.learning_rate * scale.learning_rate,
                 "min_learning_rate": train.min_learning_rate * scale.learning_rate,
-                "validation_interval": max(iterations // 30, 1), "validation_samples": 256,
-                "checkpoint_interval": max(iterations // 3, 1), "precision": "fp32",
+                "validation_interval": max(iterations // 30, 1),
+                "validation_samples": 256,
+                "checkpoint_interval": max(iterations // 3, 1),
+                "precision": "fp32",
             }
         ),
         parallel=ParallelConfig(),
         data=config.data,
         twin=scale,
-    )  # fmt: skip
+    )
 
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
-    """The rule as a sentence; `rates` says what else gives the learning rates, `kept` what else stays the same."""
+    """The rule as a sentence; `rates` says what else gives the learning rates, `kept` what else
+    stays the same."""
     return (
-        f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and "
-        f"÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded down), context "
-        f"÷ {scale.seq_length}, batch ÷ {scale.global_batch_size}, iterations ÷ {scale.iterations}, warm-up "
-        f"÷ {scale.warmup_iterations} and {rates or f'learning rates × {scale.learning_rate}'}; {kept}schedule, "
-        "dropout, weight decay, clipping and every line of code stay the same."
+        f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
+        f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"
+        f" down), context ÷ {scale.seq_length}, batch ÷ {scale.global_batch_size}, iterations ÷"
+        f" {scale.iterations}, warm-up ÷ {scale.warmup_iterations} and"
+        f" {rates or f'learning rates × {scale.learning_rate}'}; {kept}schedule, dropout, weight"
+        " decay, clipping and every line of code stay the same."
     )
 
 
 def initial_deviation(width: int) -> float:
-    """Initial standard deviation of a small model's weights; equals the 355M model's at its width."""
+    """Initial standard deviation of a small model's weights; equals the 355M model's at its
+    width."""
     return 0.02 * math.sqrt(1024 / width)
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score with.
+"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score
+with.
 
 GPT-2 is computed by the engine, every other causal language model by transformers.
 """
@@ -41,21 +42,25 @@ from mlm_repro.lineage.records import Kind
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
     """Yield a checkpoint directory of this suite: the place itself, or a temporary import of it.
 
-    A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is taken. Raises the
-    errors of imports.
+    A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is
+    taken. Raises the errors of imports.
     """
     directory = place.directory
     if place.format == "native":
         yield directory
         return
-    from mlm_repro.engine import formats  # reads what torch.distributed saves, whose import takes a second
+    from mlm_repro.engine import (
+        formats,
+    )  # reads what torch.distributed saves, whose import takes a second
     from mlm_repro.engine.formats.convert import read_published
 
     if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
-        formats.write_checkpoint(imported := Path(temporary) / "imported", read_published(directory, vocab, heads))
+        formats.write_checkpoint(
+            imported := Path(temporary) / "imported", read_published(directory, vocab, heads)
+        )
         yield imported
 
 
@@ -77,14 +82,16 @@ class EvaluatedCheckpoint:
     checked: dict[str, str] = field(default_factory=dict)
     """Outcome of each probe."""
     loaded: str = ""
-    """SHA-256 of the tensors as they were loaded, where the digest is of the files that they came from."""
+    """SHA-256 of the tensors as they were loaded, where the digest is of the files that they came
+    from."""
     is_open: bool = False
     """True for a model that takes inputs beyond its context."""
 
     def within(self, window: int | None) -> "EvaluatedCheckpoint":
         """The checkpoint with a longest input other than its context.
 
-        Raises BadInput for one beyond the context where the model has no positions; where it computes them, it is said.
+        Raises BadInput for one beyond the context where the model has no positions; where it
+        computes them, it is said.
         """
         context, notes, checked = self.model.seq_length, self.notes, self.checked
         if not window:
@@ -95,12 +102,16 @@ class EvaluatedCheckpoint:
                 raise BadInput(f"{beyond}, where it has no positions")
             said = f"{beyond}: its positions are computed there too, but it was not made for them"
             notes, checked = (*notes, said), checked | {"window": said}
-        return replace(self, model=replace(self.model, seq_length=window), notes=notes, checked=checked)
+        return replace(
+            self, model=replace(self.model, seq_length=window), notes=notes, checked=checked
+        )
 
     @property
     def store(self) -> Store:
         """Store of the checkpoint's scores."""
-        return partial(open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest)
+        return partial(
+            open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
+        )
 
     def training_dataset(self) -> Path:
         """The single training dataset of the checkpoint. Raises DataMissing if it is not here."""
@@ -108,22 +119,29 @@ class EvaluatedCheckpoint:
         try:
             ((dataset, _),) = trained_datasets(run)
         except (BadInput, ValueError) as error:
-            raise DataMissing(f"the run of checkpoint {self.directory} does not name its dataset") from error
+            raise DataMissing(
+                f"the run of checkpoint {self.directory} does not name its dataset"
+            ) from error
         return dataset
 
 
-def open_checkpoint(place: Place, settings: Settings, row_by_row: bool = False) -> EvaluatedCheckpoint:
+def open_checkpoint(
+    place: Place, settings: Settings, row_by_row: bool = False
+) -> EvaluatedCheckpoint:
     """Load a checkpoint of any format by the program that the settings name, and probe it.
 
-    Without a name the engine computes each GPT-2 that it can, transformers every other model. Raises what
-    `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe` raise.
+    Without a name the engine computes each GPT-2 that it can, transformers every other model.
+    Raises what `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe` raise.
     """
     evaluated = _load(place, settings, row_by_row)
     try:
         model, checked = probe(evaluated.model, evaluated.loaded or evaluated.digest)
     except BadInput as error:
         raise BadInput(f"{place.asked} cannot be scored: {error}") from error
-    notes = (*evaluated.notes, *([checked["row by row"]] if model.is_alone or model.length_switch else []))
+    notes = (
+        *evaluated.notes,
+        *([checked["row by row"]] if model.is_alone or model.length_switch else []),
+    )
     return replace(evaluated, model=model, checked=evaluated.checked | checked, notes=notes)
 
 
@@ -135,9 +153,12 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     is_ours = place.format != "transformers"
     if settings.backend == "transformers" and is_ours:
         raise BadInput(
-            f"{directory} is no directory of transformers: leave out backend = transformers, or export it first"
+            f"{directory} is no directory of transformers: leave out backend = transformers, or"
+            " export it first"
         )
-    if settings.backend != "transformers" and (is_ours or settings.backend == "engine" or place.is_gpt2):
+    if settings.backend != "transformers" and (
+        is_ours or settings.backend == "engine" or place.is_gpt2
+    ):
         try:
             with native_checkpoint(place, settings.vocab, settings.heads) as native:
                 return load_checkpoint(native, mesh, row_by_row, dtype)
@@ -151,7 +172,9 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
             if mesh.is_first:
                 print(f"warning: transformers computes this model: {reason}", file=sys.stderr)
     if mesh.layout.tp * mesh.layout.pp > 1 or settings.vocab or settings.heads:
-        raise BadInput(f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads")
+        raise BadInput(
+            f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads"
+        )
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
     network, tokenizer = loaded.model, loaded.tokenizer
     if not row_by_row:
@@ -160,9 +183,18 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     model = ScoringModel(network, *sizes, dtype or torch.float32, mesh, network.length_switch)
     notes = [*loaded.warnings, *[SMOLLM2_NOTE] * (str(place.asked) == SMOLLM2)]
     return EvaluatedCheckpoint(
-        directory, loaded.digest, tokenizer, model, "measured", network.num_parameters,
-        tuple(notes), f"transformers: {network.kernel}", loaded.checked, loaded.loaded, loaded.is_open,
-    )  # fmt: skip
+        directory,
+        loaded.digest,
+        tokenizer,
+        model,
+        "measured",
+        network.num_parameters,
+        tuple(notes),
+        f"transformers: {network.kernel}",
+        loaded.checked,
+        loaded.loaded,
+        loaded.is_open,
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -172,23 +204,33 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"there is no device {name} here: {str(error).partition(chr(10))[0]}") from error
+        raise BadInput(
+            f"there is no device {name} here: {str(error).partition(chr(10))[0]}"
+        ) from error
     return device
 
 
 def load_checkpoint(
-    path: Path, mesh: ParallelMesh | None = None, row_by_row: bool = False, dtype: torch.dtype | None = None
+    path: Path,
+    mesh: ParallelMesh | None = None,
+    row_by_row: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of this suite, or a run's newest one, in a number format or in that of its weights.
+    """Load a checkpoint of this suite, or a run's newest one, in a number format or in that of its
+    weights.
 
-    With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one. Weights are laid out
-    for many rows at a time, or with `row_by_row` for one. Raises BadInput if nothing is at `path` or the mesh does not
-    divide the model, and IntegrityFailure if what is there is incomplete or damaged.
+    With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one.
+    Weights are laid out for many rows at a time, or with `row_by_row` for one. Raises BadInput if
+    nothing is at `path` or the mesh does not divide the model, and IntegrityFailure if what is
+    there is incomplete or damaged.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)
     if not isinstance(loaded.model, CausalModel):
-        raise BadInput(f"{path} is a {loaded.config.family}, which does not predict each token from those before it")
+        raise BadInput(
+            f"{path} is a {loaded.config.family}, which does not predict each token from those"
+            " before it"
+        )
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     if tokenizer.vocab_size != loaded.config.vocab_size:
         sizes = f"{tokenizer.vocab_size} entries, its model {loaded.config.vocab_size}"
@@ -196,12 +238,20 @@ def load_checkpoint(
     if dtype:
         loaded.model.to(dtype)
     if change := tokenizer.changes():
-        raise IntegrityFailure(f"the tokenizer of {loaded.directory} asks for more than a vocabulary: {change}")
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} asks for more than a vocabulary: {change}"
+        )
     if not row_by_row:
         pack_weights(loaded.model)
     model = ScoringModel(
-        network=loaded.model, vocab_size=loaded.config.vocab_size, seq_length=loaded.config.seq_length,
-        hidden_size=loaded.config.hidden_size, dtype=next(loaded.model.parameters()).dtype, mesh=mesh,
-    )  # fmt: skip
+        network=loaded.model,
+        vocab_size=loaded.config.vocab_size,
+        seq_length=loaded.config.seq_length,
+        hidden_size=loaded.config.hidden_size,
+        dtype=next(loaded.model.parameters()).dtype,
+        mesh=mesh,
+    )
     kind: Kind = "scaled" if read_object(loaded.directory / CONFIG).get("twin") else "measured"
-    return EvaluatedCheckpoint(loaded.directory, loaded.digest, tokenizer, model, kind, parameter_count(loaded.config))
+    return EvaluatedCheckpoint(
+        loaded.directory, loaded.digest, tokenizer, model, kind, parameter_count(loaded.config)
+    )

@@ -27,64 +27,121 @@ if TYPE_CHECKING:
 app = CommandLine(help="Evaluate a checkpoint by a named protocol.", no_args_is_help=True)
 ALL = "all"
 FILE_TASKS = (
-    "perplexity", "perplexity-huggingface", "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat",
-    "perplexity-lm-eval", "perplexity-lm-eval-bos-twice", "cloze",
-)  # fmt: skip
+    "perplexity",
+    "perplexity-huggingface",
+    "perplexity-gptq",
+    "perplexity-llama.cpp",
+    "perplexity-nanochat",
+    "perplexity-lm-eval",
+    "perplexity-lm-eval-bos-twice",
+    "cloze",
+)
 CKPT_HELP = (
-    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language model, a GGUF file, the "
-    "directory of a PEFT adapter, smollm2 (with the extra of that name), or a Megatron-LM save directory."
+    "Checkpoint or run directory, a Hugging Face directory or hub name of any causal language"
+    " model, a GGUF file, the directory of a PEFT adapter, smollm2 (with the extra of that name),"
+    " or a Megatron-LM save directory."
 )
 Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
-Scoring = Annotated[list[str] | None, typer.Option(
-    "--set", help="Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or heads=VALUE."
-)]  # fmt: skip
+Scoring = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help=(
+            "Override a setting: batch_size, workers, layout, backend, dtype, device, vocab or"
+            " heads=VALUE."
+        ),
+    ),
+]
 
 
 @app.command()
 def run(
-    protocol: Annotated[str, typer.Argument(
-        help="A name of `mlm-eval list`, `all`, `cloze`, or `perplexity`, which may go on as below."
-    )],
+    protocol: Annotated[
+        str,
+        typer.Argument(
+            help=(
+                "A name of `mlm-eval list`, `all`, `cloze`, or `perplexity`, which may go on as"
+                " below."
+            )
+        ),
+    ],
     ckpt: Checkpoint,
-    file: Annotated[Path | None, typer.Argument(
-        help='Your text file, .jsonl file of {"text": ...} lines or .json array of them; for a named protocol its test '
-        "file, where MLM_DATA_DIR and the hub do not have it.", show_default=False,
-    )] = None,
-    window: Annotated[int | None, typer.Option(
-        min=2, help="Longest input; by default the model's context, beyond which only rotary positions go."
-    )] = None,
-    stride: Annotated[int | None, typer.Option(
-        min=1, help="Tokens from window to window; by default a 32nd of one, by transformers' recipe half."
-    )] = None,
-    first: Annotated[Literal["once", "every"], typer.Option(
-        help="Where a file's perplexity has what the tokenizer puts before a text: once, or in every window."
-    )] = "once",
-    limit: Annotated[int | None, typer.Option(
-        min=1, help="Score only so many windows or examples, spread evenly; the result is partial."
-    )] = None,
-    scoring: Scoring = None, json: Json = None,
-    samples: Annotated[
-        Path | None, typer.Option("--samples", help="Also write every window or example to this .jsonl file.")
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help=(
+                'Your text file, .jsonl file of {"text": ...} lines or .json array of them; for a'
+                " named protocol its test "
+                "file, where MLM_DATA_DIR and the hub do not have it."
+            ),
+            show_default=False,
+        ),
     ] = None,
-) -> None:  # fmt: skip
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=(
+                "Longest input; by default the model's context, beyond which only rotary"
+                " positions go."
+            ),
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help=(
+                "Tokens from window to window; by default a 32nd of one, by transformers' recipe"
+                " half."
+            ),
+        ),
+    ] = None,
+    first: Annotated[
+        Literal["once", "every"],
+        typer.Option(
+            help=(
+                "Where a file's perplexity has what the tokenizer puts before a text: once, or in"
+                " every window."
+            )
+        ),
+    ] = "once",
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Score only so many windows or examples, spread evenly; the result is partial.",
+        ),
+    ] = None,
+    scoring: Scoring = None,
+    json: Json = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option("--samples", help="Also write every window or example to this .jsonl file."),
+    ] = None,
+) -> None:
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
 
-    `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json file by blank
-    lines, `perplexity-huggingface`, `-gptq`, `-llama.cpp`, `-nanochat` (bits per byte), `-lm-eval` and
-    `-lm-eval-bos-twice` do it by these programs' recipes; `cloze` is the strict last-word accuracy on passages, one a
-    line.
+    `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json
+    file by blank lines, `perplexity-huggingface`, `-gptq`, `-llama.cpp`, `-nanochat` (bits per
+    byte), `-lm-eval` and `-lm-eval-bos-twice` do it by these programs' recipes; `cloze` is the
+    strict last-word accuracy on passages, one a line.
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)
     if protocol in ((ALL,) if file else FILE_TASKS):
-        raise BadInput(f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file")
+        raise BadInput(
+            f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file"
+        )
     if file and protocol in FILE_TASKS:
         from mlm_repro.evaluation.tasks.heldout import read_texts
 
         read_texts(file)
     if (stride or first != "once") and not protocol.startswith("perplexity"):
-        raise BadInput(f"--stride and --first are for the perplexity of a file; {protocol} has its own")
+        raise BadInput(
+            f"--stride and --first are for the perplexity of a file; {protocol} has its own"
+        )
     if window and stride:
         check_stride(stride, window)
     settings = override_config(Settings(), scoring or ())
@@ -95,11 +152,17 @@ def run(
     from mlm_repro.evaluation.tasks import heldout
 
     names = TASKS if protocol == ALL else (protocol,)
-    tasks: dict[str, MakeTask] = {name: partial(build_task, name, window=window, path=file) for name in names}
+    tasks: dict[str, MakeTask] = {
+        name: partial(build_task, name, window=window, path=file) for name in names
+    }
     if file and protocol in FILE_TASKS:
-        of_text = partial(heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first)
+        of_text = partial(
+            heldout.file_perplexity, window=window, stride=stride, name=protocol, first=first
+        )
         make = partial(heldout.file_cloze, window=window) if protocol == "cloze" else of_text
-        tasks = {protocol: lambda evaluated: make(file, evaluated.tokenizer, evaluated.model.seq_length)}
+        tasks = {
+            protocol: lambda evaluated: make(file, evaluated.tokenizer, evaluated.model.seq_length)
+        }
     evaluations = evaluate(place, tasks, settings, limit, window)
     if not is_first_rank():
         return
@@ -111,32 +174,46 @@ def run(
     else:
         _write(json, results[protocol].to_json())
     if samples is not None:
-        lines = (sample.to_line() for each in evaluations.done.values() for sample in each.task.samples(each.scores))
+        lines = (
+            sample.to_line()
+            for each in evaluations.done.values()
+            for sample in each.task.samples(each.scores)
+        )
         _write(samples, "".join(lines))
 
 
 @app.command()
 def compare(
-    results: Annotated[list[Path], typer.Argument(
-        help="Two or more files that --json wrote; the others are compared with the first."
-    )],
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Two or more files that --json wrote; the others are compared with the first."
+        ),
+    ],
     json: Json = None,
-    table: Annotated[Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")] = None,
-) -> None:  # fmt: skip
-    """Compare models by their results on the same texts: the paired difference, its 95 % interval and its p value."""
+    table: Annotated[
+        Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")
+    ] = None,
+) -> None:
+    """Compare models by their results on the same texts: the paired difference, its 95 % interval
+    and its p value."""
     check_place("--table", table, "| model |")
     check_place("--json", json, '"differences"')
     from mlm_repro.evaluation import compare, tables
 
     first, *others = map(compare.read_results, results)
     if not others or not all(first.keys() & other.keys() for other in others):
-        raise BadInput(f"give two or more files of results that have a protocol in common with {results[0]}")
+        raise BadInput(
+            f"give two or more files of results that have a protocol in common with {results[0]}"
+        )
     pairs = [(first[name], other[name]) for other in others for name in first if name in other]
     differences = [compare.paired_difference(*pair) for pair in pairs]
     rows = compare.rows([first, *others], differences)
     tables.print_rows(rows)
     tables.print_remarks([result for each in (first, *others) for result in each.values()])
-    _write(json, {"differences": [difference.model_dump(mode="json") for difference in differences]})
+    _write(
+        json, {"differences": [difference.model_dump(mode="json") for difference in differences]}
+    )
     _write(table, compare.as_text(rows, table.suffix if table else ""))
 
 
@@ -144,9 +221,12 @@ def compare(
 def identify(
     ckpt: Checkpoint,
     claimed: Annotated[str, typer.Option(help="The number, with the digits that were printed.")],
-    task: Annotated[Literal["wikitext103", "lambada"], typer.Option(help="The test.")] = "wikitext103",
-    scoring: Scoring = None, json: Json = None,
-) -> None:  # fmt: skip
+    task: Annotated[
+        Literal["wikitext103", "lambada"], typer.Option(help="The test.")
+    ] = "wikitext103",
+    scoring: Scoring = None,
+    json: Json = None,
+) -> None:
     """Name the conventions that give a claimed number within its rounding."""
     settings = override_config(Settings(), scoring or ())
     from mlm_repro.evaluation.conventions import identify as conventions
@@ -162,18 +242,25 @@ def identify(
 @app.command()
 def oracle(
     out: Annotated[
-        Path | None, typer.Option(help="New directory of the oracle, or the one that numbers are of.")
+        Path | None,
+        typer.Option(help="New directory of the oracle, or the one that numbers are of."),
     ] = None,
     identify: Annotated[
         list[str] | None,
         typer.Option(
-            help="A harness's number, or TEXT=NUMBER, or TEXT=NUMBER TEXT=NUMBER of a run; may be given several times."
+            help=(
+                "A harness's number, or TEXT=NUMBER, or TEXT=NUMBER TEXT=NUMBER of a run; may be"
+                " given several times."
+            )
         ),
     ] = None,
-    unit: Annotated[Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")] = None,
+    unit: Annotated[
+        Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")
+    ] = None,
     json: Json = None,
 ) -> None:
-    """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's number on it."""
+    """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's
+    number on it."""
     check_place("--json", json, '"identified"')
     from mlm_repro.evaluation.conventions.identify import find, parse_claims
 
@@ -188,25 +275,45 @@ def oracle(
         if is_new := not identify or not directory.exists():
             write_oracle(directory)
         answers = [find(number, read_table(directory), unit) for number in identify or ()]
-    print("\n".join([*(answer.describe() for answer in answers), *[f"written: {out}"] * bool(out and is_new)]))
+    print(
+        "\n".join(
+            [
+                *(answer.describe() for answer in answers),
+                *[f"written: {out}"] * bool(out and is_new),
+            ]
+        )
+    )
     _write(json, {"identified": [asdict(answer) for answer in answers]})
 
 
 @app.command()
 def generate(
     ckpt: Checkpoint,
-    prompt: Annotated[str, typer.Option(help="Text to continue; without one a document begins.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="Divides the logits; asks for sampling.")] = None,
+    prompt: Annotated[
+        str, typer.Option(help="Text to continue; without one a document begins.")
+    ] = "",
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")
+    ] = 64,
+    temperature: Annotated[
+        float | None, typer.Option(help="Divides the logits; asks for sampling.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1234,
-    scoring: Scoring = None, json: Json = None,
-) -> None:  # fmt: skip
+    scoring: Scoring = None,
+    json: Json = None,
+) -> None:
     """Continue a text: greedily, or sampled if a temperature, top-k or top-p is given."""
     settings = override_config(Settings(), scoring or ())
     is_sampled = any(option is not None for option in (temperature, top_k, top_p))
-    sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed) if is_sampled else None
+    sampling = (
+        Sampling(1.0 if temperature is None else temperature, top_k, top_p, seed)
+        if is_sampled
+        else None
+    )
     place = _start(settings, ckpt, json, '"continuation"')
     from mlm_repro.evaluation.generate import generate_text
 
@@ -216,9 +323,16 @@ def generate(
         _write(json, asdict(generated))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
 def harness(context: typer.Context) -> None:
-    """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args pretrained=DIR."""
+    """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args
+    pretrained=DIR."""
     if "--help" in context.args:
         print(context.get_help(), flush=True)
         if not find_spec("lm_eval"):
@@ -230,10 +344,16 @@ def harness(context: typer.Context) -> None:
 
 @app.command()
 def fetch(
-    models: Annotated[list[str], typer.Argument(help="Names on the Hugging Face hub; owner/name@revision pins one.")],
-    out: Annotated[Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Names on the Hugging Face hub; owner/name@revision pins one."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder with a directory for each; MLM_MODELS_DIR can name it.")
+    ],
 ) -> None:
-    """Copy models of the Hugging Face hub, with their digests, for a machine without a connection."""
+    """Copy models of the Hugging Face hub, with their digests, for a machine without a
+    connection."""
     from mlm_repro.evaluation.models.hub_models import fetch_model
 
     for name in models:
@@ -248,7 +368,8 @@ def list_() -> None:
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint, then start the ranks; they are forked from a process that has the engine."""
+    """Find the checkpoint, then start the ranks; they are forked from a process that has the
+    engine."""
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)
     import mlm_repro.evaluation.evaluate  # noqa: F401

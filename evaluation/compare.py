@@ -1,7 +1,7 @@
 """Results compared in pairs: from two kept files, or from two checkpoints that were scored now.
 
-Pairs are equal parts of the text: articles that were scored whole, or examples. A window of one tokenizer covers other
-text than the same window of another, so such are never paired.
+Pairs are equal parts of the text: articles that were scored whole, or examples. A window of one
+tokenizer covers other text than the same window of another, so such are never paired.
 """
 
 import csv
@@ -35,7 +35,8 @@ class Difference(Config):
     interval: tuple[float, float] | None
     """95 % interval of the difference of ln perplexity."""
     p: float | None
-    """Chance of so large a difference between models that predict alike, two-sided, normal; exact for an accuracy."""
+    """Chance of so large a difference between models that predict alike, two-sided, normal; exact
+    for an accuracy."""
     accuracy: float | None
     """None for a perplexity task."""
     accuracy_standard_error: float | None
@@ -52,14 +53,20 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
-    """The difference on equal parts of a text. Raises BadInput if the two were scored on different ones."""
+    """The difference on equal parts of a text. Raises BadInput if the two were scored on different
+    ones."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
-        raise BadInput(f"{first.task}: the two models were scored on different texts, or by different protocols")
+        raise BadInput(
+            f"{first.task}: the two models were scored on different texts, or by different"
+            " protocols"
+        )
     accuracy = accuracy_error = p = None
     if isinstance(first, ClozeResult) and isinstance(second, ClozeResult):
         pairs = [np.array(result.examples, np.float64).reshape(-1, 2) for result in (first, second)]
         if len(pairs[0]) != len(pairs[1]) or not len(pairs[0]):
-            raise BadInput(f"{first.task}: the two models were not scored on the same parts of the text")
+            raise BadInput(
+                f"{first.task}: the two models were not scored on the same parts of the text"
+            )
         loss, change = (pairs[1] - pairs[0]).T
         accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
         p = _sign_test(int((change > 0).sum()), int((change < 0).sum()))
@@ -69,30 +76,49 @@ def paired_difference(first: Result, second: Result) -> Difference:
         assert isinstance(second, PerplexityResult)
         _check_parts(first, second)
         sums = [np.array([block.nll for block in result.blocks]) for result in (first, second)]
-        weights = [block_weights(result.blocks, result.normaliser, result.num_windows) for result in (first, second)]
+        weights = [
+            block_weights(result.blocks, result.normaliser, result.num_windows)
+            for result in (first, second)
+        ]
         count = len(first.blocks)
         difference = float(sums[1].sum() / weights[1].sum() - sums[0].sum() / weights[0].sum())
         error = difference_standard_error((sums[0], weights[0]), (sums[1], weights[1]))
         p = math.erfc(abs(difference) / error / math.sqrt(2)) if error else None
     side = None if error is None else NORMAL_95 * error
     return Difference(
-        task=first.task, model=second.checkpoint, num_pairs=count, log_perplexity=difference,
-         log_perplexity_standard_error=error, p=p, accuracy=accuracy,
+        task=first.task,
+        model=second.checkpoint,
+        num_pairs=count,
+        log_perplexity=difference,
+        log_perplexity_standard_error=error,
+        p=p,
+        accuracy=accuracy,
         interval=None if side is None else (difference - side, difference + side),
         accuracy_standard_error=accuracy_error,
-    )  # fmt: skip
+    )
 
 
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
-    blocks = [[(block.title, block.num_scored) for block in result.blocks] for result in (first, second)]
+    blocks = [
+        [(block.title, block.num_scored) for block in result.blocks] for result in (first, second)
+    ]
     named = [[title for title, _ in each] for each in blocks]
-    whole = all(block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
-                for result in (first, second) for block in result.blocks)  # fmt: skip
+    whole = all(
+        block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
+        for result in (first, second)
+        for block in result.blocks
+    )
     alike = blocks[0] == blocks[1] and first.tokenizer_digest == second.tokenizer_digest
     windows = {(result.window, result.stride) for result in (first, second)}
     if named[0] != named[1] or not (whole or (alike and len(windows) == 1)):
-        why = "were not scored on the same parts of the text, since their contexts or vocabularies differ"
-        raise BadInput(f"{first.task}: the two models {why}: compare them without --limit, on a text with articles")
+        why = (
+            "were not scored on the same parts of the text, since their contexts or vocabularies"
+            " differ"
+        )
+        raise BadInput(
+            f"{first.task}: the two models {why}: compare them without --limit, on a text with"
+            " articles"
+        )
 
 
 def _sign_test(better: int, worse: int) -> float:
@@ -101,18 +127,45 @@ def _sign_test(better: int, worse: int) -> float:
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
 
-def rows(results: Sequence[Mapping[str, Result]], differences: Sequence[Difference]) -> list[list[str]]:
+def rows(
+    results: Sequence[Mapping[str, Result]], differences: Sequence[Difference]
+) -> list[list[str]]:
     """Heads, then a row for each model and task with its paired difference from the first model."""
     by_model = {(each.model, each.task): each for each in differences}
-    made = [["model", "task", "perplexity", "±", "accuracy", "ln less the first", "95 % interval", "p", "pairs"]]
+    made = [
+        [
+            "model",
+            "task",
+            "perplexity",
+            "±",
+            "accuracy",
+            "ln less the first",
+            "95 % interval",
+            "p",
+            "pairs",
+        ]
+    ]
     for result in (result for each in results for result in each.values()):
         change = by_model.get((result.checkpoint, result.task))
         share = result.accuracy if isinstance(result, ClozeResult) else None
         numbers = (result.perplexity, result.spread, share, change and change.log_perplexity)
-        low_high = " to ".join(f"{end:+.5f}" for end in change.interval) if change and change.interval else ""
+        low_high = (
+            " to ".join(f"{end:+.5f}" for end in change.interval)
+            if change and change.interval
+            else ""
+        )
         shown = ["" if number is None else f"{number:.6g}" for number in numbers]
         p = f"{change.p:.2g}" if change and change.p is not None else ""
-        made.append([result.checkpoint, result.task, *shown, low_high, p, str(change.num_pairs if change else "")])
+        made.append(
+            [
+                result.checkpoint,
+                result.task,
+                *shown,
+                low_high,
+                p,
+                str(change.num_pairs if change else ""),
+            ]
+        )
     return made
 
 

@@ -47,13 +47,20 @@ class Evaluations:
 
 
 def evaluate(
-    place: Place, tasks: Mapping[str, MakeTask], settings: Settings, limit: int | None = None, window: int | None = None
-) -> Evaluations:  # fmt: skip
-    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over shared requests.
+    place: Place,
+    tasks: Mapping[str, MakeTask],
+    settings: Settings,
+    limit: int | None = None,
+    window: int | None = None,
+) -> Evaluations:
+    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over
+    shared requests.
 
-    `limit` is a number of windows or examples of each task, spread evenly over the test; `window` is the longest input.
+    `limit` is a number of windows or examples of each task, spread evenly over the test; `window`
+    is the longest input.
 
-    A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no task is left.
+    A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no
+    task is left.
     """
     started = time.monotonic()
     made: dict[str, Task] = {}
@@ -74,12 +81,20 @@ def evaluate(
             print(f"warning: {task.note}", file=sys.stderr)
     scored = _score_all(list(made.values()), evaluated, settings)
     provenance = Provenance(
-        kind=evaluated.kind, checkpoint=_shown(evaluated.directory, place), checkpoint_digest=evaluated.digest,
-        tokenizer_digest=evaluated.tokenizer.digest, dtype=str(evaluated.model.dtype).removeprefix("torch."),
-        seconds=time.monotonic() - started, environment=_environment(), backend=evaluated.backend,
-        batch_size=1 if evaluated.model.is_alone else settings.batch_size, checked=evaluated.checked,
-        first_tokens=[evaluated.tokenizer.decode([token]) for token in evaluated.tokenizer.first_tokens],
-    )  # fmt: skip
+        kind=evaluated.kind,
+        checkpoint=_shown(evaluated.directory, place),
+        checkpoint_digest=evaluated.digest,
+        tokenizer_digest=evaluated.tokenizer.digest,
+        dtype=str(evaluated.model.dtype).removeprefix("torch."),
+        seconds=time.monotonic() - started,
+        environment=_environment(),
+        backend=evaluated.backend,
+        batch_size=1 if evaluated.model.is_alone else settings.batch_size,
+        checked=evaluated.checked,
+        first_tokens=[
+            evaluated.tokenizer.decode([token]) for token in evaluated.tokenizer.first_tokens
+        ],
+    )
     done = {}
     for (name, task), scores in zip(made.items(), scored, strict=True):
         result = task.result(scores, provenance)
@@ -96,42 +111,64 @@ def _environment() -> Environment:
     return environment.model_copy(update={"packages": environment.packages | more})
 
 
-def _score_all(tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings) -> list[Scores]:
+def _score_all(
+    tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
+) -> list[Scores]:
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
-    title, unit = (tasks[0].name, tasks[0].unit) if len(tasks) == 1 else (f"{len(tasks)} protocols", "requests")
-    shared = iter(score_shared(evaluated, [task.requests for task in plain], settings, title, unit, banned))
+    title, unit = (
+        (tasks[0].name, tasks[0].unit)
+        if len(tasks) == 1
+        else (f"{len(tasks)} protocols", "requests")
+    )
+    shared = iter(
+        score_shared(evaluated, [task.requests for task in plain], settings, title, unit, banned)
+    )
     scored = []
     for task in tasks:
         with Progress(task.name, len(task.requests), task.unit) as progress:
             scored.append(
-                score_with_memory(evaluated.model, task.requests, progress.advance) if task.with_memory
+                score_with_memory(evaluated.model, task.requests, progress.advance)
+                if task.with_memory
                 else next(shared)
-            )  # fmt: skip
+            )
     return scored
 
 
 def score_shared(
-    evaluated: EvaluatedCheckpoint, made: Sequence[Sequence[Request]], settings: Settings, title: str,
-    unit: str = "requests", banned: Tokens | None = None,
-) -> list[Scores]:  # fmt: skip
-    """The scores of each list of requests; a request that several have is scored once, or was kept by an earlier run.
+    evaluated: EvaluatedCheckpoint,
+    made: Sequence[Sequence[Request]],
+    settings: Settings,
+    title: str,
+    unit: str = "requests",
+    banned: Tokens | None = None,
+) -> list[Scores]:
+    """The scores of each list of requests; a request that several have is scored once, or was kept
+    by an earlier run.
 
-    Tokens that are `banned` are no answers. The cost and the progress are shown, in requests, under the title.
+    Tokens that are `banned` are no answers. The cost and the progress are shown, in requests, under
+    the title.
     """
     if not made:
         return []
     requests, places = share(made)
     tokens = sum(len(request.tokens) for request in requests)
     announce(
-        f"{len(requests):,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,} parameters",
+        f"{len(requests):,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,}"
+        " parameters",
         "less what earlier evaluations have kept",
     )
     with Progress(title, len(requests), unit) as progress, telling_of_lost_ranks():
         scores = score(
-            evaluated.model, requests, settings.batch_size, settings.workers, progress.advance, banned,
-            evaluated.store, progress.start_at,
-        )  # fmt: skip
+            evaluated.model,
+            requests,
+            settings.batch_size,
+            settings.workers,
+            progress.advance,
+            banned,
+            evaluated.store,
+            progress.start_at,
+        )
     return [scores.taken(*each) for each in zip(places, made, strict=True)]
 
 

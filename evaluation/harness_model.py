@@ -1,7 +1,9 @@
-"""This engine as a model of lm-evaluation-harness, and Megatron-LM's protocols as its tasks: `mlm-eval harness`.
+"""This engine as a model of lm-evaluation-harness, and Megatron-LM's protocols as its tasks:
+`mlm-eval harness`.
 
-Only releases after 0.4.13 look for models in the entry points of other packages. For older ones the model `mlm` is put
-into the registry here and the folder of task files onto the path; then lm-evaluation-harness's own command line runs.
+Only releases after 0.4.13 look for models in the entry points of other packages. For older ones the
+model `mlm` is put into the registry here and the folder of task files onto the path; then
+lm-evaluation-harness's own command line runs.
 """
 
 import math
@@ -42,20 +44,34 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     backend = "causal"
 
     def __init__(
-        self, pretrained: str, batch_size: int | str | None = None, max_batch_size: int | None = None,
-        device: str | None = None, dtype: str | None = None, max_length: int | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
-        """`max_length` is another longest input than the context; the others are settings of `mlm-eval`.
+        self,
+        pretrained: str,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_length: int | None = None,
+        **settings: Any,
+    ) -> None:
+        """`max_length` is another longest input than the context; the others are settings of
+        `mlm-eval`.
 
-        lm-evaluation-harness always passes a device and a largest batch size; the latter is ignored. Raises BadInput
-        for an argument or number format that is not known.
+        lm-evaluation-harness always passes a device and a largest batch size; the latter is
+        ignored. Raises BadInput for an argument or number format that is not known.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")
-        values = {"layout": "dp=1"} | settings | {
-            "dtype": FORMATS.get(str(dtype), dtype), "batch_size": None if is_auto else batch_size,
-            "device": device if device not in ("cuda", "cuda:0") or torch.cuda.is_available() else None,
-        }  # fmt: skip
+        values = (
+            {"layout": "dp=1"}
+            | settings
+            | {
+                "dtype": FORMATS.get(str(dtype), dtype),
+                "batch_size": None if is_auto else batch_size,
+                "device": device
+                if device not in ("cuda", "cuda:0") or torch.cuda.is_available()
+                else None,
+            }
+        )
         self._settings = parse_config(values, Settings, "--model_args of mlm")
         place = Place.find(Path(pretrained), self._settings.vocab)
         self._loaded = open_checkpoint(place, self._settings).within(max_length)
@@ -78,20 +94,27 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         """Key under which answers are kept."""
         return self.tokenizer.digest
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Sub-words of a text, after what the tokenizer puts before every text unless `add_special_tokens` is false."""
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
+        """Sub-words of a text, after what the tokenizer puts before every text unless
+        `add_special_tokens` is false."""
         tokens = self.tokenizer.encode(SURROGATE.sub("\ufffd", string))
         return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of whole texts, in disjoint windows after end-of-text or with Megatron-LM's stride."""
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Log-likelihoods of whole texts, in disjoint windows after end-of-text or with
+        Megatron-LM's stride."""
         made = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in made if windows]))
         answers = [-math.fsum(next(scored).nll) if windows else 0.0 for windows in made]
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts, greedily unless a task asks for sampling, up to a stop, end-of-text or a number of tokens.
+        """Continue prompts, greedily unless a task asks for sampling, up to a stop, end-of-text or
+        a number of tokens.
 
         Greedy prompts of one length and the same settings are continued together.
         """
@@ -116,7 +139,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         context = self._loaded.model.seq_length
         cut = [([*before, *after][-context - 1 :], len(after)) for _, before, after in requests]
         made = [[Request(np.asarray(tokens, dtype=np.int64), count)] for tokens, count in cut]
-        answers = [(-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)]
+        answers = [
+            (-float(scores.nll[0]), bool(scores.all_greedy[0])) for scores in self._score(made)
+        ]
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
     def _windows(self, text: str | JSON) -> list[Request]:
@@ -139,7 +164,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         until, end = settings.get("until") or [], self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
-        sampling = Sampling(temperature, settings.get("top_k"), settings.get("top_p")) if temperature else None
+        sampling = (
+            Sampling(temperature, settings.get("top_k"), settings.get("top_p"))
+            if temperature
+            else None
+        )
         most, answers = int(settings.get("max_gen_toks", NEW_TOKENS)), []
         for tokens in generate(self._loaded.model, prompts, most, end, sampling):
             answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [end] else tokens)
@@ -162,6 +191,10 @@ def run_harness(arguments: Sequence[str]) -> None:
     sys.argv = ["lm_eval", *arguments, *where]
     try:
         import_extra("lm_eval.__main__", "eval").cli_evaluate()
-    except (ValueError, KeyError, FileNotFoundError) as error:  # what it says of its user's mistakes
+    except (
+        ValueError,
+        KeyError,
+        FileNotFoundError,
+    ) as error:  # what it says of its user's mistakes
         said = str(error).partition("\n")[0].strip("'")
         raise BadInput(f"lm-evaluation-harness: {said}") from error

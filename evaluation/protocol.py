@@ -1,6 +1,7 @@
 """A task turns text into requests, a model answers with scores, the task makes a result of them.
 
-A protocol is a named thing: a name stands for one recipe, written out in the result's `protocol` line.
+A protocol is a named thing: a name stands for one recipe, written out in the result's `protocol`
+line.
 """
 
 import copy
@@ -26,7 +27,8 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids of which the last `num_scored` are to be predicted, each from all those before it."""
+    """Token ids of which the last `num_scored` are to be predicted, each from all those before
+    it."""
 
     tokens: Tokens
     num_scored: int
@@ -44,11 +46,14 @@ class Request:
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
         """A document's sub-words, each scored once, after one token that is put before it."""
         tokens = np.asarray([first, *document], dtype=np.int64)
-        return [cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)]
+        return [
+            cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)
+        ]
 
 
 class Scores(NamedTuple):
-    """A model's answer: one element per scored token, request after request, each request's in order.
+    """A model's answer: one element per scored token, request after request, each request's in
+    order.
 
     All but the last are columns, a row for each token.
     """
@@ -56,7 +61,8 @@ class Scores(NamedTuple):
     log_probabilities: Floats
     """Log-probability of each token, in nats."""
     greedy: Flags
-    """True if the token was the model's most likely one; of equally likely ones only the first counts."""
+    """True if the token was the model's most likely one; of equally likely ones only the first
+    counts."""
     greedy_allowed: Flags
     """True if the token was the most likely one of those that are not banned."""
     num_scored: Tokens
@@ -78,10 +84,13 @@ class Scores(NamedTuple):
         return np.logical_and.reduceat(self.greedy, self.starts)
 
     def taken(self, places: Tokens, requests: Sequence[Request]) -> "Scores":
-        """The scores of requests that are at `places` here: the last tokens that they themselves score."""
+        """The scores of requests that are at `places` here: the last tokens that they themselves
+        score."""
         counts = np.array([request.num_scored for request in requests], dtype=np.int64)
         ends = (self.starts + self.num_scored)[places]
-        chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        chosen = np.concatenate(
+            [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        )
         return Scores._make([*(column[chosen] for column in self[:-1]), counts])
 
 
@@ -118,8 +127,13 @@ def shown_first(tokenizer: Encoder) -> str:
 
 
 def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
-    """A sentence on each special token that texts contain literally: how often, and how it is read."""
-    known = getattr(tokenizer, "special_tokens", {tokenizer.decode([tokenizer.end_of_text]): tokenizer.end_of_text})
+    """A sentence on each special token that texts contain literally: how often, and how it is
+    read."""
+    known = getattr(
+        tokenizer,
+        "special_tokens",
+        {tokenizer.decode([tokenizer.end_of_text]): tokenizer.end_of_text},
+    )
     for literal, token in known.items():
         if count := sum(text.count(literal) for text in texts) if literal.strip() else 0:
             is_token = token in tokenizer.encode(literal)
@@ -146,12 +160,17 @@ class Task(ABC):
     unit: str
     """Word for requests, in the plural."""
     with_memory = False
-    """True if the requests are a text's segments in order, each scored with the memory of earlier ones."""
+    """True if the requests are a text's segments in order, each scored with the memory of earlier
+    ones."""
     banned: Tokens | None = None
     """Tokens that do not count as predictions."""
 
     def __init__(
-        self, source: SourceText, tokenizer: Encoder, requests: Sequence[Request], texts: Sequence[str]
+        self,
+        source: SourceText,
+        tokenizer: Encoder,
+        requests: Sequence[Request],
+        texts: Sequence[str],
     ) -> None:
         self.source, self.tokenizer, self.requests, self._texts = source, tokenizer, requests, texts
         self.name, self.note = source.task, source.note
@@ -161,7 +180,8 @@ class Task(ABC):
         """Numbers, in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """The task with at most `limit` requests, spread evenly over the test; with memory, the first ones."""
+        """The task with at most `limit` requests, spread evenly over the test; with memory, the
+        first ones."""
         part, chosen = copy.copy(self), evenly_spread(self.whole, limit)
         part.chosen = range(len(chosen)) if self.with_memory else chosen
         part.requests = [self.requests[number] for number in part.chosen]
@@ -180,18 +200,24 @@ class Task(ABC):
     def samples(self, scores: Scores) -> Iterator[Sample]:
         """Each request with its scores."""
         correct = self.correct(scores)
-        for place, (number, request, start) in enumerate(zip(self.chosen, self.requests, scores.starts, strict=True)):
+        for place, (number, request, start) in enumerate(
+            zip(self.chosen, self.requests, scores.starts, strict=True)
+        ):
             part = slice(int(start), int(start) + request.num_scored)
             yield Sample(
-                task=self.name, index=number, text=self.text(place),
+                task=self.name,
+                index=number,
+                text=self.text(place),
                 num_context_tokens=len(request.tokens) - request.num_scored,
                 tokens=request.tokens[-request.num_scored :].tolist(),
-                log_probabilities=scores.log_probabilities[part].tolist(), greedy=scores.greedy[part].tolist(),
+                log_probabilities=scores.log_probabilities[part].tolist(),
+                greedy=scores.greedy[part].tolist(),
                 correct=None if correct is None else bool(correct[place]),
-            )  # fmt: skip
+            )
 
     def correct(self, scores: Scores) -> Flags | None:
-        """True for each request that is right by the protocol's rule; None if it has no such rule."""
+        """True for each request that is right by the protocol's rule; None if it has no such
+        rule."""
         return None
 
     @abstractmethod
@@ -213,13 +239,18 @@ class Task(ABC):
         )
         places = {file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()}
         return dict(provenance) | {
-            "task": self.name, "partial": self.is_partial, "note": self.note, "num_scored_tokens": num_scored,
+            "task": self.name,
+            "partial": self.is_partial,
+            "note": self.note,
+            "num_scored_tokens": num_scored,
             "warnings": [
-                *self.source.remarks, *(f"{self.source.title}: {each}" for each in literals),
+                *self.source.remarks,
+                *(f"{self.source.title}: {each}" for each in literals),
                 *([misload] if subword >= size / 2 else []),
             ],
-            "data_digest": self.source.digest, "data_repository": places.get(self.source.digest, ""),
-        }  # fmt: skip
+            "data_digest": self.source.digest,
+            "data_repository": places.get(self.source.digest, ""),
+        }
 
 
 def perplexity(nll: float, count: float) -> float:
@@ -227,5 +258,7 @@ def perplexity(nll: float, count: float) -> float:
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"
-        raise IntegrityFailure(f"the checkpoint gives {loss}: it diverged or its weights are damaged")
+        raise IntegrityFailure(
+            f"the checkpoint gives {loss}: it diverged or its weights are damaged"
+        )
     return math.exp(exponent)

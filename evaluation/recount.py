@@ -18,7 +18,10 @@ from mlm_repro.evaluation.tasks.uncertainty import ratio_standard_error
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import SAME
 
-STAND_INS: dict[str, Callable[..., Any]] = {"heldout-perplexity": heldout_perplexity, "heldout-cloze": heldout_cloze}
+STAND_INS: dict[str, Callable[..., Any]] = {
+    "heldout-perplexity": heldout_perplexity,
+    "heldout-cloze": heldout_cloze,
+}
 SPACES = 4
 """Most spaces between two articles, which are words of the text and of no article."""
 
@@ -35,18 +38,27 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     given: dict[str, float] = {
         "num_scored_tokens": sum(block.num_scored for block in blocks),
         "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
-        "normaliser": result.num_original_tokens * result.num_scored_tokens / (result.num_tokens - 1),
+        "normaliser": result.num_original_tokens
+        * result.num_scored_tokens
+        / (result.num_tokens - 1),
         "token_ratio": (result.num_tokens - 1) / (result.num_original_tokens - 1),
-        **dict.fromkeys(("perplexity", "original_token_perplexity"), math.exp(nll / result.normaliser)),
+        **dict.fromkeys(
+            ("perplexity", "original_token_perplexity"), math.exp(nll / result.normaliser)
+        ),
         "subword_perplexity": math.exp(result.loss_per_token),
         "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
         "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
     }
     if (spread := ratio_standard_error(scored, weights)) is not None:
         given["log_perplexity_standard_error"] = spread
-    words, targets = sum(block.num_original_tokens for block in blocks), sum(block.num_targets for block in blocks)
+    words, targets = (
+        sum(block.num_original_tokens for block in blocks),
+        sum(block.num_targets for block in blocks),
+    )
     most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
-    least = words - (len(blocks) - 1) - SAME * words  # where no spaces part two blocks, their words meet
+    least = (
+        words - (len(blocks) - 1) - SAME * words
+    )  # where no spaces part two blocks, their words meet
     given["num_original_tokens"] = min(max(result.num_original_tokens, least), most)
     return given
 
@@ -57,7 +69,9 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
     return accuracy_numbers(result.num_correct, result.num_examples)
 
 
-def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None) -> dict[str, float]:
+def counts(
+    result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
+) -> dict[str, float]:
     """Numbers of an evaluation that its text and the dataset's tokenizer give.
 
     Raises DataMissing if the text is not here.
@@ -71,11 +85,19 @@ def counts(result: PerplexityResult | ClozeResult, dataset: Path, context: int, 
     part = task.limited(limit)
     if part.source.digest != result.data_digest:
         raise DataMissing(f"the text of {result.task}")
-    given = part.counts | {"num_scored_tokens": sum(request.num_scored for request in part.requests)}
+    given = part.counts | {
+        "num_scored_tokens": sum(request.num_scored for request in part.requests)
+    }
     if isinstance(result, ClozeResult):
         return {**given, "num_examples": len(part.requests)}
-    blocks = {(block.title, block.num_targets, block.num_original_tokens) for block in part.stream.blocks}
-    if not blocks.issuperset((block.title, block.num_targets, block.num_original_tokens) for block in result.blocks):
+    blocks = {
+        (block.title, block.num_targets, block.num_original_tokens) for block in part.stream.blocks
+    }
+    if not blocks.issuperset(
+        (block.title, block.num_targets, block.num_original_tokens) for block in result.blocks
+    ):
         given["num_tokens"] = -1
-    bits = result.loss_per_token * (result.num_tokens - 1) / math.log(2) / part.running_text.num_bytes
+    bits = (
+        result.loss_per_token * (result.num_tokens - 1) / math.log(2) / part.running_text.num_bytes
+    )
     return {**given, "num_windows": len(part.requests), "bits_per_byte": bits}

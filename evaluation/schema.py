@@ -1,4 +1,5 @@
-"""Schema of an evaluation's JSON: `mlm-eval --json` and `--samples` write it, other rooms read it. Imports no torch."""
+"""Schema of an evaluation's JSON: `mlm-eval --json` and `--samples` write it, other rooms read it.
+Imports no torch."""
 
 import math
 from typing import Any, Self
@@ -21,8 +22,8 @@ class Provenance(FileSchema):
     seconds: float
     environment: Environment
     backend: str = ""
-    """Program that computed the model and, of transformers, the class and the attention kernel. Earlier versions kept
-    none of these four."""
+    """Program that computed the model and, of transformers, the class and the attention kernel.
+    Earlier versions kept none of these four."""
     batch_size: int | None = None
     """Rows per forward pass that were asked for; None for as many as fit."""
     first_tokens: list[str] = Field(default_factory=list)
@@ -32,7 +33,8 @@ class Provenance(FileSchema):
 
 
 class Block(FileSchema):
-    """An article or stretch of a running text, taken as independent of the others, with its loss."""
+    """An article or stretch of a running text, taken as independent of the others, with its
+    loss."""
 
     title: str
     num_targets: int
@@ -44,7 +46,8 @@ class Block(FileSchema):
 
 
 class Result(Provenance):
-    """An evaluation of a checkpoint by a protocol. Reading a file as this class gives the subclass of its kind."""
+    """An evaluation of a checkpoint by a protocol. Reading a file as this class gives the subclass
+    of its kind."""
 
     task: str
     protocol: str
@@ -57,7 +60,8 @@ class Result(Provenance):
     data_digest: str
     """SHA-256 of the test file."""
     data_repository: str = ""
-    """The published file's place on the Hugging Face hub, repository/subset; empty for other texts."""
+    """The published file's place on the Hugging Face hub, repository/subset; empty for other
+    texts."""
     perplexity: Positive | None
     """None for a text of too few words."""
     num_original_tokens: int
@@ -71,12 +75,15 @@ class Result(Provenance):
     @classmethod
     def _choose_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> "Result":
         if cls is Result and isinstance(values, dict):
-            return (ClozeResult if "accuracy" in values else PerplexityResult).model_validate(values)
+            return (ClozeResult if "accuracy" in values else PerplexityResult).model_validate(
+                values
+            )
         return handler(values)
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """Standard error of the perplexity's logarithm: of the mean loss of a word, or of an example."""
+        """Standard error of the perplexity's logarithm: of the mean loss of a word, or of an
+        example."""
         return None
 
     @property
@@ -90,7 +97,8 @@ class PerplexityResult(Result):
     """Word-level perplexity of a running text."""
 
     normaliser: float
-    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata if partial, or sub-words."""
+    """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata if
+    partial, or sub-words."""
     log_perplexity_standard_error: float | None
     """Standard error of ln perplexity, by a bootstrap over `blocks`; None for a single block."""
     loss_per_token: float
@@ -104,7 +112,8 @@ class PerplexityResult(Result):
     bits_per_byte: float
     """Bits per UTF-8 byte of the text before the detokenizer."""
     token_ratio: float | None
-    """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o - 1)."""
+    """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o
+    - 1)."""
     num_windows: int
     """Scored windows."""
     window: int | None = None
@@ -112,7 +121,8 @@ class PerplexityResult(Result):
     stride: int | None = None
     """Sub-words from window to window."""
     megatron: dict[str, float]
-    """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most 20)."""
+    """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most
+    20)."""
     blocks: list[Block]
     """The articles, or stretches of a text without articles."""
 
@@ -123,7 +133,8 @@ class PerplexityResult(Result):
 
     @property
     def bits_per_byte_error(self) -> float | None:
-        """Standard error over articles of the bits per byte, which are proportional to the perplexity's logarithm."""
+        """Standard error over articles of the bits per byte, which are proportional to the
+        perplexity's logarithm."""
         if self.log_perplexity_error is None or self.perplexity is None or self.perplexity <= 1:
             return None
         return self.bits_per_byte * self.log_perplexity_error / math.log(self.perplexity)
@@ -138,7 +149,8 @@ class ClozeResult(Result):
     standard_error: float
     """Standard error of the accuracy."""
     perplexity_standard_error: float | None
-    """Standard error of the perplexity, from the spread of the examples' losses; None for a single example."""
+    """Standard error of the perplexity, from the spread of the examples' losses; None for a single
+    example."""
     num_examples: int
     """Scored examples."""
     num_correct: int
@@ -150,7 +162,11 @@ class ClozeResult(Result):
     @property
     def log_perplexity_error(self) -> float | None:
         """Ratio of the perplexity's standard error to the perplexity."""
-        return None if self.perplexity_standard_error is None else self.perplexity_standard_error / self.perplexity
+        return (
+            None
+            if self.perplexity_standard_error is None
+            else self.perplexity_standard_error / self.perplexity
+        )
 
 
 class Sample(FileSchema):

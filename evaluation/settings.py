@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 
 class Settings(Config):
-    """How a model is scored, as `--set KEY=VALUE` of `mlm-eval` changes it. None of it changes what is measured."""
+    """How a model is scored, as `--set KEY=VALUE` of `mlm-eval` changes it. None of it changes what
+    is measured."""
 
     batch_size: PositiveInt | None = None
     """Rows per forward pass; by default as many as fit in memory."""
     workers: PositiveInt | None = None
     """Processes on a processor; by default one per available core."""
     layout: Layout = Field(default_factory=lambda: Layout(dp=launched_ranks() or 1))
-    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started here if they do not
-    run yet. By default the ranks that torchrun or Slurm started share the batches."""
+    """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started
+    here if they do not run yet. By default the ranks that torchrun or Slurm started share the
+    batches."""
     backend: Literal["engine", "transformers"] | None = None
-    """Program that computes the model; by default the engine for a GPT-2, transformers for another."""
+    """Program that computes the model; by default the engine for a GPT-2, transformers for
+    another."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Number format computed in; by default that of a checkpoint of this suite, fp32 for others."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None = None
@@ -55,7 +58,9 @@ class Settings(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.device and self.layout.world_size > 1:
-            raise ValueError("device is for one rank: several take a GPU each, or share the processor")
+            raise ValueError(
+                "device is for one rank: several take a GPU each, or share the processor"
+            )
         return self
 
 
@@ -71,12 +76,16 @@ class Sampling:
     top_k: int | None = None
     """Keep only the k likeliest tokens and those as likely as the last of them."""
     top_p: float | None = None
-    """Keep only the likeliest tokens that together have this probability (nucleus sampling, Holtzman et al. 2020)."""
+    """Keep only the likeliest tokens that together have this probability (nucleus sampling,
+    Holtzman et al. 2020)."""
     seed: int = 1234
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < float("inf"):
-            raise BadInput(f"a temperature of {self.temperature} is not above 0 and finite; without one it is greedy")
+            raise BadInput(
+                f"a temperature of {self.temperature} is not above 0 and finite; without one it is"
+                " greedy"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise BadInput(f"top-k = {self.top_k} leaves no token")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -13,15 +13,24 @@ CONSOLE = Console(width=1_000, soft_wrap=True, markup=False, highlight=False)
 """Cuts no digit off where the terminal is narrower than a table."""
 
 
-def print_results(results: Mapping[str, Result], missing: Mapping[str, str] = MappingProxyType({})) -> None:
-    """The numbers of protocols, one below the other or many side by side, and the rule and warnings of each."""
+def print_results(
+    results: Mapping[str, Result], missing: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """The numbers of protocols, one below the other or many side by side, and the rule and warnings
+    of each."""
     for kind in (PerplexityResult, ClozeResult):
-        some = {result.task: numbers_of(result) for result in results.values() if isinstance(result, kind)}
+        some = {
+            result.task: numbers_of(result)
+            for result in results.values()
+            if isinstance(result, kind)
+        }
         for labels in [*some.values()][:1]:
             if len(results) == 1:
                 print_rows([(*some, ""), *labels.items()])
             else:
-                print_rows([("", *labels), *((name, *numbers.values()) for name, numbers in some.items())])
+                print_rows(
+                    [("", *labels), *((name, *numbers.values()) for name, numbers in some.items())]
+                )
     for result in results.values():
         CONSOLE.print(f"{result.task}: {result.protocol}")
     for name, reason in missing.items():
@@ -50,9 +59,11 @@ def numbers_of(result: Result) -> dict[str, str]:
         }
     kind = f"{result.kind}{', partial' if result.partial else ''}"
     return numbers | {
-        "sub-words scored": f"{result.num_scored_tokens:,}", "kind": kind, "checkpoint": result.checkpoint_digest[:16],
+        "sub-words scored": f"{result.num_scored_tokens:,}",
+        "kind": kind,
+        "checkpoint": result.checkpoint_digest[:16],
         "seconds": f"{result.seconds:,.1f}",
-    }  # fmt: skip
+    }
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
@@ -68,9 +79,13 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 def print_remarks(results: Sequence[Result]) -> None:
     """Notes and warnings of results, each once."""
     if any(result.partial for result in results):
-        CONSOLE.print("PARTIAL: only part of the test was scored; this is an estimate.", style="bold")
+        CONSOLE.print(
+            "PARTIAL: only part of the test was scored; this is an estimate.", style="bold"
+        )
     notes = [result.note for result in results if result.note]
-    for remark in dict.fromkeys([*notes, *(warning for result in results for warning in result.warnings)]):
+    for remark in dict.fromkeys(
+        [*notes, *(warning for result in results for warning in result.warnings)]
+    ):
         CONSOLE.print(f"warning: {remark}", style="bold")
 
 

@@ -1,7 +1,7 @@
 """Sliding windows in which every target is scored exactly once.
 
-Pure arithmetic on positions. Follows the overlapping evaluation of Megatron-LM's zero-shot tasks (`--overlapping-eval
-32` at sequence length 1024).
+Pure arithmetic on positions. Follows the overlapping evaluation of Megatron-LM's zero-shot tasks
+(`--overlapping-eval 32` at sequence length 1024).
 """
 
 import math
@@ -37,10 +37,10 @@ def check_stride(stride: int, seq_length: int) -> None:
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Window]:
     """Windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in order.
 
-    Window i begins at token `i * stride` and sees `seq_length` inputs and the token after them. Window 0
-    scores all its targets, a later one only its last `stride` target slots. Token 0 has no context and is
-    never scored. Windows that would score nothing are left out. Raises BadInput if `stride` would skip
-    targets or there is nothing to score.
+    Window i begins at token `i * stride` and sees `seq_length` inputs and the token after them.
+    Window 0 scores all its targets, a later one only its last `stride` target slots. Token 0 has no
+    context and is never scored. Windows that would score nothing are left out. Raises BadInput if
+    `stride` would skip targets or there is nothing to score.
     """
     check_stride(stride, seq_length)
     if num_tokens < 2:
@@ -57,7 +57,8 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
     """Disjoint windows over a document that score every token but the first.
 
-    Each sees the token before what it scores; the last one is extended to the left to a full context.
+    Each sees the token before what it scores; the last one is extended to the left to a full
+    context.
     """
     for first in range(1, num_tokens, seq_length):
         stop = min(first + seq_length, num_tokens)
@@ -65,12 +66,19 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 
 
 def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Window]:
-    """Disjoint windows of `size` tokens, each scored from its token of that number on; what is left over is not."""
-    return [Window(start, start + first_scored, start + size) for start in range(0, num_tokens - size + 1, size)]
+    """Disjoint windows of `size` tokens, each scored from its token of that number on; what is left
+    over is not."""
+    return [
+        Window(start, start + first_scored, start + size)
+        for start in range(0, num_tokens - size + 1, size)
+    ]
 
 
-def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW) -> tuple[int, int]:
-    """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's context.
+def megatron_windows(
+    context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW
+) -> tuple[int, int]:
+    """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's
+    context.
 
     A longer context is not used; in a shorter one the stride is shortened in proportion.
     """
@@ -79,7 +87,8 @@ def megatron_windows(context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_W
 
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:
-    """`limit` of `count` indices in order, one from the middle of each equal part; all without a limit."""
+    """`limit` of `count` indices in order, one from the middle of each equal part; all without a
+    limit."""
     if limit is None or limit >= count:
         return list(range(count))
     return [(2 * part + 1) * count // (2 * limit) for part in range(limit)]

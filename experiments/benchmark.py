@@ -1,4 +1,5 @@
-"""The record of a benchmark: cases, samples of each contender, ratios with their goals. Imports no torch.
+"""The record of a benchmark: cases, samples of each contender, ratios with their goals. Imports no
+torch.
 
 The benchmarks and `mlm-verify against` write it.
 """
@@ -107,7 +108,8 @@ class Table:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file has no JSON, BadInput if that is no record."""
+    """Read a record. Raises IntegrityFailure if the file has no JSON, BadInput if that is no
+    record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
@@ -120,6 +122,11 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 def setting_lines(result: Benchmark) -> list[str]:
     """Format the settings that all cases share, a line for each key."""
     return [
-        f"{key}: {', '.join(f'{name} {part}' for name, part in value.items()) if isinstance(value, dict) else value}"
+        f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()
     ]
+
+
+def named(values: JSON) -> str:
+    """Join the names and values of a setting with commas."""
+    return ", ".join(f"{name} {part}" for name, part in values.items())

@@ -1,4 +1,5 @@
-"""The published claims and the experiments that answer them, read from the files beside this one. Imports no torch."""
+"""The published claims and the experiments that answer them, read from the files beside this one.
+Imports no torch."""
 
 import csv
 import math
@@ -21,34 +22,46 @@ from mlm_repro.lineage.records import Record
 
 HERE = Path(__file__).parent
 CLAIMS = HERE / "claims"
-TOLERANCE = r"digits|exact|±\d+(\.\d+)?|×\d+(\.\d+)?|\d+(\.\d+)?%|-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%"
+TOLERANCE = (
+    r"digits|exact|±\d+(\.\d+)?|×\d+(\.\d+)?|\d+(\.\d+)?%|"
+    r"-\d+(\.\d+)?\+\d+(\.\d+)?|-\d+(\.\d+)?%\+\d+(\.\d+)?%"
+)
 
 PAPERS: dict[str, str] = read_toml(CLAIMS / "papers.toml")
 """Titles, by what the names of their claims and experiments begin with."""
 FACTS: dict[str, list[str]] = read_toml(CLAIMS / "facts.toml")
-"""Ids of claims by the independent fact that decides them, where that is not what their own citation has."""
+"""Ids of claims by the independent fact that decides them, where that is not what their own
+citation has."""
 UNANSWERED: dict[str, list[JSON]] = read_toml(HERE / "unanswered.toml")
-"""Claims that no experiment answers, each with the reason: numbers of others as `context`, and those that wait for
-machines, data or weights as `missing`."""
+"""Claims that no experiment answers, each with the reason: numbers of others as `context`, and
+those that wait for machines, data or weights as `missing`."""
 NEEDS: dict[str, list[str]] = read_toml(CLAIMS / "needs.toml")
 """Ids of claims by the means that an answer at the published size needs, the least first."""
 
 MEASUREMENTS = {
-    "activations": "activations:measure_activations", "bubble": "bubble:measure_bubbles",
-    "parameters": "counted:measure_built", "peak-memory": "memory:measure_memory",
-    "recipe": "counted:measure_recipe", "released": "released:measure_released",
-    "schedules": "bubble:measure_schedules", "tensor-parallel": "huggingface:measure_huggingface",
-    "transformer-xl": "counted:measure_transformer_xl", "traffic": "traffic:measure_traffic",
-    "words": "counted:measure_words", "zero-communication": "traffic:measure_sent_bytes",
-}  # fmt: skip
-"""Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in experiment.toml."""
+    "activations": "activations:measure_activations",
+    "bubble": "bubble:measure_bubbles",
+    "parameters": "counted:measure_built",
+    "peak-memory": "memory:measure_memory",
+    "recipe": "counted:measure_recipe",
+    "released": "released:measure_released",
+    "schedules": "bubble:measure_schedules",
+    "tensor-parallel": "huggingface:measure_huggingface",
+    "transformer-xl": "counted:measure_transformer_xl",
+    "traffic": "traffic:measure_traffic",
+    "words": "counted:measure_words",
+    "zero-communication": "traffic:measure_sent_bytes",
+}
+"""Module of `mlm_repro.experiments.measured` and its function, by the name that `measures` has in
+experiment.toml."""
 TAKES_LONG = {"released": "scores released weights"}
 """Measurements that `mlm-experiment run --all` leaves out, each with its reason."""
 
 
 Says = Literal["exact", "about", "at most", "at least", "there is", "for all"]
 SAYS: dict[str, dict[str, str]] = read_toml(CLAIMS / "says.toml")
-"""The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word `before` the value."""
+"""The classes of sentences: `words` that say it, required `relation`, number `of_a_set`, word
+`before` the value."""
 ABOUT = 0.1
 """Share by which a number that is called about differs at most."""
 
@@ -86,10 +99,11 @@ class Claim(Config):
     says: Says
     """How the sentence puts it: the required relation of our number follows."""
     sentence: str
-    """Quotation of at most 25 words with its hedge; empty for the cell of a table and the point of a figure."""
+    """Quotation of at most 25 words with its hedge; empty for the cell of a table and the point of
+    a figure."""
     confidence: Literal["seen", "vec", "dig", "derived"]
-    """seen: read in the source; vec: exact from its vector graphics; dig: digitised from a bitmap; derived: worked out
-    of numbers that were seen."""
+    """seen: read in the source; vec: exact from its vector graphics; dig: digitised from a bitmap;
+    derived: worked out of numbers that were seen."""
     notes: str
 
     @property
@@ -110,9 +124,17 @@ class Claim(Config):
     def record(self, experiment: str, x_name: str) -> Record:
         """The number as a record of an experiment, at a place on the axis of that name."""
         return Record(
-            experiment=experiment, series=self.series, quantity=self.quantity, value=float(self.value),
-            kind="published", source=self.citation, unit=self.unit, x=self.x, x_name=x_name, note=self.notes,
-        )  # fmt: skip
+            experiment=experiment,
+            series=self.series,
+            quantity=self.quantity,
+            value=float(self.value),
+            kind="published",
+            source=self.citation,
+            unit=self.unit,
+            x=self.x,
+            x_name=x_name,
+            note=self.notes,
+        )
 
     @property
     def relation(self) -> str:
@@ -138,39 +160,53 @@ class Claim(Config):
 
     @property
     def printed(self) -> Range:
-        """The numbers that are printed so: those of the same digits, of a count itself, and a tenth about."""
+        """The numbers that are printed so: those of the same digits, of a count itself, and a tenth
+        about."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
         if self.says == "about":
-            return Range(value, min(read.low, (1 - ABOUT) * value), max(read.high, (1 + ABOUT) * value))
+            return Range(
+                value, min(read.low, (1 - ABOUT) * value), max(read.high, (1 + ABOUT) * value)
+            )
         return read
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
-        """The least and the greatest number that agrees with the claim: a measured one, or one that was worked out of
-        other printed numbers, for which there is rounding alone."""
+        """The least and the greatest number that agrees with the claim: a measured one, or one that
+        was worked out of other printed numbers, for which there is rounding alone."""
         if self.is_direction:
-            return (math.ulp(0.0), math.inf) if self.says == "at least" else (-math.inf, -math.ulp(0.0))
+            return (
+                (math.ulp(0.0), math.inf)
+                if self.says == "at least"
+                else (-math.inf, -math.ulp(0.0))
+            )
         value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
         low, high = min(self.printed.low, value - below), max(self.printed.high, value + above)
         relation = self.relation
         return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
 
     def agrees(self, number: Range | float, measured: bool = True) -> bool:
-        """True if rounding, and of a measured number the tolerance, leave room for the claimed relation of the number,
-        or of one in the range, to the value."""
+        """True if rounding, and of a measured number the tolerance, leave room for the claimed
+        relation of the number, or of one in the range, to the value."""
         ours, (low, high) = as_range(number), self.bounds(measured)
         if self.is_direction:
             return low <= ours.high and ours.low <= high
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
-        is_rounding = (low, high) == (self.printed.low, self.printed.high) and low < high and self.says != "about"
-        if ours.low == ours.high and is_rounding:  # a half is rounded away from zero: the farther end prints more
+        is_rounding = (
+            (low, high) == (self.printed.low, self.printed.high)
+            and low < high
+            and self.says != "about"
+        )
+        if (
+            ours.low == ours.high and is_rounding
+        ):  # a half is rounded away from zero: the farther end prints more
             if self.value >= 0:
                 return low - slack <= ours.value < high - slack
             return low + slack < ours.value <= high + slack
         return low - slack <= ours.high and ours.low <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
-        """Allowed distance below and above the value, in the claim's unit, beyond which rounding may still go."""
+        """Allowed distance below and above the value, in the claim's unit, beyond which rounding
+        may still go."""
         text, value = self.allowed.tolerance, abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
         if not ends:
@@ -206,17 +242,22 @@ class Arithmetic(Config):
     over: str = ""
     """Ids of the numbers that those are divided by, at the same x."""
     how: Literal["each", "ends", "spread", "place", "power", "difference", "sum"] = "each"
-    """The quotient at each x; the quotient of the largest of each; the largest over the least of each series; the x of
-    the largest; the number to the power `exponent`; the difference; the sum. Of several the claim's class picks one."""
+    """The quotient at each x; the quotient of the largest of each; the largest over the least of
+    each series; the x of the largest; the number to the power `exponent`; the difference; the sum.
+    Of several the claim's class picks one."""
     percent: Literal["", "more", "less"] = ""
     """Say a quotient as percent more or less than 1."""
     exponent: tuple[float, float] = (1.0, 1.0)
     """Numerator and denominator of a power."""
 
     def worked_out(self, says: Says) -> Range:
-        """The number, from the printed digits of the claims; of several the one that a claim of this class is about."""
+        """The number, from the printed digits of the claims; of several the one that a claim of
+        this class is about."""
         pick = min if SAYS[says]["of_a_set"] == "least" else max
-        numbers, others = ([claim for claim in every_claim() if matches(claim, ids)] for ids in (self.of, (self.over,)))
+        numbers, others = (
+            [claim for claim in every_claim() if matches(claim, ids)]
+            for ids in (self.of, (self.over,))
+        )
         series: dict[str, list[Range]] = {}
         for claim in numbers:
             series.setdefault(f"{claim.where} {claim.series}", []).append(claim.printed)
@@ -230,14 +271,23 @@ class Arithmetic(Config):
             case "spread":
                 quotients = [farthest(max, each) / farthest(min, each) for each in series.values()]
             case "ends":
-                most = [farthest(max, (claim.printed for claim in each)) for each in (numbers, others)]
+                most = [
+                    farthest(max, (claim.printed for claim in each)) for each in (numbers, others)
+                ]
                 quotients = [most[0] / most[1]]
             case _:
                 by_x = {claim.x: claim.printed for claim in others}
-                pairs = [(claim.printed, by_x.get(claim.x, as_range(1.0))) for claim in numbers
-                         if claim.x in by_x or not others]  # fmt: skip
+                pairs = [
+                    (claim.printed, by_x.get(claim.x, as_range(1.0)))
+                    for claim in numbers
+                    if claim.x in by_x or not others
+                ]
                 quotients = [a - b if self.how == "difference" else a / b for a, b in pairs]
-        said = {"": lambda one: one, "more": lambda one: 100 * (one - 1), "less": lambda one: 100 * (1 - one)}
+        said = {
+            "": lambda one: one,
+            "more": lambda one: 100 * (one - 1),
+            "less": lambda one: 100 * (1 - one),
+        }
         return farthest(pick, map(said[self.percent], quotients))
 
 
@@ -262,7 +312,8 @@ class Effect(Config):
     """A claim about the difference of a quantity between two arms."""
 
     claim: str
-    """Id of the published claim that it answers; a question of our own has an id that no claim has."""
+    """Id of the published claim that it answers; a question of our own has an id that no claim
+    has."""
     of: str
     """Arm whose quantity comes first in the difference; `less` is the arm that is subtracted."""
     less: str
@@ -294,7 +345,8 @@ ABLATION = "ablation"
 
 
 class Ablation(Config):
-    """Small trainings that differ in one thing, over several seeds, and the effects that are claimed."""
+    """Small trainings that differ in one thing, over several seeds, and the effects that are
+    claimed."""
 
     question: str
     model: JSON
@@ -302,11 +354,13 @@ class Ablation(Config):
     arms: tuple[Arm, ...]
     effects: tuple[Effect, ...]
     rates: tuple[float, ...] = ()
-    """Learning rates that every arm is tried at with a seed of its own; it is trained at the best."""
+    """Learning rates that every arm is tried at with a seed of its own; it is trained at the
+    best."""
     search_share: float = Field(default=0.2, gt=0, le=1)
     """Length of a trial over that of a training."""
     finder: tuple[float, float] | None = None
-    """Ends of a learning-rate finder's sweep over as many iterations, which gives the rate in place of trials."""
+    """Ends of a learning-rate finder's sweep over as many iterations, which gives the rate in place
+    of trials."""
     seeds: int = Field(default=5, ge=5, le=8)
     """Number of seeds for every arm; the forecast's digest gives them."""
     level: float = Field(default=0.95, gt=0, lt=1)
@@ -335,11 +389,13 @@ class Experiment(Config):
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
     extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Axis over which some of its claims are predicted from the others (`mlm_repro.experiments.forecast.published`)."""
+    """Axis over which some of its claims are predicted from the others
+    (`mlm_repro.experiments.forecast.published`)."""
     ablation: Ablation | None = None
     """Trainings that `mlm-experiment ablate` makes for it."""
     measures: str = ""
-    """Measurement that `mlm-experiment run` makes for it on this machine, a name of `MEASUREMENTS`."""
+    """Measurement that `mlm-experiment run` makes for it on this machine, a name of
+    `MEASUREMENTS`."""
     not_run: str = ""
     """Reason for which claims about other quantities are not answered."""
     expected: Expected
@@ -351,9 +407,13 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """True if a run of it gives numbers of this quantity."""
-        return bool(self.reproduction or self.extrapolates or self.ablation or self.measures or self.arithmetic) or any(
-            quantity in (*part.simulated, *part.computed) for part in self.parts
-        )
+        return bool(
+            self.reproduction
+            or self.extrapolates
+            or self.ablation
+            or self.measures
+            or self.arithmetic
+        ) or any(quantity in (*part.simulated, *part.computed) for part in self.parts)
 
 
 @cache
@@ -363,11 +423,13 @@ def every_claim() -> tuple[Claim, ...]:
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Every claim of the folder's CSV files. Raises BadInput with file and line for one that is none."""
+    """Every claim of the folder's CSV files. Raises BadInput with file and line for one that is
+    none."""
     return tuple(
         parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
-        for path in sorted(folder.glob("*.csv")) for line, row in enumerate(read_rows(path), 2)
-    )  # fmt: skip
+        for path in sorted(folder.glob("*.csv"))
+        for line, row in enumerate(read_rows(path), 2)
+    )
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -399,7 +461,8 @@ class Erratum(Config):
     document: str
     place: str
     kind: Literal["arithmetic", "two sentences disagree", "a question"]
-    """arithmetic: no rounding explains the printed number; a question: another reading is possible."""
+    """arithmetic: no rounding explains the printed number; a question: another reading is
+    possible."""
     printed: str
     follows: str
     """The right words, as they follow from the quotations."""
@@ -447,7 +510,9 @@ def read_errata() -> Errata:
 
 def erratum_of(claim: Claim) -> Erratum | None:
     """The erratum that a printed number is part of."""
-    return next((erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None)
+    return next(
+        (erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None
+    )
 
 
 def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
@@ -461,12 +526,16 @@ def load_experiments() -> Mapping[str, Experiment]:
 
     def natural(experiment: Experiment) -> list[int | str]:
         """Sorts figure-6 before figure-11, and years before names."""
-        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)]
+        return [
+            int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)
+        ]
 
     loaded = []
     for path in HERE.glob("*/*/experiment.toml"):
         expected = load_config(path.parent / "expected.toml", Expected)
-        loaded.append(parse_config({**read_toml(path), "expected": expected}, Experiment, str(path)))
+        loaded.append(
+            parse_config({**read_toml(path), "expected": expected}, Experiment, str(path))
+        )
     return {experiment.name: experiment for experiment in sorted(loaded, key=natural)}
 
 

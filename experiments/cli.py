@@ -14,7 +14,9 @@ from mlm_repro.lineage.shipped import Shipped, find_file
 if TYPE_CHECKING:
     from mlm_repro.experiments.catalogue import Experiment
 
-app = CommandLine(help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True)
+app = CommandLine(
+    help="Reproduce the papers' runs at the size this machine allows.", no_args_is_help=True
+)
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print sizes and cost, and stop.")]
 Name = Annotated[str | None, typer.Argument(help="An experiment, such as 2021/figure-11.")]
@@ -23,19 +25,30 @@ Name = Annotated[str | None, typer.Argument(help="An experiment, such as 2021/fi
 @app.command()
 def reproduce(
     target: Annotated[
-        Literal["355m", "2.5b", "8.3b"], typer.Argument(help="Largest model; the smaller ones are run for comparison.")
+        Literal["355m", "2.5b", "8.3b"],
+        typer.Argument(help="Largest model; the smaller ones are run for comparison."),
     ],
     mode: Annotated[
-        Literal["auto", "full", "scaled"], typer.Option(help="full: published size; scaled: twins; auto: what fits.")
+        Literal["auto", "full", "scaled"],
+        typer.Option(help="full: published size; scaled: twins; auto: what fits."),
     ] = "auto",
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Train twins of the smallest size, to see that everything works.")
+        bool,
+        typer.Option(
+            "--smoke", help="Train twins of the smallest size, to see that everything works."
+        ),
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, max=9, help="Trainings of each twin, 2 by default, 1 with --smoke; several give a band."),
+        typer.Option(
+            min=1,
+            max=9,
+            help="Trainings of each twin, 2 by default, 1 with --smoke; several give a band.",
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Another data recipe, such as wikipedia or a TOML file.")
+    ] = None,
     runs: Runs = Path("runs"),
     dry_run: DryRun = False,
 ) -> None:
@@ -49,8 +62,12 @@ def reproduce(
 
 @app.command()
 def ladder(
-    rungs: Annotated[int, typer.Option(min=4, max=11, help="Number of sizes, from the smallest on.")] = 6,
-    data: Annotated[Path, typer.Option(help="Data recipe: a shipped one or a TOML file.")] = Path("ladder"),
+    rungs: Annotated[
+        int, typer.Option(min=4, max=11, help="Number of sizes, from the smallest on.")
+    ] = 6,
+    data: Annotated[Path, typer.Option(help="Data recipe: a shipped one or a TOML file.")] = Path(
+        "ladder"
+    ),
     runs: Runs = Path("runs"),
     dry_run: DryRun = False,
 ) -> None:
@@ -65,18 +82,31 @@ def ladder(
 def sweep(
     recipe: Annotated[str, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
     vary: Annotated[
-        list[str], typer.Option("--vary", help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated.")
+        list[str],
+        typer.Option(
+            "--vary", help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated."
+        ),
     ],
-    fixed: Annotated[list[str] | None, typer.Option("--set", help="Override a key for all: section.key=value.")] = None,
+    fixed: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key for all: section.key=value.")
+    ] = None,
     runs: Runs = Path("runs"),
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Train every Nth, from the Ith on: N tasks of a job array divide them.")
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Train every Nth, from the Ith on: N tasks of a job array divide them.",
+        ),
     ] = "1/1",
-    best: Annotated[Path | None, typer.Option(help="Write the best as a recipe to this TOML file.")] = None,
+    best: Annotated[
+        Path | None, typer.Option(help="Write the best as a recipe to this TOML file.")
+    ] = None,
 ) -> None:
-    """Train a recipe at every combination of settings; print the losses with intervals over the seeds, best first.
+    """Train a recipe at every combination of settings; print the losses with intervals over the
+    seeds, best first.
 
-    What is complete is not trained again, so that the last call of a divided sweep prints the whole table.
+    What is complete is not trained again, so that the last call of a divided sweep prints the whole
+    table.
     """
     from mlm_repro.data_pipeline.work.executors.part import parse_part
     from mlm_repro.engine.run.resolved import read_run_config
@@ -94,9 +124,13 @@ def sweep(
 
 @app.command()
 def launch(
-    manifest: Annotated[Path, typer.Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")],
+    manifest: Annotated[
+        Path, typer.Argument(help="A shipped job, such as 8.3b, or the TOML file of one.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the launch files.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: key=value.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: key=value.")
+    ] = None,
 ) -> None:
     """Write the torchrun and Slurm files of a training job, which goes on until it is complete."""
     from mlm_repro.experiments.launch.job import Job, describe_job, write_launch_files
@@ -113,36 +147,61 @@ def launch(
 
 @app.command()
 def simulate(
-    rows: Annotated[Path, typer.Argument(help="CSV file of clusters, models and layouts; ptd-p-runs is shipped.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(help="CSV file of clusters, models and layouts; ptd-p-runs is shipped."),
+    ],
     out: Annotated[Path, typer.Option(help="CSV file of predictions.")],
 ) -> None:
     """Predict time, TFLOP/s and memory of an iteration for every row, or say why it cannot run."""
     from mlm_repro.experiments.simulator.batch import simulate_file
 
     count, refused = simulate_file(find_file(rows, Shipped.WORKLOAD_FILE), out)
-    print(f"{out}: {count - refused} rows simulated, {refused} cannot run (see the column `reason`)")
+    print(
+        f"{out}: {count - refused} rows simulated, {refused} cannot run (see the column `reason`)"
+    )
 
 
 @app.command("plan")
 def plan_(
-    model: Annotated[str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")],
+    model: Annotated[
+        str, typer.Argument(help="A shipped model, such as 8.3b or ptd-p/145.6b, or a TOML file.")
+    ],
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the cluster that train.")],
-    cluster: Annotated[str, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")],
+    cluster: Annotated[
+        str, typer.Option(help="A shipped cluster, such as dgx-2h-v100, or a TOML file.")
+    ],
     software: Annotated[
         str, typer.Option(help="Training software, such as megatron-2021; by default this engine.")
     ] = "",
-    batch: Annotated[int, typer.Option(min=0, help="Sequences of an iteration; by default the model's.")] = 0,
-    seq: Annotated[int, typer.Option(min=0, help="Length of a sequence; by default the model's.")] = 0,
-    tokens: Annotated[
-        float, typer.Option(min=0, help="Tokens to train on, such as 300e9; by default the model's.")
+    batch: Annotated[
+        int, typer.Option(min=0, help="Sequences of an iteration; by default the model's.")
     ] = 0,
-    days: Annotated[float, typer.Option(min=0, help="Also say how many tokens so many days are enough for.")] = 0.0,
-    price: Annotated[float, typer.Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")] = 0.0,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the model by its first layout to this TOML file.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Print where the time of the first layout goes.")] = False,
+    seq: Annotated[
+        int, typer.Option(min=0, help="Length of a sequence; by default the model's.")
+    ] = 0,
+    tokens: Annotated[
+        float,
+        typer.Option(min=0, help="Tokens to train on, such as 300e9; by default the model's."),
+    ] = 0,
+    days: Annotated[
+        float, typer.Option(min=0, help="Also say how many tokens so many days are enough for.")
+    ] = 0.0,
+    price: Annotated[
+        float, typer.Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")
+    ] = 0.0,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the model by its first layout to this TOML file.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print where the time of the first layout goes.")
+    ] = False,
 ) -> None:
-    """Rank the layouts of a model that fit a cluster: time, days, GPU-hours, with intervals and failures.
+    """Rank the layouts of a model that fit a cluster: time, days, GPU-hours, with intervals and
+    failures.
 
     What --out writes is a run: `mlm-train run`, `mlm-train to-megatron` and a job take it.
     """
@@ -176,17 +235,25 @@ def list_() -> None:
     """List every published table and figure; `compare` gives the verdicts on its claims."""
     from mlm_repro.experiments.catalogue import load_experiments
 
-    print(*(f"{name:<40}{experiment.title}" for name, experiment in load_experiments().items()), sep="\n")
+    print(
+        *(f"{name:<40}{experiment.title}" for name, experiment in load_experiments().items()),
+        sep="\n",
+    )
 
 
 @app.command("run")
 def run_(
     name: Name = None,
-    every: Annotated[bool, typer.Option("--all", help="Run all experiments except those that train models.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Run all experiments except those that train models.")
+    ] = False,
     runs: Runs = Path("runs"),
-    limit: Annotated[int | None, typer.Option(min=1, help="For released weights: most windows per test.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="For released weights: most windows per test.")
+    ] = None,
 ) -> None:
-    """Predict the numbers of a published table or figure, and measure those that this machine can."""
+    """Predict the numbers of a published table or figure, and measure those that this machine
+    can."""
     from mlm_repro.experiments.runner import run_named
     from mlm_repro.lineage.run import MANIFEST
 
@@ -199,13 +266,19 @@ def run_(
 
 @app.command()
 def ablate(
-    name: Annotated[str, typer.Argument(help="An experiment with an ablation, such as transformer-xl/memory.")],
+    name: Annotated[
+        str, typer.Argument(help="An experiment with an ablation, such as transformer-xl/memory.")
+    ],
     dataset: Annotated[
-        list[Path], typer.Option("--dataset", help="Dataset directory; twice where arms differ in their tokens.")
+        list[Path],
+        typer.Option(
+            "--dataset", help="Dataset directory; twice where arms differ in their tokens."
+        ),
     ],
     runs: Runs = Path("runs"),
 ) -> None:
-    """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print the effects."""
+    """Train recipes that differ in one thing, over seeds that a sealed forecast gives, and print
+    the effects."""
     from mlm_repro.experiments.catalogue import ablation_of, find_experiment
 
     experiment = find_experiment(name)
@@ -228,17 +301,27 @@ def compare(
     name: Name = None,
     every: Annotated[bool, typer.Option("--all", help="Every claim of the catalogue.")] = False,
     results: Annotated[
-        list[Path] | None, typer.Option(help="Folders of run directories; results, results/ablations and runs.")
+        list[Path] | None,
+        typer.Option(help="Folders of run directories; results, results/ablations and runs."),
     ] = None,
-    rows: Annotated[bool, typer.Option("--rows", help="With --all: a row for every claim too.")] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="With --all: a row for every claim too.")
+    ] = False,
 ) -> None:
     """Give a verdict on every published claim; exit code 3 if a number contradicts one.
 
-    Measured and counted numbers are those of sealed runs, others are worked out. For one experiment there is a row for
-    every claim. With --all, verdicts are counted by scale and paper, and those against a claim alone are shown. An
-    effect that is not seen at reduced scale does not cause exit code 3.
+    Measured and counted numbers are those of sealed runs, others are worked out. For one experiment
+    there is a row for every claim. With --all, verdicts are counted by scale and paper, and those
+    against a claim alone are shown. An effect that is not seen at reduced scale does not cause exit
+    code 3.
     """
-    from mlm_repro.experiments.verdicts import format_summary, format_verdicts, judge, load_results, unanswered
+    from mlm_repro.experiments.verdicts import (
+        format_summary,
+        format_verdicts,
+        judge,
+        load_results,
+        unanswered,
+    )
 
     chosen = _chosen(name, every)
     loaded = load_results(_result_folders(results))
@@ -277,7 +360,9 @@ def _chosen(name: str | None, every: bool) -> "list[Experiment]":
 
 
 def _result_folders(given: list[Path] | None) -> list[Path]:
-    return given or [path for path in (Path("results"), Path("results/ablations"), Path("runs")) if path.is_dir()]
+    return given or [
+        path for path in (Path("results"), Path("results/ablations"), Path("runs")) if path.is_dir()
+    ]
 
 
 def main() -> None:

@@ -12,21 +12,35 @@ from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics
 from mlm_repro.lineage.atomic import JSON, json_bytes
 from mlm_repro.lineage.digest import MARKER, sha256_json
 from mlm_repro.lineage.errors import IntegrityFailure
-from mlm_repro.lineage.files import FileSchema, Finite, Positive, read_lines, read_object, write_lines
+from mlm_repro.lineage.files import (
+    FileSchema,
+    Finite,
+    Positive,
+    read_lines,
+    read_object,
+    write_lines,
+)
 from mlm_repro.lineage.run import MANIFEST
 
-NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = "not_run.json", "forecast.json", "plan.json", "ladder.json", "sweeps"
+NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = (
+    "not_run.json",
+    "forecast.json",
+    "plan.json",
+    "ladder.json",
+    "sweeps",
+)
 SCORES, VERDICTS = "scores.json", "verdicts.json"
 RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"
-"""Folders of a reproduction of the first release in their place, and the hidden one in which evaluations wait until
-they are joined."""
+"""Folders of a reproduction of the first release in their place, and the hidden one in which
+evaluations wait until they are joined."""
 STAND_IN = "a stand-in for the released weights"
 """Beginning of the note on a record of other weights, or of a part of the test."""
 SMOOTHING, DIVERGED = 0.9, 1.1
-"""Decay of the moving average of a sweep's losses, and the share of the first loss above which the sweep diverged."""
+"""Decay of the moving average of a sweep's losses, and the share of the first loss above which the
+sweep diverged."""
 FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
 """Notes on the records of simulated numbers, of a cost model or of a law."""
 
@@ -45,34 +59,47 @@ class KeptRun(FileSchema):
     """Completion marker of the run; None for a training whose loss stopped being a number."""
     summary: JSON | None = None
     metrics: list[JSON] = Field(default_factory=list)
-    """Lines of the metrics of a training: its validations, of a reproduction also means of its iterations."""
+    """Lines of the metrics of a training: its validations, of a reproduction also means of its
+    iterations."""
     refused: list[JSON] | None = None
     """not_run.json of a run of an experiment."""
     timeline: JSON | None = None
-    """timeline.json, which trainings of the first release have: when each microbatch was computed in one iteration."""
+    """timeline.json, which trainings of the first release have: when each microbatch was computed
+    in one iteration."""
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """The line of any run: its manifest, its completion marker and its summary, as far as it has them."""
+        """The line of any run: its manifest, its completion marker and its summary, as far as it
+        has them."""
         files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
-        here = {field: read_object(run / file) for field, file in files.items() if (run / file).is_file()}
+        here = {
+            field: read_object(run / file)
+            for field, file in files.items()
+            if (run / file).is_file()
+        }
         return cls(**{"name": run.name, **here, **more})
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
-        """Compare manifest, summary and the content of `others`, by file, with the completion marker.
+        """Compare manifest, summary and the content of `others`, by file, with the completion
+        marker.
 
-        Raises IntegrityFailure for one that is not what was sealed. Without a marker nothing is compared.
+        Raises IntegrityFailure for one that is not what was sealed. Without a marker nothing is
+        compared.
         """
         if self.seal is None:
             return
         values = {MANIFEST: self.manifest, SUMMARY: self.summary, NOT_RUN: self.refused}
-        contents = {name: None if value is None else json_bytes(value) for name, value in values.items()}
+        contents = {
+            name: None if value is None else json_bytes(value) for name, value in values.items()
+        }
         for name, content in {**contents, **(others or {})}.items():
             sealed = self.seal["files"].get(name, {}).get("sha256")
             if sealed != (None if content is None else sha256(content).hexdigest()):
                 raise IntegrityFailure(f"{self.name}: its {name} is not the one that was sealed")
         if sha256_json(self.seal["files"]) != self.seal["digest"]:
-            raise IntegrityFailure(f"{self.name}: the digest of its seal is not that of the files in it")
+            raise IntegrityFailure(
+                f"{self.name}: the digest of its seal is not that of the files in it"
+            )
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
@@ -103,13 +130,18 @@ class KeptEvaluation(FileSchema):
 
 
 def read_evaluations(study: Path) -> dict[str, JSON]:
-    """The results that a reproduction keeps, by model and protocol, and those that are not joined to them yet.
+    """The results that a reproduction keeps, by model and protocol, and those that are not joined
+    to them yet.
 
     Raises IntegrityFailure for a damaged file.
     """
-    lines = read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
+    lines = (
+        read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
+    )
     folders = (study / name for name in (FORMER_EVALUATIONS, EVALUATIONS_APART))
-    apart = {path.stem: read_object(path) for folder in folders for path in sorted(folder.glob("*.json"))}
+    apart = {
+        path.stem: read_object(path) for folder in folders for path in sorted(folder.glob("*.json"))
+    }
     return {name: line.result for name, line in _by_name(lines).items()} | apart
 
 
@@ -120,14 +152,18 @@ def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
     """Lines by their names. Raises IntegrityFailure if there are two of one name."""
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
-        raise IntegrityFailure(f"{len(lines)} lines have {len(named)} names: one of them stands there twice")
+        raise IntegrityFailure(
+            f"{len(lines)} lines have {len(named)} names: one of them stands there twice"
+        )
     return named
 
 
 def join_evaluations(study: Path) -> None:
     """Put all results into one file in place of folders of them."""
     results = sorted(read_evaluations(study).items())
-    write_lines(study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results))
+    write_lines(
+        study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)
+    )
     for name in (FORMER_EVALUATIONS, EVALUATIONS_APART):
         shutil.rmtree(study / name, ignore_errors=True)
 
@@ -140,7 +176,8 @@ class RateSweep(FileSchema):
 
     @property
     def lowest_rate(self) -> float | None:
-        """Rate of the lowest smoothed loss before that diverges; None if the loss never fell below the first."""
+        """Rate of the lowest smoothed loss before that diverges; None if the loss never fell below
+        the first."""
         average, smoothed = 0.0, list[float]()
         for count, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
@@ -170,8 +207,9 @@ class Comparison(FileSchema):
         if self.difference > 0:
             least, size, most, how = self.low, self.difference, self.high, "more"
         return (
-            f"On {self.text} {names[self.larger]} takes {size:.3f} bits per byte {how} than {names[self.smaller]} "
-            f"(90 %: {least:.3f} to {most:.3f})" + ("; the interval has zero in it" if least <= 0 <= most else "")
+            f"On {self.text} {names[self.larger]} takes {size:.3f} bits per byte {how} than"
+            f" {names[self.smaller]} (90 %: {least:.3f} to {most:.3f})"
+            + ("; the interval has zero in it" if least <= 0 <= most else "")
         )
 
 
@@ -213,23 +251,31 @@ class ReproductionScores(FileSchema):
         if not self.comparisons:
             return []
         names = [labels.get(name, name) for name in self.models]
-        over = f"{self.articles:,} articles" + (f" and {self.seeds} seeds" if self.seeds > 1 else "")
-        return [*(f"{each.sentence(names)}." for each in self.comparisons), f"Intervals are over {over}."]
+        over = f"{self.articles:,} articles" + (
+            f" and {self.seeds} seeds" if self.seeds > 1 else ""
+        )
+        return [
+            *(f"{each.sentence(names)}." for each in self.comparisons),
+            f"Intervals are over {over}.",
+        ]
 
 
 class EffectForecast(FileSchema):
-    """forecast.json of an ablation, written before the trainings whose seeds it gives; it decides the verdict."""
+    """forecast.json of an ablation, written before the trainings whose seeds it gives; it decides
+    the verdict."""
 
     experiment: str
     ablation: JSON
-    """The ablation of experiment.toml at that time: arms, effects, length, number of seeds, analysis."""
+    """The ablation of experiment.toml at that time: arms, effects, length, number of seeds,
+    analysis."""
     datasets: list[str]
     """Digests."""
     bits_per_nat: list[Finite]
-    """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card does not say."""
+    """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card
+    does not say."""
     bigram_nats: list[Finite] = Field(default_factory=list)
-    """Loss of bigrams counted in each dataset's training text, in nats per token of its validation text; empty in
-    forecasts of earlier versions."""
+    """Loss of bigrams counted in each dataset's training text, in nats per token of its validation
+    text; empty in forecasts of earlier versions."""
     rates: dict[str, Positive]
     """Learning rate of each arm."""
     searched: dict[str, str]
@@ -245,7 +291,8 @@ class EffectForecast(FileSchema):
 
 
 class VerdictScore(FileSchema):
-    """verdicts.json, which a clone's `python -m tests.mutation` writes: which verdicts could have failed."""
+    """verdicts.json, which a clone's `python -m tests.mutation` writes: which verdicts could have
+    failed."""
 
     sentence: str
     """The score in words."""
@@ -288,7 +335,8 @@ class LadderPlan(FileSchema):
 
 
 class Law(FileSchema):
-    """loss(N, D) = irreducible + by_size · n^-size_exponent + by_data · n^interaction · (D / tokens)^-data_exponent.
+    """loss(N, D) = irreducible + by_size · n^-size_exponent + by_data · n^interaction · (D /
+    tokens)^-data_exponent.
 
     n is N / parameters; losses are in nats per token.
     """
@@ -308,7 +356,9 @@ class Law(FileSchema):
     def loss(self, parameters: float, tokens: float) -> float:
         """Loss of a model of this size after this many tokens."""
         size = parameters / self.parameters
-        by_data = self.by_data * size**self.interaction * (tokens / self.tokens) ** -self.data_exponent
+        by_data = (
+            self.by_data * size**self.interaction * (tokens / self.tokens) ** -self.data_exponent
+        )
         return float(self.irreducible + self.by_size * size**-self.size_exponent + by_data)
 
 
@@ -316,7 +366,8 @@ class RateLaw(FileSchema):
     """rate(N, D) = rate · (N / parameters)^-size_exponent · (D / tokens)^-length_exponent."""
 
     rate: Positive
-    """Learning rate of a model with this many `parameters` that is trained on this many `tokens`."""
+    """Learning rate of a model with this many `parameters` that is trained on this many
+    `tokens`."""
     parameters: Positive
     size_exponent: SignedExponent
     tokens: Positive
@@ -329,8 +380,9 @@ class RateLaw(FileSchema):
 
     def __str__(self) -> str:
         return (
-            f"learning rate = {self.rate:.3g} · (N / {self.parameters:,.0f})^-{self.size_exponent:.3f} · "
-            f"(tokens / {self.tokens:,.0f})^-{self.length_exponent:g}"
+            f"learning rate = {self.rate:.3g} · (N /"
+            f" {self.parameters:,.0f})^-{self.size_exponent:.3f} · (tokens /"
+            f" {self.tokens:,.0f})^-{self.length_exponent:g}"
         )
 
 
@@ -345,7 +397,9 @@ class Foreseen(FileSchema):
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if not self.low <= self.loss <= self.high:
-            raise ValueError(f"a loss of {self.loss} is not in its interval from {self.low} to {self.high}")
+            raise ValueError(
+                f"a loss of {self.loss} is not in its interval from {self.low} to {self.high}"
+            )
         return self
 
 

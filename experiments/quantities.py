@@ -11,7 +11,13 @@ from mlm_repro.experiments.published import Row, published_value
 from mlm_repro.experiments.ranges import Range
 from mlm_repro.experiments.simulator.cluster import ErrorInterval, Machine
 from mlm_repro.experiments.simulator.compute import layer_passes
-from mlm_repro.experiments.simulator.measurements import PEAK_TFLOPS, QUANTITIES, RATIOS, Simulated, workload_of
+from mlm_repro.experiments.simulator.measurements import (
+    PEAK_TFLOPS,
+    QUANTITIES,
+    RATIOS,
+    Simulated,
+    workload_of,
+)
 from mlm_repro.experiments.simulator.simulate import Prediction
 from mlm_repro.experiments.simulator.workload import Workload, Workloads, checked_config, flops_of
 from mlm_repro.lineage.atomic import JSON
@@ -21,12 +27,18 @@ TABLE_2_TOKENS = 300e9
 
 
 def simulated_values(
-    name: str, cluster: str, workload: Workload, prediction: Prediction, first: Workload, first_seconds: float,
+    name: str,
+    cluster: str,
+    workload: Workload,
+    prediction: Prediction,
+    first: Workload,
+    first_seconds: float,
     ratio: ErrorInterval | None,
-) -> JSON:  # fmt: skip
+) -> JSON:
     """A record's value and interval of a quantity, by a prediction.
 
-    A ratio's interval is `ratio`, where that is known, and none where it is the first row's to itself.
+    A ratio's interval is `ratio`, where that is known, and none where it is the first row's to
+    itself.
     """
     point, *ends = (
         QUANTITIES[name](Simulated(workload, seconds, first, first_seconds, cluster))
@@ -40,9 +52,11 @@ def simulated_values(
     return values | {"low": min(ends), "high": max(ends)}
 
 
-def layer_values(name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval) -> JSON:
-    """A record's value and interval of one layer's passes in milliseconds, or of what they take longer than the first
-    workload's, in percent."""
+def layer_values(
+    name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
+) -> JSON:
+    """A record's value and interval of one layer's passes in milliseconds, or of what they take
+    longer than the first workload's, in percent."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total, alone = float((forward + backward)[0]), float((first_forward + first_backward)[0])
@@ -65,7 +79,12 @@ LAYER = ("forward_milliseconds", "backward_milliseconds", "overhead_percent")
 def _training_days(row: Row, first: Row) -> Range:
     workload = workload_of(row)
     iterations = TABLE_2_TOKENS / (workload.global_batch * workload.seq)
-    return flops_of(workload) * iterations / (workload.gpus * published_value(row, "tflops_per_gpu") * 1e12) / 86400
+    return (
+        flops_of(workload)
+        * iterations
+        / (workload.gpus * published_value(row, "tflops_per_gpu") * 1e12)
+        / 86400
+    )
 
 
 def _training_days_equation_4(row: Row, first: Row) -> Range:
@@ -75,8 +94,8 @@ def _training_days_equation_4(row: Row, first: Row) -> Range:
 
 
 def _utilisation(row: Row, again: float) -> Range:
-    """Percent of the peak by the 2022 paper's Equation 7 and, of each layer, so many times Bs²h for what is computed
-    again."""
+    """Percent of the peak by the 2022 paper's Equation 7 and, of each layer, so many times Bs²h for
+    what is computed again."""
     w = workload_of(row)
     config = checked_config(w)
     flops = flops_per_iteration(config.model, config.train, recompute=False)
@@ -96,9 +115,14 @@ def bert_of(row: Row) -> ModelConfig:
     """The BERT of a row's shape."""
     workload = workload_of(row)
     return ModelConfig(
-        family="bert", num_layers=workload.layers, hidden_size=workload.hidden, num_heads=workload.heads,
-        seq_length=workload.seq, vocab_size=workload.vocab, padded_vocab_size=workload.vocab,
-    )  # fmt: skip
+        family="bert",
+        num_layers=workload.layers,
+        hidden_size=workload.hidden,
+        num_heads=workload.heads,
+        seq_length=workload.seq,
+        vocab_size=workload.vocab,
+        padded_vocab_size=workload.vocab,
+    )
 
 
 def _bubble_share(row: Row, first: Row) -> float:
@@ -107,19 +131,30 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 
 def _state_gigabytes(row: Row, first: Row) -> float:
-    """Gigabytes of parameters, gradients and optimizer on a rank; ZeRO divides the optimizer first."""
+    """Gigabytes of parameters, gradients and optimizer on a rank; ZeRO divides the optimizer
+    first."""
     stage, ranks = int(row["stage"]), int(row["gpus"])
     each = MEGATRON_BYTES
     parts = ((each.weight, 3), (each.gradient, 2), (each.moments + each.master, 1))
-    return float(row["parameters"]) / 1e9 * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
+    return (
+        float(row["parameters"])
+        / 1e9
+        * sum(size / (ranks if stage >= divides else 1) for size, divides in parts)
+    )
 
 
 def _relative_throughput(row: Row, first: Row) -> Range | float:
-    figure_7 = {claim.x: claim.printed for claim in every_claim() if claim.id.startswith("2021/figure-7/")}
+    figure_7 = {
+        claim.x: claim.printed for claim in every_claim() if claim.id.startswith("2021/figure-7/")
+    }
 
     def seconds(claim: Row) -> Range:
         workload = workload_of(claim)
-        return (workload.microbatches + workload.pp - 1) * workload.micro_batch / figure_7[workload.micro_batch]
+        return (
+            (workload.microbatches + workload.pp - 1)
+            * workload.micro_batch
+            / figure_7[workload.micro_batch]
+        )
 
     return 1.0 if row is first else seconds(first) / seconds(row)
 
@@ -127,23 +162,38 @@ def _relative_throughput(row: Row, first: Row) -> Range | float:
 FORMULAS: dict[str, Callable[[Row, Row], Range | float]] = {
     "parameters": lambda row, first: parameter_count(checked_config(workload_of(row)).model) / 1e9,
     "bert_parameters": lambda row, first: parameter_count(bert_of(row)) / 1e9,
-    "percent_of_peak": lambda row, first: 100 * published_value(row, "tflops_per_gpu") / PEAK_TFLOPS[row["cluster"]],
-    "aggregate_petaflops": lambda row, first: published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3,
+    "percent_of_peak": lambda row, first: (
+        100 * published_value(row, "tflops_per_gpu") / PEAK_TFLOPS[row["cluster"]]
+    ),
+    "aggregate_petaflops": lambda row, first: (
+        published_value(row, "tflops_per_gpu") * int(row["gpus"]) / 1e3
+    ),
     "training_days": _training_days,  # 2021 paper, Equation 3 over its throughput
     "training_days_equation_4": _training_days_equation_4,
     "model_flops_utilisation": lambda row, first: _utilisation(row, 0),  # 2022 paper, Equation 7
-    "hardware_flops_utilisation": lambda row, first: _utilisation(row, 4),  # 2022 paper, what Appendix A names
+    "hardware_flops_utilisation": lambda row, first: _utilisation(
+        row, 4
+    ),  # 2022 paper, what Appendix A names
     "extra_activation_percent": _extra_activations,
-    "output_deallocation_gigabytes": lambda row, first: (  # 2022 paper, Appendix B: sbhp elements of 2 bytes
+    # 2022 paper, Appendix B: sbhp elements of 2 bytes
+    "output_deallocation_gigabytes": lambda row, first: (
         2 * math.prod(int(row[name]) for name in ("seq", "micro_batch", "hidden", "pp")) / 2**30
     ),
-    "bubble_fraction": lambda row, first: ideal_bubble("1f1b", int(row["pp"]), 1, workload_of(row).microbatches),
+    "bubble_fraction": lambda row, first: ideal_bubble(
+        "1f1b", int(row["pp"]), 1, workload_of(row).microbatches
+    ),
     "relative_throughput": _relative_throughput,  # 2021 paper, Equation 1 on Figure 7
     "bubble_share": _bubble_share,  # GPipe, Section 2.3
     "state_gigabytes": _state_gigabytes,  # ZeRO, Section 3.1 and Table 1
-    "communication_ratio": lambda row, first: (2 + (row["stage"] == "3")) / 2,  # ZeRO, Section 7: Ψ + Ψ, and Ψ again
+    "communication_ratio": lambda row, first: (
+        (2 + (row["stage"] == "3")) / 2
+    ),  # ZeRO, Section 7: Ψ + Ψ, and Ψ again
     "activation_gigabytes": lambda row, first: (  # ZeRO, Section 3.2
-        2 * 12 * math.prod(int(row[name]) for name in ("hidden", "global_batch", "seq", "layers")) / 1e9
+        2
+        * 12
+        * math.prod(int(row[name]) for name in ("hidden", "global_batch", "seq", "layers"))
+        / 1e9
     ),
 }
-"""Quantities in closed form, of a row with its published values and of the first such row of its series."""
+"""Quantities in closed form, of a row with its published values and of the first such row of its
+series."""

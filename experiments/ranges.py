@@ -1,4 +1,5 @@
-"""Numbers that are known between two ends: printed digits, and what follows from them. Imports no torch."""
+"""Numbers that are known between two ends: printed digits, and what follows from them. Imports no
+torch."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -10,7 +11,8 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Range:
-    """A number, and the ends between which rounding leaves it; arithmetic takes the farthest ends."""
+    """A number, and the ends between which rounding leaves it; arithmetic takes the farthest
+    ends."""
 
     value: float
     low: float
@@ -54,7 +56,9 @@ def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) 
     return Range(*(pick(getattr(each, end) for each in every) for end in ("value", "low", "high")))
 
 
-def _joined(operation: Callable[[float, float], float], left: Range | float, right: Range | float) -> Range:
+def _joined(
+    operation: Callable[[float, float], float], left: Range | float, right: Range | float
+) -> Range:
     a, b = as_range(left), as_range(right)
     corners = [operation(*ends) for ends in product((a.low, a.high), (b.low, b.high))]
     return Range(operation(a.value, b.value), min(corners), max(corners))

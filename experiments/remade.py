@@ -1,5 +1,5 @@
-"""Kinds of runs that mlm-experiment makes, and how their files follow from one another and from what they were made of.
-Imports no torch."""
+"""Kinds of runs that mlm-experiment makes, and how their files follow from one another and from
+what they were made of. Imports no torch."""
 
 import re
 from collections import defaultdict
@@ -79,20 +79,31 @@ def models(run: Path) -> Comparisons:
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
-        "target": config["target"], "mode": config["mode"], "hardware": hardware_of(started), "source": card.source,
+        "target": config["target"],
+        "mode": config["mode"],
+        "hardware": hardware_of(started),
+        "source": card.source,
         "commit": str(started.source.get("commit") or ""),
-    }  # fmt: skip
+    }
     yield as_said(summary, due, SUMMARY)
     names = dict.fromkeys(model.series for model in summary.models)
     yield Remade(f"{SUMMARY}: models", list(names), [*LADDER[: LADDER.index(config["target"]) + 1]])
     for model in summary.models:
         published = shape_of(read_run_config(model_file(model.series)))
-        yield Remade(f"{SUMMARY}: published {model.name}", model.published, published, "its recipe gives")
-        same = model.trained.model_copy(update={
-            "vocab_size": published.vocab_size, "parameters": published.parameters
-        }) == published  # fmt: skip
+        yield Remade(
+            f"{SUMMARY}: published {model.name}", model.published, published, "its recipe gives"
+        )
+        same = (
+            model.trained.model_copy(
+                update={"vocab_size": published.vocab_size, "parameters": published.parameters}
+            )
+            == published
+        )
         if summary.mode != "scaled" and not same:
-            yield f"{model.name} is called {summary.mode} and is a smaller model: its numbers are scaled"
+            yield (
+                f"{model.name} is called {summary.mode} and is a smaller model: its numbers are"
+                " scaled"
+            )
     if not all(summary.target in command for command in summary.commands.values()):
         yield f"{SUMMARY} has a command that makes something else"
 
@@ -108,8 +119,12 @@ def evaluations(run: Path) -> Comparisons:
             name = evaluation_name(model.name, task)
             result, where = results[name], f"{EVALUATIONS}: {name}"
             yield from misread(lines[name], of, where)
-            facts = {"kind": kind, "checkpoint_digest": model.checkpoint_digest, "tokenizer_digest": tokenizer,
-                   "partial": "; only " in result.protocol}  # fmt: skip
+            facts = {
+                "kind": kind,
+                "checkpoint_digest": model.checkpoint_digest,
+                "tokenizer_digest": tokenizer,
+                "partial": "; only " in result.protocol,
+            }
             yield as_said(result, facts, where)
             yield Remade(f"{where}: checkpoint", result.checkpoint.partition("/")[0], model.run)
             yield as_said(result, follows(result), where, "its own sums give")
@@ -122,10 +137,14 @@ def _counted_again(
     """Count what the text and the tokenizer give, and the answers that are kept."""
     training, config = training_place(model.run, run.parent), _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
-    if is_sealed(training) and (places := [each.place for each in named_datasets(training) if each.is_here]):
+    if is_sealed(training) and (
+        places := [each.place for each in named_datasets(training) if each.is_here]
+    ):
         try:
             context = recipe_of(training).model.seq_length
-            yield as_said(result, counts(result, places[0], context, limit), where, "its text gives")
+            yield as_said(
+                result, counts(result, places[0], context, limit), where, "its text gives"
+            )
         except DataMissing as missing:
             yield Absent(f"{missing} of {where}")
     else:
@@ -133,12 +152,17 @@ def _counted_again(
     if not isinstance(result, ClozeResult) or result.examples:
         return
     path = run / "examples.jsonl"  # of a reproduction of an earlier version
-    about, *shown = [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
+    about, *shown = (
+        [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
+    )
     right = [example["correct"][about["models"].index(model.name)] for example in shown]
     if len(right) < result.num_examples:
         yield Absent(f"answers of {where}")
     if right and not sum(right) <= result.num_correct <= result.num_examples - right.count(False):
-        yield f"{where} says {result.num_correct} right answers; {path.name} has {sum(right)} in {len(right)}"
+        yield (
+            f"{where} says {result.num_correct} right answers; {path.name} has {sum(right)} in"
+            f" {len(right)}"
+        )
 
 
 def records(run: Path) -> Comparisons:
@@ -151,16 +175,22 @@ def records(run: Path) -> Comparisons:
     if not read_runs(run):
         yield Absent(f"the metrics behind {RECORDS}")
         actual = [record for record in actual if record.x is None or record.kind == "published"]
-    for says, gives in zip_longest(*map(_in_order, (actual, derived_records(RunDirectory(run), summary)))):
+    for says, gives in zip_longest(
+        *map(_in_order, (actual, derived_records(RunDirectory(run), summary)))
+    ):
         at = says or gives
         yield Remade(f"{RECORDS}: {at.series} {at.quantity} ({at.kind})", says, gives)
 
 
 def forecast(run: Path) -> Comparisons:
     """Compare the forecast with the digest that it was sealed with."""
-    yield Remade(f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"])
+    yield Remade(
+        f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
+    )
     values = read_values(run / FORECAST)
-    made_of = values.get("made_of") or {name: each for name, each in values["searched"].items() if each}
+    made_of = values.get("made_of") or {
+        name: each for name, each in values["searched"].items() if each
+    }
     yield Remade(f"{FORECAST}: made_of", made_of, _manifest(run).parents, f"{MANIFEST} says")
 
 
@@ -168,7 +198,10 @@ def _in_order(records: Iterable[Record]) -> list[Record]:
     """Sort the published records and drop their words; the other records follow in their order."""
     published = [record for record in records if record.kind == "published"]
     bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
-    return [*sorted(bare, key=Record.model_dump_json), *(record for record in records if record.kind != "published")]
+    return [
+        *sorted(bare, key=Record.model_dump_json),
+        *(record for record in records if record.kind != "published"),
+    ]
 
 
 def _manifest(run: Path) -> Manifest:
@@ -194,7 +227,10 @@ def trainings(run: Path) -> Comparisons:
         if not is_sealed(place):
             continue
         training = RunDirectory(place)
-        made, again = reproduced_model(read_run_config(model_file(model.series)), training), keep_training(training)
+        made, again = (
+            reproduced_model(read_run_config(model_file(model.series)), training),
+            keep_training(training),
+        )
         yield Remade(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
         yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(recipe_of(place)))
         if copy and copy.manifest is None:  # of the first release
@@ -206,7 +242,9 @@ def trainings(run: Path) -> Comparisons:
             if is_sealed(dataset.place):
                 mine, theirs = map(sealed_files, (run, dataset.place))
                 for file in (DATASET, LEDGER):
-                    yield Remade(f"{run.name}/{file}", mine.get(file), theirs.get(file), "its dataset has")
+                    yield Remade(
+                        f"{run.name}/{file}", mine.get(file), theirs.get(file), "its dataset has"
+                    )
 
 
 def numbers(run: Path) -> Comparisons:
@@ -218,7 +256,8 @@ def numbers(run: Path) -> Comparisons:
 
 
 def study(run: Path) -> Comparisons:
-    """Compare the records of each run that a study of experiments keeps with what that run was sealed with."""
+    """Compare the records of each run that a study of experiments keeps with what that run was
+    sealed with."""
     load_results([run])
     records, due = read_records(run / RECORDS), {}
     for name, kept_run in read_runs(run).items():
@@ -232,14 +271,19 @@ def study(run: Path) -> Comparisons:
     yield from _numbers_again(run)
 
 
-def _begun_with(run: Path, manifest: Manifest, records: Sequence[Record], refused: object) -> Comparisons:
+def _begun_with(
+    run: Path, manifest: Manifest, records: Sequence[Record], refused: object
+) -> Comparisons:
     name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
         yield f"{RECORDS} of {run.name} has records of another run"
     if "records" not in config:  # a run of an earlier version
         yield Absent(f"the digest of the records of {name}")
-    elif (digest_of_numbers(records), sha256_json(refused)) != (config["records"], config["refused"]):
+    elif (digest_of_numbers(records), sha256_json(refused)) != (
+        config["records"],
+        config["refused"],
+    ):
         yield f"{RECORDS} of {run.name} does not have the numbers that {name} was begun with"
 
 
@@ -247,7 +291,9 @@ def _numbers_again(run: Path) -> Comparisons:
     """Compare the records with those that are made again."""
     for part in parts_of(run):
         experiment = load_experiments().get(part.manifest["config"]["experiment"]["name"])
-        made = made_again(experiment, str(part.manifest["config"].get("mode"))) if experiment else None
+        made = (
+            made_again(experiment, str(part.manifest["config"].get("mode"))) if experiment else None
+        )
         if made is None:
             yield Absent(f"{part.name}: its numbers, which were measured", ever=False)
         else:
@@ -255,7 +301,8 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """The records of an experiment in that mode; None where this machine would have to measure them."""
+    """The records of an experiment in that mode; None where this machine would have to measure
+    them."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
@@ -291,7 +338,9 @@ def _kept_trainings(run: Path) -> Comparisons:
         place = run.parent / name
         if not place.is_dir():
             yield Absent(name)
-            yield Absent(f"{run.name}: its trainings, which need their processors and hours", ever=False)
+            yield Absent(
+                f"{run.name}: its trainings, which need their processors and hours", ever=False
+            )
         elif kept_run.seal:
             yield Remade(f"kept training {name}", kept_run, kept(place), f"{name} gives")
             yield Parent(place)
@@ -307,32 +356,61 @@ def _settings(section: str, model: type[BaseModel]) -> Callable[[JSON], JSON]:
 
 INNER_RUNS = rf"experiments?-{NAME}/(manifest\.json|(runs|records)\.jsonl|not_run\.json|{MARKER})"
 """Files of the runs of experiments inside a reproduction."""
-FORMER_PARTS = rf"examples\.jsonl|evaluations/{NAME}\.json|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
+FORMER_PARTS = (
+    rf"examples\.jsonl|evaluations/{NAME}\.json"
+    rf"|training/{NAME}/(metrics\.jsonl|(summary|timeline)\.json)"
+)
 """Files of a reproduction of the first release."""
 KINDS = {
-    "experiment": Kind({RECORDS: None}, r"not_run\.json", lambda config: f"{_experiment(config)}(-measured)?",
-                       settings=_settings("experiment", Experiment), made=(numbers,)),
-    EXPERIMENTS: Kind(dict.fromkeys((RUNS, RECORDS)), name=lambda config: EXPERIMENTS, made=(study,)),
+    "experiment": Kind(
+        {RECORDS: None},
+        r"not_run\.json",
+        lambda config: f"{_experiment(config)}(-measured)?",
+        settings=_settings("experiment", Experiment),
+        made=(numbers,),
+    ),
+    EXPERIMENTS: Kind(
+        dict.fromkeys((RUNS, RECORDS)), name=lambda config: EXPERIMENTS, made=(study,)
+    ),
     "forecast": Kind(
-        {FORECAST: None}, name=lambda config: f"{min(config.keys() - {'sha256'})}-forecast", made=(forecast,)
+        {FORECAST: None},
+        name=lambda config: f"{min(config.keys() - {'sha256'})}-forecast",
+        made=(forecast,),
     ),
     ABLATION: Kind(
-        dict.fromkeys((FORECAST, RUNS, RECORDS)), rf"sweeps/{NAME}\.json",
-        lambda config: f"{_experiment(config)}-effects", settings=_settings(ABLATION, Ablation), made=(ablation,),
+        dict.fromkeys((FORECAST, RUNS, RECORDS)),
+        rf"sweeps/{NAME}\.json",
+        lambda config: f"{_experiment(config)}-effects",
+        settings=_settings(ABLATION, Ablation),
+        made=(ablation,),
     ),
     "ladder": Kind(
         {DATASET: DataCard, **dict.fromkeys((PLAN, FORECAST, LADDER_RESULT, RUNS, RECORDS))},
-        r"evaluations\.jsonl|report/ladder\.\w+", lambda config: "ladder", made=(ladder,),
+        r"evaluations\.jsonl|report/ladder\.\w+",
+        lambda config: "ladder",
+        made=(ladder,),
     ),
     "reproduction": Kind(
         {DATASET: DataCard, LEDGER: Ledger, RECORDS: None, SUMMARY: ReproductionSummary},
         rf"scores\.json|(runs|evaluations)\.jsonl|report/.+|{INNER_RUNS}|{FORMER_PARTS}",
         lambda config: rf"reproduce-{re.escape(config['target'])}(-\w+)?",
-        free=("*evaluations* *environment", "*evaluations* *checkpoint", "*evaluations* *dtype",
-              "*evaluations* *seconds", "*evaluations* *warnings", "*evaluations* *backend", "*evaluations* *checked",
-              "*evaluations* *window", "*evaluations* *megatron",
-              "*examples.jsonl", "*timeline", "summary.json reason", "summary.json commands",
-              "records.jsonl *.note", "records.jsonl *.source"),
+        free=(
+            "*evaluations* *environment",
+            "*evaluations* *checkpoint",
+            "*evaluations* *dtype",
+            "*evaluations* *seconds",
+            "*evaluations* *warnings",
+            "*evaluations* *backend",
+            "*evaluations* *checked",
+            "*evaluations* *window",
+            "*evaluations* *megatron",
+            "*examples.jsonl",
+            "*timeline",
+            "summary.json reason",
+            "summary.json commands",
+            "records.jsonl *.note",
+            "records.jsonl *.source",
+        ),
         made=(models, trainings, evaluations, records),
     ),
-}  # fmt: skip
+}

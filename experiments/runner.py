@@ -1,4 +1,5 @@
-"""Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no torch."""
+"""Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no
+torch."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -20,18 +21,25 @@ from mlm_repro.lineage.run import RunDirectory
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
     """Simulate and compute everything the experiment names.
 
-    Returns its sealed run and the counts of its numbers and of the rows that could not run. An existing run with the
-    same numbers is returned as it is.
+    Returns its sealed run and the counts of its numbers and of the rows that could not run. An
+    existing run with the same numbers is returned as it is.
     """
     worked = work_out(experiment)
     numbers = [each.record.model_dump(exclude={"source", "digest"}) for each in worked.numbers]
-    simulated = {"clusters": {name: cluster.model_dump(mode="json") for name, cluster in worked.clusters.items()}}
-    run, _ = seal_numbers(experiment, "", numbers, runs, simulated=simulated, refused=worked.refused)
+    simulated = {
+        "clusters": {
+            name: cluster.model_dump(mode="json") for name, cluster in worked.clusters.items()
+        }
+    }
+    run, _ = seal_numbers(
+        experiment, "", numbers, runs, simulated=simulated, refused=worked.refused
+    )
     return run, len(numbers), len(worked.refused)
 
 
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
-    """Simulate, compute and measure all of each experiment that this machine can, and print its numbers.
+    """Simulate, compute and measure all of each experiment that this machine can, and print its
+    numbers.
 
     The runs of several become one study, without those that train or that score released weights.
     """
@@ -50,7 +58,9 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
                 print(gather(made, runs).path)
 
 
-def _runs_of(experiment: Experiment, runs: Path, limit: int | None, several: bool) -> Iterator[RunDirectory]:
+def _runs_of(
+    experiment: Experiment, runs: Path, limit: int | None, several: bool
+) -> Iterator[RunDirectory]:
     """Carry out an experiment, print its numbers, and give their sealed runs."""
     if several and (why := _left_out(experiment)):
         print(f"{experiment.name}: left out; {why}")
@@ -69,7 +79,8 @@ def _runs_of(experiment: Experiment, runs: Path, limit: int | None, several: boo
 
 
 def _left_out(experiment: Experiment) -> str:
-    """The reason for leaving it out of several experiments, with its own command; empty if it is run."""
+    """The reason for leaving it out of several experiments, with its own command; empty if it is
+    run."""
     if experiment.reproduction:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
@@ -77,8 +88,11 @@ def _left_out(experiment: Experiment) -> str:
     return ""
 
 
-def _measured(experiment: Experiment, runs: Path, limit: int | None, may_lack: bool) -> Iterator[RunDirectory]:
-    """Make its measurement on this machine. Raises what says that files or a library are missing, or prints it."""
+def _measured(
+    experiment: Experiment, runs: Path, limit: int | None, may_lack: bool
+) -> Iterator[RunDirectory]:
+    """Make its measurement on this machine. Raises what says that files or a library are missing,
+    or prints it."""
     if may_lack and (long := TAKES_LONG.get(experiment.measures)):
         print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` {long}")
         return
@@ -98,7 +112,9 @@ def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
     told = {"experiment": experiment, "limit": limit}
-    lines: list[Line] = make(**{name: told[name] for name in told.keys() & signature(make).parameters.keys()})
+    lines: list[Line] = make(
+        **{name: told[name] for name in told.keys() & signature(make).parameters.keys()}
+    )
     return lines
 
 

@@ -17,28 +17,41 @@ Line = JSON
 """The fields of a record that a measurement knows."""
 
 
-def lines(series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any) -> list[Line]:
+def lines(
+    series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any
+) -> list[Line]:
     """A line for each quantity of a series, with what is the `same` of all."""
-    return [{"series": series, "quantity": name, "value": value, "kind": kind} | same for name, value in values.items()]
+    return [
+        {"series": series, "quantity": name, "value": value, "kind": kind} | same
+        for name, value in values.items()
+    ]
 
 
 def seal_numbers(
-    experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path, simulated: JSON | None = None,
+    experiment: Experiment,
+    ending: str,
+    numbers: Sequence[Line],
+    runs: Path,
+    simulated: JSON | None = None,
     refused: Sequence[Line] = (),
-) -> tuple[RunDirectory, list[Record]]:  # fmt: skip
-    """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same numbers are found
-    again.
+) -> tuple[RunDirectory, list[Record]]:
+    """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same
+    numbers are found again.
 
-    Its mode is simulate where it is said what they were `simulated` with, measure where a number is measured or
-    counted, else scaled. What was `refused` is kept with its reasons.
+    Its mode is simulate where it is said what they were `simulated` with, measure where a number is
+    measured or counted, else scaled. What was `refused` is kept with its reasons.
     """
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
-    measured = "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
+    measured = (
+        "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
+    )
     facts: JSON = {
-        "mode": measured if simulated is None else "simulate", **(simulated or {}),
-        "records": digest_of_numbers(records), "refused": sha256_json(list(refused)),
-    }  # fmt: skip
+        "mode": measured if simulated is None else "simulate",
+        **(simulated or {}),
+        "records": digest_of_numbers(records),
+        "refused": sha256_json(list(refused)),
+    }
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
     config = facts | {"experiment": experiment.model_dump(mode="json")}
     settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
@@ -56,7 +69,8 @@ def seal_numbers(
 
 
 def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
-    """A sealed study of the runs of several experiments below `runs`: it keeps a line of each, and joins their records.
+    """A sealed study of the runs of several experiments below `runs`: it keeps a line of each, and
+    joins their records.
 
     A study of the same runs is found again.
     """
@@ -67,7 +81,10 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
         return study
     write_runs(study.path, {run.path.name: _kept(run.path) for run in made}.values())
     in_order = sorted(made, key=lambda run: run.path.name)
-    write_records(study.path / RECORDS, [record for run in in_order for record in read_records(run.path / RECORDS)])
+    write_records(
+        study.path / RECORDS,
+        [record for run in in_order for record in read_records(run.path / RECORDS)],
+    )
     study.complete()
     return study
 
@@ -84,7 +101,18 @@ def digest_of_numbers(records: Iterable[Record]) -> str:
 
 def format_records(records: Iterable[Record]) -> str:
     """A line for each record: series, quantity, place, value, kind and note."""
-    return "\n".join(aligned([
-        (each.series, f"{each.quantity} {each.unit}".strip(), "" if each.x is None else f"{each.x:g}", show(each.value),
-         each.kind, each.note) for each in records
-    ]))  # fmt: skip
+    return "\n".join(
+        aligned(
+            [
+                (
+                    each.series,
+                    f"{each.quantity} {each.unit}".strip(),
+                    "" if each.x is None else f"{each.x:g}",
+                    show(each.value),
+                    each.kind,
+                    each.note,
+                )
+                for each in records
+            ]
+        )
+    )

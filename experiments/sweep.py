@@ -1,4 +1,5 @@
-"""One recipe trained at every combination of some settings, and what the validation losses say. Imports no torch."""
+"""One recipe trained at every combination of some settings, and what the validation losses say.
+Imports no torch."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,8 @@ class SweptRecipe:
 
     settings: tuple[str, ...]
     losses: dict[str, float | None]
-    """Final validation loss by seed, in nats; None for a training that diverged. A training to be made is missing."""
+    """Final validation loss by seed, in nats; None for a training that diverged. A training to be
+    made is missing."""
 
     @property
     def mean(self) -> float:
@@ -32,7 +34,8 @@ class SweptRecipe:
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words for `--set`.
+    """Every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words for
+    `--set`.
 
     Raises BadInput for a text without values, and for a key that is named twice.
     """
@@ -40,7 +43,10 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
     for text in vary:
         key, _, values = text.partition("=")
         if not values or key in axes:
-            raise BadInput(f"--vary {text}: give each key once, with its values, as train.learning_rate=1e-3,3e-3")
+            raise BadInput(
+                f"--vary {text}: give each key once, with its values, as"
+                " train.learning_rate=1e-3,3e-3"
+            )
         axes[key] = [f"{key}={value}" for value in values.split(",")]
     return list(product(*axes.values()))
 
@@ -48,10 +54,12 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 def sweep(
     recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
 ) -> list[SweptRecipe]:
-    """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every Nth, from the Ith on.
+    """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every
+    Nth, from the Ith on.
 
-    Returns the recipes, best first. A training that diverges is a result. Raises BadInput for a recipe or a setting
-    that cannot be trained, before the first training, and StepFailed for one that fails otherwise.
+    Returns the recipes, best first. A training that diverges is a result. Raises BadInput for a
+    recipe or a setting that cannot be trained, before the first training, and StepFailed for one
+    that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
@@ -75,11 +83,15 @@ def sweep(
             losses[seed] = None
         elif place.is_complete:
             losses[seed] = read_summary(place.path).validation_loss
-    return sorted((SweptRecipe(settings, losses) for settings, losses in swept.items()), key=lambda each: each.mean)
+    return sorted(
+        (SweptRecipe(settings, losses) for settings, losses in swept.items()),
+        key=lambda each: each.mean,
+    )
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
-    """A line for each recipe: its mean loss, and its difference to the best with a paired t interval over the seeds."""
+    """A line for each recipe: its mean loss, and its difference to the best with a paired t
+    interval over the seeds."""
     best = swept[0]
     for each in swept:
         losses = [loss for loss in each.losses.values() if loss is not None]
@@ -87,7 +99,10 @@ def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
         if len(losses) < len(each.losses) or not losses:
             yield f"{words}: {'diverged' if each.losses else 'not trained yet'}"
             continue
-        line = f"{words}: validation loss {each.mean:.4f} over {len(losses)} seed{'s' * (len(losses) > 1)}"
+        line = (
+            f"{words}: validation loss {each.mean:.4f} over {len(losses)}"
+            f" seed{'s' * (len(losses) > 1)}"
+        )
         others = {} if each is best else best.losses
         apart = [
             loss - other

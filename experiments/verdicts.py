@@ -38,19 +38,29 @@ if TYPE_CHECKING:
     from mlm_repro.experiments.scores import Finding
 
 ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "simulated", "scaled")
-"""Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the newest run."""
+"""Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the
+newest run."""
 NEVER: dict[str, frozenset[Kind]] = {
-    "simulate": frozenset({"measured", "counted", "scaled"}), "scaled": frozenset({"measured", "counted"})
-}  # fmt: skip
+    "simulate": frozenset({"measured", "counted", "scaled"}),
+    "scaled": frozenset({"measured", "counted"}),
+}
 """Kinds that a run of this mode cannot have made."""
 
 Outcome = Literal[
-    "confirmed", "contradicted", "predicted", "missed", "undecided", "fitted", "not-tried", "of-others"
-]  # fmt: skip
-"""confirmed and contradicted: our number has the relation to the claim that its sentence states, or does not, whatever
-rounding and the tolerance leave open. predicted and missed: the published number lies inside or outside the interval of
-a prediction that no fit has seen. Without a verdict: undecided, an effect that the trainings cannot tell; fitted, a
-number that a fit has seen; not-tried; of-others, quoted from other works."""
+    "confirmed",
+    "contradicted",
+    "predicted",
+    "missed",
+    "undecided",
+    "fitted",
+    "not-tried",
+    "of-others",
+]
+"""confirmed and contradicted: our number has the relation to the claim that its sentence states, or
+does not, whatever rounding and the tolerance leave open. predicted and missed: the published number
+lies inside or outside the interval of a prediction that no fit has seen. Without a verdict:
+undecided, an effect that the trainings cannot tell; fitted, a number that a fit has seen;
+not-tried; of-others, quoted from other works."""
 JUDGED: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "missed", "undecided")
 """Outcomes of claims that were tried and that no fit has seen."""
 Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
@@ -83,7 +93,8 @@ class Verdict:
     baselines: Mapping[str, Range] = field(default_factory=dict)
     """Predictions by simpler rules."""
     beside: tuple[Record, ...] = field(default=(), compare=False)
-    """The other records at the claim's place; of a kind that is worked out only what is worked out."""
+    """The other records at the claim's place; of a kind that is worked out only what is worked
+    out."""
 
     @property
     def needs(self) -> str:
@@ -92,10 +103,15 @@ class Verdict:
 
     @property
     def fact(self) -> str:
-        """The same for verdicts that hold or fail together: on one workload or curve, one sentence or one exhibit."""
+        """The same for verdicts that hold or fail together: on one workload or curve, one sentence
+        or one exhibit."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
-        return (self.scale and group_of(self.claim, FACTS)) or self.claim.sentence or self.claim.citation
+        return (
+            (self.scale and group_of(self.claim, FACTS))
+            or self.claim.sentence
+            or self.claim.citation
+        )
 
     @property
     def is_against(self) -> bool:
@@ -118,8 +134,9 @@ class Results:
 def load_results(folders: Iterable[Path]) -> Results:
     """Records of the sealed runs that stand in `folders`, or are one of them.
 
-    Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it cannot have made or an
-    ablation's forecast is not that of its trainings, BadInput where a folder is not there.
+    Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it
+    cannot have made or an ablation's forecast is not that of its trainings, BadInput where a folder
+    is not there.
     """
     parts: list[RunNumbers] = []
     left_out = []
@@ -131,17 +148,27 @@ def load_results(folders: Iterable[Path]) -> Results:
             parts += parts_of(path)
     records: list[Record] = []
     findings: dict[str, Finding] = {}
-    for path, manifest, own in sorted(parts, key=lambda part: str(part.manifest["created"]), reverse=True):
+    for path, manifest, own in sorted(
+        parts, key=lambda part: str(part.manifest["created"]), reverse=True
+    ):
         records += own
         mode = str(manifest["config"].get("mode", ""))
-        if wrong := next((record for record in own if record.kind in NEVER.get(mode, frozenset())), None):
-            raise IntegrityFailure(f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})")
+        if wrong := next(
+            (record for record in own if record.kind in NEVER.get(mode, frozenset())), None
+        ):
+            raise IntegrityFailure(
+                f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})"
+            )
         if manifest["kind"] == ABLATION:
             from mlm_repro.experiments.forecast.ablation import derive_effects
 
             effects, derived = derive_effects(path)
-            if [record.model_copy(update={"note": ""}) for record in own[-len(derived) :]] != derived:
-                raise IntegrityFailure(f"{path} does not have the numbers of its trainings in {RECORDS}")
+            if [
+                record.model_copy(update={"note": ""}) for record in own[-len(derived) :]
+            ] != derived:
+                raise IntegrityFailure(
+                    f"{path} does not have the numbers of its trainings in {RECORDS}"
+                )
             findings = {finding.effect.claim: finding for finding in effects} | findings
     return Results(tuple(records), tuple(left_out), findings)
 
@@ -171,7 +198,9 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
         if not folder.is_dir():
             raise BadInput(f"{folder} is not a directory of results")
         paths = [path.parent for place in places for path in sorted(folder.glob(place))]
-        runs |= dict.fromkeys(path.resolve() for path in paths if path == folder or not path.is_symlink())
+        runs |= dict.fromkeys(
+            path.resolve() for path in paths if path == folder or not path.is_symlink()
+        )
     return list(runs)
 
 
@@ -189,18 +218,25 @@ def parts_of(path: Path) -> Iterator[RunNumbers]:
     if strangers := {record.source for record in own} - lines.keys():
         raise IntegrityFailure(f"{path} has records of another run, {min(strangers)}")
     for name, run in lines.items():
-        about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(mode="json")
+        about = parse_document(run.manifest, Manifest, f"{MANIFEST} of {name}").model_dump(
+            mode="json"
+        )
         yield RunNumbers(path, about, [record for record in own if record.source == name])
 
 
 def judge(
-    experiments: Iterable[Experiment], results: Results, work: Callable[[Experiment], WorkedOut] = worked_out
+    experiments: Iterable[Experiment],
+    results: Results,
+    work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
     """A verdict for every claim of the experiments, from runs and from what `work` works out."""
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
     every = [(experiment, work(experiment)) for experiment in experiments]
-    for record in (*(each.record for _, worked in every for each in worked.numbers), *results.records):
+    for record in (
+        *(each.record for _, worked in every for each in worked.numbers),
+        *results.records,
+    ):
         records[record.experiment][record.series, record.quantity, record.kind].append(record)
     for experiment, worked in every:
         refused = {(each["series"], each["x"]): str(each["reason"]) for each in worked.refused}
@@ -211,7 +247,9 @@ def judge(
             verdict = _verdict(experiment, claim, ours, known.get(id(ours)), results)
             worked_kinds = {record.kind for record in at if id(record) in known}
             others = (each for each in at if id(each) in known or each.kind not in worked_kinds)
-            verdict = replace(verdict, beside=tuple(each for each in others if each is not verdict.record))
+            verdict = replace(
+                verdict, beside=tuple(each for each in others if each is not verdict.record)
+            )
             if verdict.outcome == "not-tried" and (reason := refused.get((claim.series, claim.x))):
                 verdict = replace(verdict, reason=reason)
             verdicts.append(verdict)
@@ -219,7 +257,8 @@ def judge(
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """The catalogue's claims that none of the experiments answers, each with the reason that unanswered.toml gives."""
+    """The catalogue's claims that none of the experiments answers, each with the reason that
+    unanswered.toml gives."""
     answered = {claim.id for experiment in experiments for claim in experiment.claims}
     rows = [(kind, row) for kind, rows in UNANSWERED.items() for row in rows]
     verdicts = []
@@ -237,11 +276,16 @@ def named(outcome: str) -> str:
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of `WORDS`."""
+    """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of
+    `WORDS`."""
     every, rows = list(verdicts), []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
         for scale in (*SCALES, ""):
-            mine = [each for each in every if each.scale == scale and each.claim.paper in (paper or each.claim.paper,)]
+            mine = [
+                each
+                for each in every
+                if each.scale == scale and each.claim.paper in (paper or each.claim.paper,)
+            ]
             if any(cells := [counted(mine, outcome) for outcome in WORDS]):
                 rows.append((*[PAPERS.get(paper, paper)] * by_paper, scale or "—", *cells))
     return Table((*["paper"] * by_paper, "scale", *map(named, WORDS)), rows, 1 + by_paper)
@@ -260,19 +304,28 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The totals by scale, then by paper and scale, then what stands behind them and apart from them."""
+    """The totals by scale, then by paper and scale, then what stands behind them and apart from
+    them."""
     return "\n\n".join(
-        [*("\n".join(aligned([table.heads, *table.rows])) for table in (totals(verdicts), totals(verdicts, True))),
-         "\n".join(headlines(verdicts))]
-    )  # fmt: skip
+        [
+            *(
+                "\n".join(aligned([table.heads, *table.rows]))
+                for table in (totals(verdicts), totals(verdicts, True))
+            ),
+            "\n".join(headlines(verdicts)),
+        ]
+    )
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     """Sentences on what the counts of claims hide."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
-        "Confirmed: our number agrees with the claim, to the printed digits; contradicted: no rounding explains the "
-        "difference; predicted: inside our 90 % interval, of all numbers that no fit has seen.",
+        (
+            "Confirmed: our number agrees with the claim, to the printed digits; contradicted: no"
+            " rounding explains the difference; predicted: inside our 90 % interval, of all numbers"
+            " that no fit has seen."
+        ),
         "Facts come first, rows in brackets: rows of one fact hold or fail together.",
         f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize(),
     ]
@@ -280,17 +333,24 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     if counts["fitted"]:
         said.append(f"{counts['fitted']} rows were seen by a fit and have no verdict.")
     if counts["undecided"]:
-        said.append(f"{counts['undecided']} effects were tried at reduced scale, and the trainings cannot tell.")
+        said.append(
+            f"{counts['undecided']} effects were tried at reduced scale, and the trainings cannot"
+            " tell."
+        )
     missing = [verdict for verdict in verdicts if verdict.needs]
     if missing:
         exhibits = {each.fact for each in missing if EXHIBIT.fullmatch(each.claim.where)}
         sentences = {each.fact for each in missing} - exhibits
         means = (f"{need}: {sum(each.needs == need for each in missing)}" for need in NEEDS)
         said.append(
-            f"What was not tried are {len(exhibits)} tables and figures and {len(sentences)} sentences. Their rows "
-            f"need {'; '.join(each for each in means if not each.endswith(': 0'))}."
+            f"What was not tried are {len(exhibits)} tables and figures and {len(sentences)}"
+            " sentences. Their rows need"
+            f" {'; '.join(each for each in means if not each.endswith(': 0'))}."
         )
-    said.append(f"{len(verdicts)} rows in all, {counts['of-others']} of them quoted by the documents from other works.")
+    said.append(
+        f"{len(verdicts)} rows in all, {counts['of-others']} of them quoted by the documents from"
+        " other works."
+    )
     return said
 
 
@@ -304,8 +364,9 @@ class Skill(NamedTuple):
     error: float
     """Mean distance from the published number, in percent."""
     score: float
-    """Mean interval score (Gneiting and Raftery 2007, Equation 43), in percent of the number: the width of the
-    interval, and for each miss 2/0.1 times how far the number lies beyond. Less is better; 0 without intervals."""
+    """Mean interval score (Gneiting and Raftery 2007, Equation 43), in percent of the number: the
+    width of the interval, and for each miss 2/0.1 times how far the number lies beyond. Less is
+    better; 0 without intervals."""
 
 
 class Skills(NamedTuple):
@@ -319,11 +380,12 @@ class Skills(NamedTuple):
         """The comparison in words."""
         of = self.ours
         beside = "; ".join(
-            f"{each.name} {each.inside}, {each.error:.0f} %, {each.score:.0f}" for each in self.baselines
+            f"{each.name} {each.inside}, {each.error:.0f} %, {each.score:.0f}"
+            for each in self.baselines
         )
         return (
-            f"Of {of.tried} numbers that {of.name} predicts unseen, {of.inside} lie in its 90 % interval; mean "
-            f"error {of.error:.1f} %, interval score {of.score:.0f} ({beside})."
+            f"Of {of.tried} numbers that {of.name} predicts unseen, {of.inside} lie in its 90 %"
+            f" interval; mean error {of.error:.1f} %, interval score {of.score:.0f} ({beside})."
         )
 
 
@@ -337,8 +399,14 @@ def skills(verdicts: Iterable[Verdict]) -> list[Skills]:
     names = {True: "a law through other points", False: "the cost model"}
     return [
         Skills(
-            _skill(names[UNCHANGED in baselines], [(each, interval(each.record)) for each in mine.values()]),
-            tuple(_skill(name, [(each, each.baselines[name]) for each in mine.values()]) for name in baselines),
+            _skill(
+                names[UNCHANGED in baselines],
+                [(each, interval(each.record)) for each in mine.values()],
+            ),
+            tuple(
+                _skill(name, [(each, each.baselines[name]) for each in mine.values()])
+                for name in baselines
+            ),
         )
         for baselines, mine in kinds.items()
     ]
@@ -348,7 +416,10 @@ def _skill(name: str, predicted: Sequence[tuple[Verdict, Range]]) -> Skill:
     pairs = [(float(verdict.claim.value), range_) for verdict, range_ in predicted]
     beyond = [max(each.low - value, value - each.high, 0.0) for value, each in pairs]
     error = fmean(abs(each.value / value - 1) for value, each in pairs)
-    score = fmean((each.high - each.low + 20 * far) / value for far, (value, each) in zip(beyond, pairs, strict=True))
+    score = fmean(
+        (each.high - each.low + 20 * far) / value
+        for far, (value, each) in zip(beyond, pairs, strict=True)
+    )
     return Skill(name, len(pairs), beyond.count(0.0), 100 * error, 100 * score)
 
 
@@ -360,7 +431,8 @@ def interval(record: Record | None) -> Range:
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """The table: claim, published value, ours, its kind, verdict, scale, reason; then how many there are of each."""
+    """The table: claim, published value, ours, its kind, verdict, scale, reason; then how many
+    there are of each."""
     heads = ("claim", "published", "ours", "kind", "verdict", "scale", "reason")
     rows = [heads, *(_cells(verdict) for verdict in verdicts)]
     return "\n".join([*aligned(rows), "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
@@ -369,35 +441,71 @@ def format_verdicts(verdicts: Sequence[Verdict]) -> str:
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
     """How many verdicts there are of each kind, the commonest first."""
     counts = Counter(verdict.outcome for verdict in verdicts)
-    return ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common()) or "no claims"
+    return (
+        ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common())
+        or "no claims"
+    )
 
 
 def _verdict(
-    experiment: Experiment, claim: Claim, record: Record | None, worked: Worked | None, results: Results
+    experiment: Experiment,
+    claim: Claim,
+    record: Record | None,
+    worked: Worked | None,
+    results: Results,
 ) -> Verdict:
-    def said(outcome: Outcome, scale: Scale, reason: str, number: Record | None = record) -> Verdict:
-        return Verdict(experiment.name, claim, outcome, scale, number, reason, worked.baselines if worked else {})
+    def said(
+        outcome: Outcome, scale: Scale, reason: str, number: Record | None = record
+    ) -> Verdict:
+        return Verdict(
+            experiment.name,
+            claim,
+            outcome,
+            scale,
+            number,
+            reason,
+            worked.baselines if worked else {},
+        )
 
     if (record is None or record.kind == "scaled") and (finding := results.findings.get(claim.id)):
-        return said(finding.outcome, "reduced", finding.sentence, finding.record if finding.is_number else None)
+        return said(
+            finding.outcome,
+            "reduced",
+            finding.sentence,
+            finding.record if finding.is_number else None,
+        )
     if record is None:
         was_run = any(each.experiment == experiment.name for each in results.records)
         return said("not-tried", "", _reason(experiment, claim, was_run))
     value = float(claim.value)
-    shown = f"{100 * (record.value - value) / value + 0.0:+.1f} %" if value else f"{record.value:+.3g}"  # not -0.0
+    shown = (
+        f"{100 * (record.value - value) / value + 0.0:+.1f} %" if value else f"{record.value:+.3g}"
+    )  # not -0.0
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
-        return said("not-tried", "", f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller)
+        return said(
+            "not-tried",
+            "",
+            f"the number is of {STAND_IN}" if record.note.startswith(STAND_IN) else smaller,
+        )
     if record.kind == "simulated":
         ends = interval(record)
         is_inside = ends.low <= value <= ends.high
         lies = "inside" if is_inside else "outside"
         shown += f"; published lies {lies} {ends.low:.4g} to {ends.high:.4g}; {record.note}"
-        return said("fitted" if record.note == FITTED else "predicted" if is_inside else "missed", "simulated", shown)
+        return said(
+            "fitted" if record.note == FITTED else "predicted" if is_inside else "missed",
+            "simulated",
+            shown,
+        )
     ours = worked.range if worked else as_range(record.value)
     is_measured, allowed = record.kind != "computed", claim.allowed
     good = claim.agrees(ours, is_measured)
-    within = f"{allowed.tolerance} ({allowed.because})" if is_measured and allowed != DIGITS else "the printed digits"
+    within = (
+        f"{allowed.tolerance} ({allowed.because})"
+        if is_measured and allowed != DIGITS
+        else "the printed digits"
+    )
     if ours.low < ours.high:
         shown += f", {ours.low:.4g} to {ours.high:.4g} by the printed digits"
     asked = "" if claim.says == "exact" else f"; the claim says {claim.says}"
@@ -410,17 +518,27 @@ def _verdict(
 
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
-    """The records at the claim's place, first the one that speaks for it. A twin's x is taken as the same share of its
-    training."""
+    """The records at the claim's place, first the one that speaks for it. A twin's x is taken as
+    the same share of its training."""
     mine, at = (claim.series, claim.quantity), list[Record]()
-    curve = [each.x for each in experiment.claims if (each.series, each.quantity) == mine and each.x is not None]
+    curve = [
+        each.x
+        for each in experiment.claims
+        if (each.series, each.quantity) == mine and each.x is not None
+    ]
     for kind in ORDER:
         of_kind = records.get((*mine, kind), [])
         stretch = 1.0
         if kind == "scaled" and experiment.reproduction and claim.x is not None:
-            stretch = max((each.x for each in of_kind if each.x is not None), default=1.0) / max(curve)
-        at += [each for each in of_kind if (each.x is None) == (claim.x is None)
-               and math.isclose(each.x or 0, (claim.x or 0) * stretch)]  # fmt: skip
+            stretch = max((each.x for each in of_kind if each.x is not None), default=1.0) / max(
+                curve
+            )
+        at += [
+            each
+            for each in of_kind
+            if (each.x is None) == (claim.x is None)
+            and math.isclose(each.x or 0, (claim.x or 0) * stretch)
+        ]
     return at
 
 
@@ -429,15 +547,30 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
         return experiment.not_run or "the run found here has no number for it"
     if experiment.reproduction:
         return f"no run was found; `mlm-experiment reproduce {experiment.reproduction}` makes one"
-    verb = f"ablate {experiment.name} --dataset DIR" if experiment.ablation else f"run {experiment.name}"
+    verb = (
+        f"ablate {experiment.name} --dataset DIR"
+        if experiment.ablation
+        else f"run {experiment.name}"
+    )
     return f"no run was found; `mlm-experiment {verb}` makes one"
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """A row of the table. A number of a smaller model or machine is not shown beside the claim's value."""
+    """A row of the table. A number of a smaller model or machine is not shown beside the claim's
+    value."""
     record = verdict.record
     ours, kind = "", record.kind if record else ""
     if record:
-        rounded = f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
+        rounded = (
+            f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
+        )
         ours = "—" if kind == "scaled" else rounded
-    return verdict.claim.id, verdict.claim.published, ours, kind, named(verdict.outcome), verdict.scale, verdict.reason
+    return (
+        verdict.claim.id,
+        verdict.claim.published,
+        ours,
+        kind,
+        named(verdict.outcome),
+        verdict.scale,
+        verdict.reason,
+    )

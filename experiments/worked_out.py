@@ -1,6 +1,6 @@
-"""Numbers that follow from the catalogue and the shipped constants alone: closed forms, arithmetic of claims, and
-predictions by the cost model and by laws. Verdicts work them out each time, so they do not depend on earlier runs.
-Imports no torch.
+"""Numbers that follow from the catalogue and the shipped constants alone: closed forms, arithmetic
+of claims, and predictions by the cost model and by laws. Verdicts work them out each time, so they
+do not depend on earlier runs. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.records import Record
 
 CONSTANT, BUBBLE, UNCHANGED = "constant throughput", "bubble alone", "the last point known"
-"""Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the bubble of the pipeline
-is lost besides; a curve stays where it is known last."""
+"""Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
+bubble of the pipeline is lost besides; a curve stays where it is known last."""
 TAILS = (0.05, 0.95)
 UNKNOWN: Mapping[str, Range] = {}
 
@@ -43,7 +43,8 @@ class Worked(NamedTuple):
     """A number that was worked out."""
 
     record: Record
-    """The digest is of what it was worked out of: numbers of one workload, or of one curve, are one prediction."""
+    """The digest is of what it was worked out of: numbers of one workload, or of one curve, are one
+    prediction."""
     range: Range
     """The ends between which the rounding of the printed digits leaves a computed number."""
     baselines: Mapping[str, Range]
@@ -65,8 +66,17 @@ def work_out(experiment: Experiment) -> WorkedOut:
     numbers: list[Worked] = []
     refused: list[Line] = []
 
-    def add(line: Line, range_: Range | None = None, of: Any = None, baselines: Mapping[str, Range] = UNKNOWN) -> None:
-        about: Line = {"experiment": experiment.name, "source": "", "digest": sha256_json(of) if of else None}
+    def add(
+        line: Line,
+        range_: Range | None = None,
+        of: Any = None,
+        baselines: Mapping[str, Range] = UNKNOWN,
+    ) -> None:
+        about: Line = {
+            "experiment": experiment.name,
+            "source": "",
+            "digest": sha256_json(of) if of else None,
+        }
         record = Record(**about | line)
         numbers.append(Worked(record, range_ or as_range(record.value), baselines))
 
@@ -76,7 +86,11 @@ def work_out(experiment: Experiment) -> WorkedOut:
         for row in rows:
             for name in part.computed:
                 ours = as_range(FORMULAS[name](row, first[row["series"]]))
-                add(position(part, row) | {"quantity": name, "kind": "computed", "value": ours.value}, ours)
+                add(
+                    position(part, row)
+                    | {"quantity": name, "kind": "computed", "value": ours.value},
+                    ours,
+                )
         for line, of, baselines in _simulated(part, rows, clusters):
             if "reason" in line:
                 refused.append({"experiment": experiment.name} | line)
@@ -107,7 +121,8 @@ def _worked_out(name: str) -> WorkedOut:
 def _simulated(
     part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]
 ) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Lines of the part's simulated quantities or of a refusal, with what each was made of, and baselines."""
+    """Lines of the part's simulated quantities or of a refusal, with what each was made of, and
+    baselines."""
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
@@ -117,7 +132,8 @@ def _simulated(
         reason = prediction.reason or first_prediction.reason
         if reason and not {*part.simulated} <= {*LAYER}:  # a layer needs no room for the model
             yield (
-                {key: value for key, value in position(part, row).items() if key != "x_name"} | {"reason": reason},
+                {key: value for key, value in position(part, row).items() if key != "x_name"}
+                | {"reason": reason},
                 0,
                 {},
             )
@@ -129,11 +145,22 @@ def _simulated(
             baselines: Mapping[str, Range] = {}
             if name in LAYER:
                 of = (*of, name)
-                values = layer_values(name, machine_of(cluster), workload, first, cluster.intervals.one_node)
+                values = layer_values(
+                    name, machine_of(cluster), workload, first, cluster.intervals.one_node
+                )
             else:
-                values = simulated_values(name, row["cluster"], workload, prediction, first, first_prediction.seconds,
-                                          cluster.intervals.ratio)  # fmt: skip
-                baselines = _baselines(cluster, Simulated(workload, 0.0, first, 0.0, row["cluster"]), name)
+                values = simulated_values(
+                    name,
+                    row["cluster"],
+                    workload,
+                    prediction,
+                    first,
+                    first_prediction.seconds,
+                    cluster.intervals.ratio,
+                )
+                baselines = _baselines(
+                    cluster, Simulated(workload, 0.0, first, 0.0, row["cluster"]), name
+                )
             yield position(part, row) | values | {"note": note}, of, baselines
 
 
@@ -153,12 +180,14 @@ def _slowest(name: str, workload: Workload) -> float:
 
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
-    """Median rate in TFLOP/s per GPU of the published rows that a fit has seen, by a baseline's rule, and the 5th and
-    the 95th percentile. Rows without a rate, such as ratios, are left out."""
+    """Median rate in TFLOP/s per GPU of the published rows that a fit has seen, by a baseline's
+    rule, and the 5th and the 95th percentile. Rows without a rate, such as ratios, are left out."""
     rates = []
     for row in fitted_rows(software):
         if row.is_published and row.quantity not in RATIOS:
-            alone = QUANTITIES[row.quantity](Simulated(row.workload, _slowest(name, row.workload), row.workload, 1.0))
+            alone = QUANTITIES[row.quantity](
+                Simulated(row.workload, _slowest(name, row.workload), row.workload, 1.0)
+            )
             rates.append(alone / row.value if _is_time(row) else row.value / alone)
     low, middle, high = np.quantile(rates, (TAILS[0], 0.5, TAILS[1])).tolist()
     return middle, low, high
@@ -169,14 +198,19 @@ def _is_time(row: Observation) -> bool:
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:
-    """Both rules' predictions of the quantity; none under software that no published row was fitted to."""
+    """Both rules' predictions of the quantity; none under software that no published row was fitted
+    to."""
     if not any(each.is_published for each in fitted_rows(cluster.software)):
         return {}
     ranges = {}
     for name in (CONSTANT, BUBBLE):
         rates = rates_of(cluster.software, name)
         seconds, first = (_slowest(name, each) for each in (row.workload, row.first))
-        ends = [QUANTITIES[quantity](row._replace(seconds=seconds / rate, first_seconds=first / rates[0]))
-                for rate in rates]  # fmt: skip
+        ends = [
+            QUANTITIES[quantity](
+                row._replace(seconds=seconds / rate, first_seconds=first / rates[0])
+            )
+            for rate in rates
+        ]
         ranges[name] = Range(ends[0], min(ends), max(ends))
     return ranges

@@ -1,4 +1,5 @@
-"""Files and directories appear whole or not at all: temporary sibling, fsync, rename. Reads are bounded."""
+"""Files and directories appear whole or not at all: temporary sibling, fsync, rename. Reads are
+bounded."""
 
 import errno
 import io
@@ -15,7 +16,8 @@ JSON = dict[str, Any]
 """An object of JSON: values by name."""
 
 HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
-"""Environment variables: the mark of the command that holds a run, for its child processes, and `--overwrite`."""
+"""Environment variables: the mark of the command that holds a run, for its child processes, and
+`--overwrite`."""
 MARKER = "COMPLETE"
 """File that a sealed directory has."""
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
@@ -26,7 +28,8 @@ MOST_BYTES = 256 << 20
 
 @contextmanager
 def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
-    """Open a file for reading. Raises OSError for a pipe or a device, which could block a reader for ever."""
+    """Open a file for reading. Raises OSError for a pipe or a device, which could block a reader
+    for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -41,8 +44,11 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read()
 
 
-def parse_json(text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parse JSON; `pairs` makes its objects. Raises ValueError for text that is not JSON or is nested too deeply."""
+def parse_json(
+    text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Parse JSON; `pairs` makes its objects. Raises ValueError for text that is not JSON or is
+    nested too deeply."""
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
@@ -50,7 +56,8 @@ def parse_json(text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] 
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises OSError as `read_bytes` does, and ValueError for a file without JSON."""
+    """Read a JSON file. Raises OSError as `read_bytes` does, and ValueError for a file without
+    JSON."""
     return parse_json(read_bytes(path))
 
 
@@ -60,15 +67,16 @@ def is_stream(path: Path) -> bool:
 
 
 def hidden_beside(path: Path, word: str) -> Path:
-    """A name beside `path` for something unfinished, with what the lock of the run that it is of knows it by."""
+    """A name beside `path` for something unfinished, with what the lock of the run that it is of
+    knows it by."""
     return path.with_name(f".{path.name}.{word}-{os.environ.get(HOLDER, '')}{os.getpid()}")
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
 
-    With `replaces=False` an existing file stays. Returns True if the data were written. A device, a pipe or a
-    link is written to, not replaced.
+    With `replaces=False` an existing file stays. Returns True if the data were written. A device, a
+    pipe or a link is written to, not replaced.
     """
     if is_stream(path):
         path.write_bytes(data)
@@ -84,7 +92,10 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
             os.replace(temporary, path)
         else:
             _put(temporary, path)
-    except (FileExistsError, FileNotFoundError):  # the first writer may have removed unfinished files of others
+    except (
+        FileExistsError,
+        FileNotFoundError,
+    ):  # the first writer may have removed unfinished files of others
         if replaces or not path.exists():
             raise
         return False
@@ -97,8 +108,9 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
 def _put(temporary: Path, path: Path) -> None:
     """Give a file its name. Raises FileExistsError if the name is taken.
 
-    A file system may have no links (exFAT, SMB, many of FUSE). There, of two commands that begin the same work within
-    the same instant, the second writes the name again; the lock that follows admits one of them.
+    A file system may have no links (exFAT, SMB, many of FUSE). There, of two commands that begin
+    the same work within the same instant, the second writes the name again; the lock that follows
+    admits one of them.
     """
     try:
         os.link(temporary, path)
@@ -129,9 +141,9 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Iterator[Path]:
     """Yield an empty temporary sibling that becomes `path` when the block ends without an error.
 
-    An existing directory at `path` is replaced only then, or, if this call `claims` the name, refused at once with
-    FileExistsError. On an error the temporary directory is removed. With `durable=False` a power cut may leave a
-    directory with incomplete files.
+    An existing directory at `path` is replaced only then, or, if this call `claims` the name,
+    refused at once with FileExistsError. On an error the temporary directory is removed. With
+    `durable=False` a power cut may leave a directory with incomplete files.
     """
     make_directory(path.parent)
     if claims:
@@ -153,7 +165,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Give a finished directory its name and replace the old one; with `durable`, flush its files to disk first."""
+    """Give a finished directory its name and replace the old one; with `durable`, flush its files
+    to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     if path.exists() and any(path.iterdir()):
@@ -168,7 +181,8 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, so that a power cut does not take its name away again."""
+    """Make a directory, and those above it, so that a power cut does not take its name away
+    again."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -176,7 +190,8 @@ def make_directory(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make the content of a file, or renames inside a directory, durable (a no-op where directories cannot be opened).
+    """Make the content of a file, or renames inside a directory, durable (a no-op where directories
+    cannot be opened).
 
     Raises OSError for a file that cannot be opened.
     """

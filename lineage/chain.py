@@ -1,7 +1,7 @@
 """The checkpoints of a run, and a check that they descend from one another and belong to it.
 
-A seal proves that nothing changed after it was made; the check proves that the sealed parts belong together, so that a
-directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
+A seal proves that nothing changed after it was made; the check proves that the sealed parts belong
+together, so that a directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlm_repro.lineage.atomic import JSON
-from mlm_repro.lineage.digest import content_digest, is_sealed, read_digest, sealed_files, sha256_json
+from mlm_repro.lineage.digest import (
+    content_digest,
+    is_sealed,
+    read_digest,
+    sealed_files,
+    sha256_json,
+)
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.files import read_object, unlike
 from mlm_repro.lineage.lock import check_held
@@ -40,7 +46,8 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to another run.
+    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to
+    another run.
 
     A link to a checkpoint, which a replay begins from, leads to another run on purpose.
     """
@@ -51,7 +58,10 @@ def own_checkpoints(run: Path) -> list[Path]:
         with suppress(IntegrityFailure):  # what is damaged is found when it is loaded
             of = read_object(path / LINEAGE).get("run")
         if of != identity and not path.is_symlink():
-            raise BadInput(f"{path} belongs to another run ({str(of)[:8]}): move it away to go on with {run.name}")
+            raise BadInput(
+                f"{path} belongs to another run ({str(of)[:8]}): move it away to go on with"
+                f" {run.name}"
+            )
     return checkpoints
 
 
@@ -74,7 +84,8 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def read_newest(path: Path, read: Callable[[Path], T]) -> T:
-    """Read a checkpoint, or the newest of a run; if a training removes that meanwhile, the next newest is read."""
+    """Read a checkpoint, or the newest of a run; if a training removes that meanwhile, the next
+    newest is read."""
     while True:
         chosen = resolve_checkpoint(path)
         try:
@@ -98,7 +109,8 @@ def broken_links(run: Path) -> list[str]:
 
 
 def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
-    """Compare the identity in the manifest of the run of that name with the configuration and the inputs."""
+    """Compare the identity in the manifest of the run of that name with the configuration and the
+    inputs."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
         yield f"{name}: the configuration in {MANIFEST} is not the one its digest was made of"
@@ -115,7 +127,9 @@ def _attempts(name: str, manifest: JSON) -> Iterator[str]:
     attempts = manifest.get("attempts", [])
     for number, attempt in enumerate(attempts):
         before = sha256_json(attempts[number - 1]) if number else manifest["identity"]
-        if attempt.get("before", before) != before or ("before" not in attempt and "layouts" not in manifest):
+        if attempt.get("before", before) != before or (
+            "before" not in attempt and "layouts" not in manifest
+        ):
             yield f"{name}: attempt {number + 1} in {MANIFEST} does not follow on the one before it"
 
 
@@ -129,21 +143,33 @@ def _states(whole: Any, part: Any) -> bool:
 
 
 def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
-    """Compare a checkpoint's iteration with its name, and its run, inputs and configuration with the manifest."""
+    """Compare a checkpoint's iteration with its name, and its run, inputs and configuration with
+    the manifest."""
     lineage, iteration = read_object(path / LINEAGE), read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
         yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
     if lineage["run"] != manifest["identity"]:
-        yield f"{path.name} belongs to another run, {str(lineage['run'])[:8]}, not to {manifest['identity'][:8]}"
+        yield (
+            f"{path.name} belongs to another run, {str(lineage['run'])[:8]}, not to"
+            f" {manifest['identity'][:8]}"
+        )
     if lineage["parents"] != manifest["parents"]:
-        changed = sorted(name for name, digest in manifest["parents"].items() if lineage["parents"].get(name) != digest)
+        changed = sorted(
+            name
+            for name, digest in manifest["parents"].items()
+            if lineage["parents"].get(name) != digest
+        )
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
-    attempts: dict[Any, Any] = {sha256_json(each): each for each in manifest.get("attempts", [])} | {None: {}}
+    attempts: dict[Any, Any] = {
+        sha256_json(each): each for each in manifest.get("attempts", [])
+    } | {None: {}}
     if (by := lineage.get("attempt")) not in attempts:
         yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
     config = read_object(path / CONFIG)
     due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
-    due["parallel"] = attempts.get(by, {}).get("parallel", config.get("parallel"))  # earlier versions noted no attempts
+    due["parallel"] = attempts.get(by, {}).get(
+        "parallel", config.get("parallel")
+    )  # earlier versions noted no attempts
     yield from islice(unlike(path.name, config, due, "the run's is"), 1)
 
 
@@ -174,7 +200,10 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
                 yield f"{name} had the same weights as {other}: nothing was trained between them"
     for path in checkpoints:
         if (other := seen.setdefault(_weights(path), path.name)) != path.name:
-            yield f"{path.name} has the same weights as {other}: one was copied, or nothing was trained between them"
+            yield (
+                f"{path.name} has the same weights as {other}: one was copied, or nothing was"
+                " trained between them"
+            )
 
 
 def _weights(checkpoint: Path) -> str:

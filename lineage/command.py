@@ -1,4 +1,5 @@
-"""The start and end of every command: a user's mistake gets one sentence and an exit code, never a traceback."""
+"""The start and end of every command: a user's mistake gets one sentence and an exit code, never a
+traceback."""
 
 import errno
 import io
@@ -14,7 +15,16 @@ from typing import Any, NoReturn
 import typer
 
 from mlm_repro.lineage.atomic import OVERWRITE
-from mlm_repro.lineage.errors import STOPS, BadInput, Fault, HardwareMissing, Interrupted, UserError, afterwards, cause
+from mlm_repro.lineage.errors import (
+    STOPS,
+    BadInput,
+    Fault,
+    HardwareMissing,
+    Interrupted,
+    UserError,
+    afterwards,
+    cause,
+)
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import release_claims
 from mlm_repro.lineage.processes import hear_stops, is_at_work
@@ -27,8 +37,13 @@ NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOT
 """Error numbers of a path that this user cannot use, or that does not exist."""
 NO_HOME, CIRCLE = "Could not determine home directory.", "Symlink loop from "
 """Messages of pathlib for a missing home and, before Python 3.13, for a loop of links."""
-BARS_OF_LIBRARIES = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
-"""Environment variables that silence the progress bars of libraries, which write control characters into pipes."""
+BARS_OF_LIBRARIES = (
+    "TQDM_DISABLE",
+    "HF_HUB_DISABLE_PROGRESS_BARS",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS",
+)
+"""Environment variables that silence the progress bars of libraries, which write control characters
+into pipes."""
 CONTROL = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters to escape; colours, the first group, are kept."""
 DEBUG, JSON_ERRORS = "MLM_DEBUG", "--json-errors"
@@ -41,7 +56,8 @@ COMMON_OPTIONS = {
 
 
 class CommandLine(typer.Typer):
-    """A typer application whose verbs name the common options, which `run_command` handles, in their help."""
+    """A typer application whose verbs name the common options, which `run_command` handles, in
+    their help."""
 
     def command(  # type: ignore[override]  # the settings depend on typer's version
         self, name: str | None = None, **settings: Any
@@ -66,15 +82,17 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
     """Run a typer application and exit; the cause of a failure is that of the SystemExit.
 
-    With `default`, a first argument that is neither an option nor a verb becomes the argument of the default verb:
-    `mlm-train config.toml` means `mlm-train run config.toml`.
+    With `default`, a first argument that is neither an option nor a verb becomes the argument of
+    the default verb: `mlm-train config.toml` means `mlm-train run config.toml`.
     """
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-"):
         verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]
         arguments = arguments if arguments[0] in verbs else [default, *arguments]
     _take_streams()
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")  # it reads every installed package to look for them
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "true"
+    )  # it reads every installed package to look for them
     os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports what lies in the current folder
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
@@ -94,17 +112,23 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     except SystemExit as end:
         code = end.code
     except (_CtrlC, Exception) as error:
-        # the making of a class in which a signal arrives raises another error in the place of the signal's
+        # the making of a class in which a signal arrives raises another error in the place of the
+        # signal's
         if isinstance(error, _CtrlC) or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
         else:
-            code, cause = _explain(error if isinstance(error, UserError) else _unforeseen(error)), error
+            code, cause = (
+                _explain(error if isinstance(error, UserError) else _unforeseen(error)),
+                error,
+            )
     _ignore_stops()
     release_claims()
     sys.stdout.flush()
     lost = getattr(sys.stdout, "lost", None)
     if lost and not code and lost.errno != errno.EPIPE:
-        code = _explain(Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done"))
+        code = _explain(
+            Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done")
+        )
     if code == Interrupted.exit_code and is_at_work():
         sys.stderr.flush()
         os._exit(code)
@@ -112,9 +136,11 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output or error. A terminal shows control characters other than colours instead of obeying them.
+    """Standard output or error. A terminal shows control characters other than colours instead of
+    obeying them.
 
-    What cannot be written, because its reader left or its disk is full, is lost, and the work goes on.
+    What cannot be written, because its reader left or its disk is full, is lost, and the work goes
+    on.
     """
 
     lost: OSError | None = None
@@ -151,14 +177,30 @@ def _take_streams() -> None:
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is the closed one's
-            stream = os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False)
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # takes the lowest free number, which is the closed one's
+            stream = os.fdopen(
+                descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False
+            )
             for each in (name, f"__{name}__"):
                 setattr(sys, each, stream)
-        if name != "stdin" and isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Output):  # a rank's is
+        if (
+            name != "stdin"
+            and isinstance(stream, io.TextIOWrapper)
+            and not isinstance(stream, _Output)
+        ):  # a rank's is
             stream.flush()
-            setattr(sys, name, _Output(stream.buffer, stream.encoding, "backslashreplace",
-                                       line_buffering=name == "stderr" or stream.isatty()))  # fmt: skip
+            setattr(
+                sys,
+                name,
+                _Output(
+                    stream.buffer,
+                    stream.encoding,
+                    "backslashreplace",
+                    line_buffering=name == "stderr" or stream.isatty(),
+                ),
+            )
 
 
 def _refuse_non_text(arguments: list[str]) -> None:
@@ -174,8 +216,11 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other into a Fault."""
-    if mistake := getattr(error, "format_message", None):  # click has it, or the copy that newer versions of typer have
+    """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other
+    into a Fault."""
+    if mistake := getattr(
+        error, "format_message", None
+    ):  # click has it, or the copy that newer versions of typer have
         return BadInput(mistake())
     said, message = str(error), " ".join(str(error).split())
     number, file = getattr(error, "errno", None), getattr(error, "filename", None) or "a file"
@@ -186,7 +231,9 @@ def _unforeseen(error: Exception) -> UserError:
     if said.startswith(CIRCLE):
         return BadInput(f"{said.removeprefix(CIRCLE)} cannot be used: the links form a loop")
     if number in NO_DISK:
-        return Interrupted(f"the disk failed at {file} ({cause(error)}); the same command continues from there")
+        return Interrupted(
+            f"the disk failed at {file} ({cause(error)}); the same command continues from there"
+        )
     if number in NO_WAY:
         return BadInput(f"{file} cannot be used: {cause(error)}")
     if "torch" in sys.modules or getattr(error, "name", None) == "torch":
@@ -199,18 +246,25 @@ def _unforeseen(error: Exception) -> UserError:
         import tempfile
         import traceback
 
-        with tempfile.NamedTemporaryFile("w", prefix="mlm-fault-", suffix=".txt", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="mlm-fault-", suffix=".txt", delete=False
+        ) as file:
             traceback.print_exception(error, file=file)
         place = f"{file.name} says where it arose"
-    return Fault(f"a fault of this program, please report it: {type(error).__name__}: {message[:300]}; {place}")
+    return Fault(
+        f"a fault of this program, please report it: {type(error).__name__}: {message[:300]};"
+        f" {place}"
+    )
 
 
 class _CtrlC(BaseException):
-    """Ctrl-C; not an Exception, so that code which catches the errors of libraries does not catch it."""
+    """Ctrl-C; not an Exception, so that code which catches the errors of libraries does not catch
+    it."""
 
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
-    """End the command with its exit code, which no second signal changes, and a forked process at once."""
+    """End the command with its exit code, which no second signal changes, and a forked process at
+    once."""
     if os.getpid() == command or number == signal.SIGINT:
         _ignore_stops()
         raise _CtrlC
@@ -225,7 +279,8 @@ def _ignore_stops() -> None:
 
 
 def _stop_again(ignored: Any) -> None:
-    """Raise the stop once more, a moment later: Python drops an exception that a finalizer or a callback raises."""
+    """Raise the stop once more, a moment later: Python drops an exception that a finalizer or a
+    callback raises."""
     if issubclass(ignored.exc_type, _CtrlC):
         signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
         signal.setitimer(signal.ITIMER_REAL, 0.01)

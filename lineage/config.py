@@ -1,8 +1,8 @@
 """Configuration is data: TOML files read into frozen pydantic models, strictly.
 
-One keyword, `extends = "other.toml"`, supplies defaults: a file beside it, or a shipped one by its path in a clone.
-The nearest file wins. One override syntax, `section.key=value`, has its value parsed as TOML and checked against the
-model.
+One keyword, `extends = "other.toml"`, supplies defaults: a file beside it, or a shipped one by its
+path in a clone. The nearest file wins. One override syntax, `section.key=value`, has its value
+parsed as TOML and checked against the model.
 """
 
 import json
@@ -41,7 +41,9 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
     Raises BadInput naming the dotted key, with the nearest known key where one is close.
     """
     where = " --set ".join([str(path), *overrides])
-    return parse_config(reduce(_merge, map(_parse_override, overrides), read_toml(path)), model, where)
+    return parse_config(
+        reduce(_merge, map(_parse_override, overrides), read_toml(path)), model, where
+    )
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
@@ -55,7 +57,11 @@ def to_toml(config: BaseModel) -> str:
     lines, sections = [], []
     for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(value, dict):
-            sections += ["", f"[{key}]", *(f"{name} = {json.dumps(each)}" for name, each in value.items())]
+            sections += [
+                "",
+                f"[{key}]",
+                *(f"{name} = {json.dumps(each)}" for name, each in value.items()),
+            ]
         else:
             lines.append(f"{key} = {json.dumps(value)}")
     return "\n".join([*lines, *sections]) + "\n"
@@ -65,7 +71,11 @@ def flatten(values: JSON, prefix: str = "") -> JSON:
     """Values of nested sections by dotted key, such as `train.seed`."""
     flat: JSON = {}
     for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
@@ -118,7 +128,9 @@ def _merge(base: JSON, over: JSON) -> JSON:
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = (
+            _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
     return merged
 
 
@@ -149,7 +161,9 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])
     dotted = ".".join(str(part) for part in location)
-    unknown = [".".join(map(str, each["loc"])) for each in errors if each["type"] == "extra_forbidden"][1:]
+    unknown = [
+        ".".join(map(str, each["loc"])) for each in errors if each["type"] == "extra_forbidden"
+    ][1:]
     more = f"; also unknown: {', '.join(unknown)}" if unknown else ""
     if others := len(errors) - 1 - len(unknown):
         more += f" (and {others} more)"
@@ -162,6 +176,8 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"
-    said = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as ['a']")
+    said = (
+        first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as ['a']")
+    )
     message = said.replace("Input should", f"{first['input']!r:.60} should", 1)
     return f"{dotted}: {message}{more}" if dotted else f"{message}{more}"

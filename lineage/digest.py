@@ -1,8 +1,9 @@
 """SHA-256 digests of files and of JSON values, and the seal of a finished directory.
 
-A sealed directory holds a `COMPLETE` file, written last, that lists every file with its size and SHA-256. The
-digest of the directory is the digest of that list. A sealed directory inside a sealed directory is represented by
-its own `COMPLETE` file, so that digests form a chain. Folders named in `DERIVED` are not covered.
+A sealed directory holds a `COMPLETE` file, written last, that lists every file with its size and
+SHA-256. The digest of the directory is the digest of that list. A sealed directory inside a sealed
+directory is represented by its own `COMPLETE` file, so that digests form a chain. Folders named in
+`DERIVED` are not covered.
 """
 
 import hashlib
@@ -21,18 +22,22 @@ from mlm_repro.lineage.progress import Progress
 ENTRY = ("bytes", int), ("sha256", str)
 """Keys of a file in a completion marker."""
 DERIVED = ("report", "wandb", "mlflow")
-"""Folders whose content is derived from other files; libraries change the last two, for example on upload."""
+"""Folders whose content is derived from other files; libraries change the last two, for example on
+upload."""
 
 
 def sha256_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes. Raises OSError for a path that is not a readable file."""
+    """Hexadecimal SHA-256 of a file's bytes. Raises OSError for a path that is not a readable
+    file."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_json(value: Any) -> str:
     """Hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -48,10 +53,14 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """
     files = {}
     paths = _sealed_files(directory)
-    folders = {directory / folder for path in paths for folder in path.relative_to(directory).parents}
+    folders = {
+        directory / folder for path in paths for folder in path.relative_to(directory).parents
+    }
     for written in [*paths, *folders]:
         sync(written)  # a seal that outlives a power cut is of files and of removals that do
-    with Progress(f"sealing {directory.name}", sum(path.stat().st_size for path in paths), "bytes") as progress:
+    with Progress(
+        f"sealing {directory.name}", sum(path.stat().st_size for path in paths), "bytes"
+    ) as progress:
         for path in paths:
             size = path.stat().st_size
             name = str(path.relative_to(directory))
@@ -77,12 +86,19 @@ def sealed_files(directory: Path) -> dict[str, JSON]:
     return dict(_read_marker(directory)["files"])
 
 
-def by_digest(place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path) -> Path | None:
-    """The directory of this digest: `place`, or one beside it or in another of the folders; None if it is not here.
+def by_digest(
+    place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
+) -> Path | None:
+    """The directory of this digest: `place`, or one beside it or in another of the folders; None if
+    it is not here.
 
-    A name may lead elsewhere by now, such as the link to a dataset that was built anew: digests decide.
+    A name may lead elsewhere by now, such as the link to a dataset that was built anew: digests
+    decide.
     """
-    for path in chain([place], *(sorted(folder.glob("[!.]*")) for folder in dict.fromkeys((place.parent, *folders)))):
+    for path in chain(
+        [place],
+        *(sorted(folder.glob("[!.]*")) for folder in dict.fromkeys((place.parent, *folders))),
+    ):
         with suppress(UserError, OSError):
             if path.is_dir() and digest_of(path) == digest:
                 return path
@@ -90,37 +106,54 @@ def by_digest(place: Path, digest: str, digest_of: Callable[[Path], str], *folde
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
-    """Digest of a sealed directory's files other than `without`: equal for equal content made at different times."""
-    return sha256_json({name: entry for name, entry in sealed_files(directory).items() if name not in without})
+    """Digest of a sealed directory's files other than `without`: equal for equal content made at
+    different times."""
+    return sha256_json(
+        {name: entry for name, entry in sealed_files(directory).items() if name not in without}
+    )
 
 
 def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: True) -> str:
     """Compare every file with the completion marker and return the directory's digest.
 
-    Of a file for which `is_read` is false only the size is compared. Raises IntegrityFailure naming the first file that
-    is missing, added or changed.
+    Of a file for which `is_read` is false only the size is compared. Raises IntegrityFailure naming
+    the first file that is missing, added or changed.
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]
     if sha256_json(files) != marker["digest"]:
-        raise IntegrityFailure(f"the completion marker of {directory} was edited: its digest does not match")
+        raise IntegrityFailure(
+            f"the completion marker of {directory} was edited: its digest does not match"
+        )
     present = {str(path.relative_to(directory)) for path in _sealed_files(directory)}
     total = sum(file["bytes"] for file in files.values())
     with Progress(f"checking {directory.name}", total, "bytes") as progress:
         for name in sorted(files.keys() | present):
             if name not in present:
-                raise IntegrityFailure(f"{directory / name} is missing and was there when {directory.name} was sealed")
+                raise IntegrityFailure(
+                    f"{directory / name} is missing and was there when {directory.name} was sealed"
+                )
             if name not in files:
-                raise IntegrityFailure(f"{directory / name} was added after {directory.name} was sealed")
+                raise IntegrityFailure(
+                    f"{directory / name} was added after {directory.name} was sealed"
+                )
             path, expected = directory / name, files[name]
             try:
                 size = path.stat().st_size
-                same = size == expected["bytes"] and (not is_read(name) or sha256_file(path) == expected["sha256"])
+                same = size == expected["bytes"] and (
+                    not is_read(name) or sha256_file(path) == expected["sha256"]
+                )
             except OSError as error:
                 raise IntegrityFailure(f"{path} cannot be read: {error.strerror}") from error
             if not same:
-                had = "other content" if size == expected["bytes"] else f"{size:,} of {expected['bytes']:,} bytes"
-                raise IntegrityFailure(f"{path} was changed after {directory.name} was sealed: it has {had}")
+                had = (
+                    "other content"
+                    if size == expected["bytes"]
+                    else f"{size:,} of {expected['bytes']:,} bytes"
+                )
+                raise IntegrityFailure(
+                    f"{path} was changed after {directory.name} was sealed: it has {had}"
+                )
             progress.advance(expected["bytes"])
     return str(marker["digest"])
 
@@ -135,7 +168,11 @@ def _read_marker(directory: Path) -> JSON:
         marker = read_json(path)
         every = marker["files"].values()
         types = {tuple((key, type(value)) for key, value in sorted(file.items())) for file in every}
-        if marker.keys() != {"digest", "files"} or type(marker["digest"]) is not str or types - {ENTRY}:
+        if (
+            marker.keys() != {"digest", "files"}
+            or type(marker["digest"]) is not str
+            or types - {ENTRY}
+        ):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityFailure(f"{path} is not a readable completion marker") from error
@@ -151,7 +188,9 @@ def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)
         if path.is_dir() and is_sealed(path):
             files.append(path / MARKER)
         elif path.is_dir() and path.is_symlink():
-            raise IntegrityFailure(f"{path} is a link to a directory that is not complete: it could lead anywhere")
+            raise IntegrityFailure(
+                f"{path} is a link to a directory that is not complete: it could lead anywhere"
+            )
         elif path.is_dir():
             files.extend(_sealed_files(path, outside=()))
         else:

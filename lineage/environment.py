@@ -15,8 +15,22 @@ from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.shipped import HOME, wheel_state
 
-PACKAGES = ("torch", "numpy", "tokenizers", "ftfy", "langdetect", "datasketch", "datasets", "safetensors")
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "ftfy",
+    "langdetect",
+    "datasketch",
+    "datasets",
+    "safetensors",
+)
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_VISIBLE_DEVICES",
+)
 KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 """Keys of /proc/cpuinfo that identify a processor, on x86 and on ARM."""
 
@@ -25,25 +39,34 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 def describe_environment() -> Environment:
     """Versions, hardware and source state."""
     return Environment(
-        mlm_repro=VERSION, source=source_state(), python=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}", cpu=cpu_name(), cores=available_cores(),
-        memory_bytes=memory_bytes(), gpus=[gpu["name"] for gpu in list_gpus()],
+        mlm_repro=VERSION,
+        source=source_state(),
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu=cpu_name(),
+        cores=available_cores(),
+        memory_bytes=memory_bytes(),
+        gpus=[gpu["name"] for gpu in list_gpus()],
         packages={name: number for name in PACKAGES if (number := installed(name))},
         variables={name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         argv=[Path(sys.argv[0]).name, *sys.argv[1:]],
-    )  # fmt: skip
+    )
 
 
 @cache
 def code_digest() -> str:
-    """SHA-256 of the files that a training runs: those of the engine and of what it imports, of any release."""
-    paths = (path for room in ("data_pipeline", "engine", "lineage") for path in (HOME / room).rglob("*"))
+    """SHA-256 of the files that a training runs: those of the engine and of what it imports, of any
+    release."""
+    paths = (
+        path for room in ("data_pipeline", "engine", "lineage") for path in (HOME / room).rglob("*")
+    )
     files = sorted(path for path in paths if path.suffix in (".py", ".cpp", ".cu", ".h"))
     return sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
 
 
 def source_state() -> JSON:
-    """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if a clone was changed.
+    """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if a
+    clone was changed.
 
     For a copy of the files without either, `MLM_COMMIT` names the commit.
     """
@@ -70,28 +93,37 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[JSON]:
-    """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty without one."""
+    """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty without
+    one."""
     if shutil.which("nvidia-smi") is None:
         return []
-    rows = _output("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
+    rows = _output(
+        "nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"
+    )
     gpus = []
     for row in (rows or "").splitlines():
         identity, _, rest = row.partition(",")
         name, _, mebibytes = rest.rpartition(",")
         if mebibytes.strip().isdigit():
-            gpus.append((identity.strip(), {"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20}))
+            gpus.append(
+                (identity.strip(), {"name": name.strip(), "memory_bytes": int(mebibytes) * 2**20})
+            )
     return _visible(gpus)
 
 
 def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
-    """GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to the first unknown name."""
+    """GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to the first
+    unknown name."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [gpu for _, gpu in gpus]
     visible = []
     for name in map(str.strip, chosen.split(",")):
-        known = [gpu for number, (identity, gpu) in enumerate(gpus)
-                 if name == str(number) or (name.startswith("GPU-") and identity.startswith(name))]  # fmt: skip
+        known = [
+            gpu
+            for number, (identity, gpu) in enumerate(gpus)
+            if name == str(number) or (name.startswith("GPU-") and identity.startswith(name))
+        ]
         if not known:
             break
         visible.append(known[0])
@@ -99,7 +131,8 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
 
 
 def user_cache(name: str) -> Path:
-    """Folder for files that can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`."""
+    """Folder for files that can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below
+    `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 
@@ -107,16 +140,24 @@ def cpu_name() -> str:
     """The processor's name, family and model; virtual machines shorten the name."""
     facts = _cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
-    kind = ", ".join(f"{part.removeprefix('cpu ')} {facts[part]}" for part in KIND_OF_CPU if part in facts)
+    kind = ", ".join(
+        f"{part.removeprefix('cpu ')} {facts[part]}" for part in KIND_OF_CPU if part in facts
+    )
     return f"{name} ({kind})" if kind else name
 
 
 def processor_kind() -> tuple[str, str]:
-    """The processor's vendor, family and model, or its name without these, and its vector instructions."""
+    """The processor's vendor, family and model, or its name without these, and its vector
+    instructions."""
     facts = _cpu_facts()
-    kind = " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts) or cpu_name()
+    kind = (
+        " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts)
+        or cpu_name()
+    )
     flags = (facts.get("flags") or facts.get("Features") or "").split()
-    vectors = sorted(flag for flag in flags if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16")))
+    vectors = sorted(
+        flag for flag in flags if flag.startswith(("avx", "amx", "fma", "sve", "asimd", "bf16"))
+    )
     return f"{platform.machine()} {kind}", " ".join(vectors)
 
 
@@ -125,7 +166,10 @@ def _cpu_facts() -> dict[str, str]:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
         return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    return {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in first.splitlines())
+    }
 
 
 def _output(*command: str) -> str | None:

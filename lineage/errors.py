@@ -5,7 +5,8 @@ import signal
 from collections.abc import Iterable
 
 STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
-"""Signals that stop a command: a second one changes nothing, and one that was ignored from the start stays so."""
+"""Signals that stop a command: a second one changes nothing, and one that was ignored from the
+start stays so."""
 KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
 """Environment variable of a command that leaves nothing to continue from."""
 
@@ -29,7 +30,8 @@ def cause(error: Exception) -> str:
 
 
 class UserError(Exception):
-    """An error that the user can correct; its message is one clear sentence, shown without a traceback."""
+    """An error that the user can correct; its message is one clear sentence, shown without a
+    traceback."""
 
     exit_code = 2
     on_every_rank = False
@@ -47,13 +49,15 @@ class BadInput(UserError):
 
 
 class Diverged(UserError):
-    """A loss is not a number, or a claim, an answer, a layout or another run is beyond its tolerance: exit code 3."""
+    """A loss is not a number, or a claim, an answer, a layout or another run is beyond its
+    tolerance: exit code 3."""
 
     exit_code = 3
 
 
 class HardwareMissing(UserError):
-    """The machine cannot run the work, which was only planned, or a rank did not start: exit code 4."""
+    """The machine cannot run the work, which was only planned, or a rank did not start: exit code
+    4."""
 
     exit_code = 4
 

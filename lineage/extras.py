@@ -1,4 +1,5 @@
-"""Libraries that may be missing or unfit: those of an extra, and torch, of which only the metadata is read."""
+"""Libraries that may be missing or unfit: those of an extra, and torch, of which only the metadata
+is read."""
 
 import re
 from importlib import import_module
@@ -7,7 +8,8 @@ from types import ModuleType
 from mlm_repro.lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
-"""The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as that release."""
+"""The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as
+that release."""
 
 
 class ExtraMissing(BadInput):
@@ -22,7 +24,8 @@ def install_command(extra: str) -> str:
 def import_extra(module: str, extra: str) -> ModuleType:
     """Import a module that an extra provides.
 
-    Raises ExtraMissing, which names the extra, if the module or a library that it imports is missing.
+    Raises ExtraMissing, which names the extra, if the module or a library that it imports is
+    missing.
     """
     try:
         return import_module(module)

@@ -1,4 +1,5 @@
-"""The base of file schemas, how files are read and written with them, and the schema of a run's manifest.
+"""The base of file schemas, how files are read and written with them, and the schema of a run's
+manifest.
 
 Writer and reader of a file use one class, which stands in the folder of the writer.
 """
@@ -17,14 +18,16 @@ from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import IntegrityFailure
 
 SAME = 1e-9
-"""Relative tolerance of a number that is computed again from rounded ones or on another processor."""
+"""Relative tolerance of a number that is computed again from rounded ones or on another
+processor."""
 GIVES = "what it is made of gives"
 FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
 """Keys that earlier versions wrote into documents."""
 
 
 class FileSchema(BaseModel):
-    """A file, or a part of a file. Fields are checked, numbers are finite, and unknown keys are ignored."""
+    """A file, or a part of a file. Fields are checked, numbers are finite, and unknown keys are
+    ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
@@ -56,12 +59,16 @@ def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
 
 
 def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
-    """Read a file of lines and check each against a schema. Raises IntegrityFailure, which names the line."""
+    """Read a file of lines and check each against a schema. Raises IntegrityFailure, which names
+    the line."""
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]
     except (ValueError, OSError) as error:
         raise IntegrityFailure(f"{path.name} cannot be read: {one_line(error)}") from error
-    return [parse_document(value, model, f"line {number} of {path.name}") for number, value in enumerate(values, 1)]
+    return [
+        parse_document(value, model, f"line {number} of {path.name}")
+        for number, value in enumerate(values, 1)
+    ]
 
 
 def read_values(path: Path) -> Any:
@@ -84,13 +91,16 @@ def read_object(path: Path) -> JSON:
 
 
 def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
-    """Check plain values against a schema. Raises IntegrityFailure, which gives `name` as their origin."""
+    """Check plain values against a schema. Raises IntegrityFailure, which gives `name` as their
+    origin."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise IntegrityFailure(f"{name} is not what it should be: {where}: {first['msg']}") from error
+        raise IntegrityFailure(
+            f"{name} is not what it should be: {where}: {first['msg']}"
+        ) from error
 
 
 def one_line(error: object) -> str:
@@ -99,15 +109,26 @@ def one_line(error: object) -> str:
 
 
 def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator[str]:
-    """A sentence for each part of a stated value, such as a key of a file, that is not what was made again."""
-    said, gives = (value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives))
+    """A sentence for each part of a stated value, such as a key of a file, that is not what was
+    made again."""
+    said, gives = (
+        value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives)
+    )
     if isinstance(said, dict) and isinstance(gives, dict):
         for key in {**said, **gives}:
             yield from unlike(f"{where}: {key}", said.get(key), gives.get(key), by)
-    elif isinstance(said, list | tuple) and isinstance(gives, list | tuple) and len(said) == len(gives):
+    elif (
+        isinstance(said, list | tuple)
+        and isinstance(gives, list | tuple)
+        and len(said) == len(gives)
+    ):
         for number, (stated, made) in enumerate(zip(said, gives, strict=True), 1):
             yield from unlike(f"{where}, {number}", stated, made, by)
-    elif isinstance(said, float | int) and isinstance(gives, float) and math.isclose(said, gives, rel_tol=SAME):
+    elif (
+        isinstance(said, float | int)
+        and isinstance(gives, float)
+        and math.isclose(said, gives, rel_tol=SAME)
+    ):
         return
     elif said != gives:
         yield f"{where} is {one_line(said)}; {by} {one_line(gives)}"
@@ -131,7 +152,8 @@ class Absent(NamedTuple):
 
 
 class Parent(NamedTuple):
-    """A directory that another was made of, or that lies in it, to be checked down to its leaves."""
+    """A directory that another was made of, or that lies in it, to be checked down to its
+    leaves."""
 
     place: Path
     name: str = ""
@@ -150,10 +172,15 @@ def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str
 
 
 def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """A sentence for each key of a document that its schema does not have, or reads as another value."""
-    values = parse_json(json.dumps(values), lambda pairs: {key: each for key, each in pairs if key not in FORMER})
+    """A sentence for each key of a document that its schema does not have, or reads as another
+    value."""
+    values = parse_json(
+        json.dumps(values), lambda pairs: {key: each for key, each in pairs if key not in FORMER}
+    )
     read = parse_document(values, schema, where)
-    known = {key: each for key, each in read.to_json().items() if key not in (read.model_extra or {})}
+    known = {
+        key: each for key, each in read.to_json().items() if key not in (read.model_extra or {})
+    }
     yield from unlike(where, values, known, "a file of its kind has")
 
 
@@ -199,7 +226,8 @@ class Environment(FileSchema):
 
 
 class Attempt(FileSchema):
-    """One process that worked on a training: from where, at which layout, by which code, and where."""
+    """One process that worked on a training: from where, at which layout, by which code, and
+    where."""
 
     iteration: int
     """Iterations that were finished when it began."""
@@ -218,7 +246,10 @@ class Attempt(FileSchema):
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         by = f"{self.release}, code {self.code[:8]}, {versions}, on {self.machine}"
-        return f"from iteration {self.iteration} on {self.ranks} ranks by {by}: {shlex.join(self.command)}"
+        return (
+            f"from iteration {self.iteration} on {self.ranks} ranks by {by}:"
+            f" {shlex.join(self.command)}"
+        )
 
 
 class Manifest(FileSchema):
@@ -231,7 +262,8 @@ class Manifest(FileSchema):
     schema_version: int | None = None
     """Version of the schema of the run's kind; None for a run of the first release."""
     settings: JSON = Field(default_factory=dict)
-    """The values of the configuration that differed from their defaults, on which the identity depends."""
+    """The values of the configuration that differed from their defaults, on which the identity
+    depends."""
     config: JSON = Field(default_factory=dict)
     outside_identity: list[str] = Field(default_factory=list)
     """Sections of the configuration that do not count in the identity."""
@@ -248,4 +280,8 @@ class Manifest(FileSchema):
         """The attempts of a training that changed its layout, and the first one."""
         attempts = self.attempts or self.layouts
         turns = [(each.parallel, each.ranks) for each in attempts]
-        return [each for number, each in enumerate(attempts) if not number or turns[number] != turns[number - 1]]
+        return [
+            each
+            for number, each in enumerate(attempts)
+            if not number or turns[number] != turns[number - 1]
+        ]

@@ -1,7 +1,8 @@
-"""Kinds of sealed directories: the files that each must and may have, its name, and how its files follow.
+"""Kinds of sealed directories: the files that each must and may have, its name, and how its files
+follow.
 
-Each room declares its kinds beside the schemas of their files. Lists are closed: a directory that they do not describe
-is not verified. Imports no torch.
+Each room declares its kinds beside the schemas of their files. Lists are closed: a directory that
+they do not describe is not verified. Imports no torch.
 """
 
 import os
@@ -19,14 +20,31 @@ from mlm_repro.lineage.files import Comparisons, FileSchema, unlike
 from mlm_repro.lineage.lock import LOCK
 from mlm_repro.lineage.run import MANIFEST
 
-KEYS = {"name", "kind", "identity", "created", "config", "outside_identity", "config_digest", "parents", "environment"}
+KEYS = {
+    "name",
+    "kind",
+    "identity",
+    "created",
+    "config",
+    "outside_identity",
+    "config_digest",
+    "parents",
+    "environment",
+}
 """Keys of every manifest."""
 NAME = "[^/]+"
-PIECES = rf"(model|optimizer|memory)-{NAME}\.safetensors|(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
+PIECES = (
+    rf"(model|optimizer|memory)-{NAME}\.safetensors|"
+    rf"(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
+)
 """Files of a checkpoint that are not its configuration and progress."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
 """Hidden files and what libraries wrote, which no seal covers."""
-ALWAYS_FREE = "manifest.json created", "manifest.json environment", "a key left out where that means 0, no or nothing"
+ALWAYS_FREE = (
+    "manifest.json created",
+    "manifest.json environment",
+    "a key left out where that means 0, no or nothing",
+)
 
 
 class Kind(NamedTuple):
@@ -56,14 +74,18 @@ def differing(model: type[BaseModel], values: JSON) -> JSON:
 
 
 def parts_within(run: Path) -> list[Path]:
-    """Sealed directories inside of a run, and all that lie where its checkpoints do, without hidden ones."""
+    """Sealed directories inside of a run, and all that lie where its checkpoints do, without hidden
+    ones."""
     markers = (marker.parent for marker in run.rglob(MARKER))
     places = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {run}
-    return sorted(path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/"))
+    return sorted(
+        path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/")
+    )
 
 
 def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
-    """A sentence for each file, key and name that a directory of this kind does not have, or must not have.
+    """A sentence for each file, key and name that a directory of this kind does not have, or must
+    not have.
 
     `values` are those of its manifest, none for a kind without one.
     """
@@ -85,13 +107,25 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     yield from (f"{directory.name} has no {name}" for name in sorted(missing))
     if not values:
         return
-    yield from (f"{MANIFEST} of {directory.name} has no {key}" for key in sorted(KEYS - values.keys()))
+    yield from (
+        f"{MANIFEST} of {directory.name} has no {key}" for key in sorted(KEYS - values.keys())
+    )
     if not set(values["outside_identity"]) <= kind.outside:
-        yield f"{MANIFEST} of {directory.name} has more outside of its identity than where the run takes place"
+        yield (
+            f"{MANIFEST} of {directory.name} has more outside of its identity than where the run"
+            " takes place"
+        )
     if values.get("schema_version") == kind.schema:
-        counted = {key: value for key, value in kind.settings(values["config"]).items() if key not in kind.outside}
+        counted = {
+            key: value
+            for key, value in kind.settings(values["config"]).items()
+            if key not in kind.outside
+        }
         yield from unlike(
-            f"{MANIFEST} of {directory.name}: settings", values["settings"], counted, "its configuration has"
+            f"{MANIFEST} of {directory.name}: settings",
+            values["settings"],
+            counted,
+            "its configuration has",
         )
     name, named = values["name"], f"{values['name']}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
@@ -107,7 +141,8 @@ def _is_name_for(link: Path) -> bool:
 
 
 def _repeated(path: Path, where: str) -> Iterator[str]:
-    """A sentence for a file with a key that stands twice in one object: readers take one of the values."""
+    """A sentence for a file with a key that stands twice in one object: readers take one of the
+    values."""
 
     def once(pairs: list[tuple[str, Any]]) -> JSON:
         if len(values := dict(pairs)) < len(pairs):
@@ -127,4 +162,10 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 def hidden(directory: Path) -> list[str]:
     """Names of hidden files and of folders that libraries wrote."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
-    return sorted({path.parts[0] for path in paths if path.name != LOCK and OUTSIDE.fullmatch(path.as_posix())})
+    return sorted(
+        {
+            path.parts[0]
+            for path in paths
+            if path.name != LOCK and OUTSIDE.fullmatch(path.as_posix())
+        }
+    )

@@ -1,4 +1,5 @@
-"""Locks that admit one process to a directory or to the place of a file; unfinished files of killed processes."""
+"""Locks that admit one process to a directory or to the place of a file; unfinished files of killed
+processes."""
 
 import fcntl
 import os
@@ -18,8 +19,12 @@ LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 _CLAIMS: list[tuple[Path, int]] = []
 """Locks of places that were claimed, with the process that did: a forked one leaves them alone."""
-UNFINISHED = r"\.(iter_\d{{7}}\.partial|manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
-"""Names of unfinished files and directories, and of replaced ones, by the marks of their holders."""
+UNFINISHED = (
+    r"\.(iter_\d{{7}}\.partial|"
+    r"manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
+)
+"""Names of unfinished files and directories, and of replaced ones, by the marks of their
+holders."""
 
 
 class NoLocks(BadInput):
@@ -28,7 +33,8 @@ class NoLocks(BadInput):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock `directory` for this process, before and after which what killed writers left in it is removed.
+    """Lock `directory` for this process, before and after which what killed writers left in it is
+    removed.
 
     Raises BadInput if another process holds it. The lock ends with the process.
     """
@@ -43,13 +49,16 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _remove_leftovers(directory, [mark])  # of killed children: their mark goes with the lock
+            _remove_leftovers(
+                directory, [mark]
+            )  # of killed children: their mark goes with the lock
     finally:
         _release(path)
 
 
 def _take(path: Path, held: str) -> int:
-    """Make and lock a file, and return its descriptor. Raises BadInput with the sentence `held` if another has it."""
+    """Make and lock a file, and return its descriptor. Raises BadInput with the sentence `held` if
+    another has it."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -63,7 +72,9 @@ def _take(path: Path, held: str) -> int:
             if isinstance(error, BlockingIOError):
                 raise BadInput(held) from None
             place = f"{path.parent} is on a file system that cannot lock files ({error.strerror})"
-            raise NoLocks(f"{place}: choose a folder on another one, such as a local disk") from error
+            raise NoLocks(
+                f"{place}: choose a folder on another one, such as a local disk"
+            ) from error
         if _is_same(descriptor, path):
             return descriptor
         os.close(descriptor)
@@ -85,18 +96,26 @@ def release_claims() -> None:
 
 
 def check_held(directory: Path) -> None:
-    """Raise Interrupted if a directory that this process locked was moved, removed or exchanged since."""
+    """Raise Interrupted if a directory that this process locked was moved, removed or exchanged
+    since."""
     path = directory / LOCK
     if path in _HELD and not _is_same(_HELD[path], path):
-        raise Interrupted(f"{directory} was moved or removed while it was worked in: nothing more is written there")
+        raise Interrupted(
+            f"{directory} was moved or removed while it was worked in: nothing more is written"
+            " there"
+        )
 
 
 def claim(path: Path) -> None:
-    """Give a place to this process until its command ends. Raises BadInput if another command of this user has it."""
+    """Give a place to this process until its command ends. Raises BadInput if another command of
+    this user has it."""
     lock = _lock_of(path)
     if lock not in _HELD and is_first_rank():
         with suppress(OSError, NoLocks):  # without a cache that can be locked there is no claim
-            _HELD[lock] = _take(lock, f"another process is about to write {path}: wait for it, or name another place")
+            _HELD[lock] = _take(
+                lock,
+                f"another process is about to write {path}: wait for it, or name another place",
+            )
             _CLAIMS.append((lock, os.getpid()))
 
 
@@ -124,38 +143,48 @@ def _lock_of(path: Path) -> Path:
 
 
 def check_is_there(path: Path, kind: str) -> None:
-    """Raise BadInput if there is no directory at `path`, where a command expects one of this kind."""
+    """Raise BadInput if there is no directory at `path`, where a command expects one of this
+    kind."""
     if not path.is_dir():
         raise BadInput(f"there is no {kind} {path}")
 
 
 def check_place(option: str, path: Path | None, mark: str) -> None:
-    """Raise BadInput if no file can be written at `path` without a loss. Called before the work that makes the file.
+    """Raise BadInput if no file can be written at `path` without a loss. Called before the work
+    that makes the file.
 
-    The file must not be named twice in this command, nor lie in a sealed directory. An existing one must hold `mark`,
-    which every result of this kind does, unless the command has `--overwrite`. No other process gets the place before
-    this command ends. Without a `mark` the path is only tried.
+    The file must not be named twice in this command, nor lie in a sealed directory. An existing one
+    must hold `mark`, which every result of this kind does, unless the command has `--overwrite`. No
+    other process gets the place before this command ends. Without a `mark` the path is only tried.
     """
     if path is None:
         return
     if path.is_dir():
         raise BadInput(f"{option} {path} is a directory, not a file to write")
     real = os.path.realpath(path)
-    named = [{word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]]
+    named = [
+        {word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]
+    ]
     if sum(real in map(os.path.realpath, words) for words in named) > 1:
-        raise BadInput(f"{option} {path} is named twice in this command, which would lose one of the two")
+        raise BadInput(
+            f"{option} {path} is named twice in this command, which would lose one of the two"
+        )
     folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
     if not os.access(path if is_stream(path) else folder, os.W_OK):
         raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
-    if sealed := next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None):
+    if sealed := next(
+        (parent for parent in Path(real).parents if (parent / MARKER).is_file()), None
+    ):
         raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
     if mark and not is_stream(path):
         claim(path)
     is_other = path.is_file() and path.stat().st_size and mark.encode() not in path.read_bytes()
     if is_other and OVERWRITE not in os.environ:
-        raise BadInput(f"{option} {path} exists and is no result of this kind: --overwrite replaces it")
+        raise BadInput(
+            f"{option} {path} exists and is no result of this kind: --overwrite replaces it"
+        )
 
 
 def _remove_leftovers(directory: Path, marks: list[str]) -> None:
@@ -181,12 +210,15 @@ def check_output(out: Path) -> None:
         raise BadInput(f"{out} exists already: name a new directory")
     for parent in out.resolve().parents:
         if is_sealed(parent):
-            raise BadInput(f"{out} would lie in {parent}, which is complete: name another directory")
+            raise BadInput(
+                f"{out} would lie in {parent}, which is complete: name another directory"
+            )
 
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be written."""
+    """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be
+    written."""
     from safetensors import SafetensorError
 
     check_output(out)

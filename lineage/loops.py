@@ -1,4 +1,5 @@
-"""Loops compiled by numba, once per machine: the machine code is kept on disk and later processes load it."""
+"""Loops compiled by numba, once per machine: the machine code is kept on disk and later processes
+load it."""
 
 import fcntl
 import os
@@ -20,7 +21,8 @@ BLAS = "scipy.linalg.cython_blas"
 
 
 def _load_arrays_without_blas() -> None:
-    """Load numba's functions on arrays without scipy's BLAS: no kernel multiplies matrices, and scipy loads slowly."""
+    """Load numba's functions on arrays without scipy's BLAS: no kernel multiplies matrices, and
+    scipy loads slowly."""
     if BLAS not in sys.modules:
         sys.modules[BLAS] = None  # type: ignore[assignment]
         try:
@@ -33,10 +35,12 @@ _load_arrays_without_blas()
 
 
 def compiled(function: Kernel, **options: Any) -> Kernel:
-    """`function` compiled at its first call; unless `options` allow others, float operations happen as written.
+    """`function` compiled at its first call; unless `options` allow others, float operations happen
+    as written.
 
-    The machine code is kept in `NUMBA_CACHE_DIR` or in this user's cache, never beside the source, where an uninstall
-    would leave it. Where neither can be written, each process compiles for itself.
+    The machine code is kept in `NUMBA_CACHE_DIR` or in this user's cache, never beside the source,
+    where an uninstall would leave it. Where neither can be written, each process compiles for
+    itself.
     """
     chosen = config.CACHE_DIR
     try:
@@ -51,7 +55,8 @@ def compiled(function: Kernel, **options: Any) -> Kernel:
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
-    """Call `kernel`. If several processes start together, one compiles while the others wait to load."""
+    """Call `kernel`. If several processes start together, one compiles while the others wait to
+    load."""
     folder = -1
     with suppress(OSError, AttributeError, TypeError):
         folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]

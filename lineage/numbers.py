@@ -6,7 +6,8 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """A readable number of three or four significant digits; whole numbers in full; an em dash for None."""
+    """A readable number of three or four significant digits; whole numbers in full; an em dash for
+    None."""
     if value is None:
         return MISSING
     if isinstance(value, int):
@@ -68,4 +69,7 @@ def percent(part: float, whole: float) -> str:
 
 def printable(text: object) -> str:
     """The text with visible control characters; line breaks and tabs stay."""
-    return "".join(chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign for sign in str(text))
+    return "".join(
+        chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign
+        for sign in str(text)
+    )

@@ -1,4 +1,5 @@
-"""The start and the end of processes: one way to begin a child, and one to understand how it ended."""
+"""The start and the end of processes: one way to begin a child, and one to understand how it
+ended."""
 
 import ctypes
 import signal
@@ -25,9 +26,11 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
-    """Let these signals wait until the end of the block, and in a process that is started in it until `hear_stops`.
+    """Let these signals wait until the end of the block, and in a process that is started in it
+    until `hear_stops`.
 
-    A child that is stopped before its handlers stand would otherwise end with a traceback, or by the signal.
+    A child that is stopped before its handlers stand would otherwise end with a traceback, or by
+    the signal.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -42,7 +45,8 @@ def hear_stops() -> None:
 
 
 def exit_code_of(status: int, stopped: bool = False) -> int:
-    """The documented exit code for the status of a child process, which is negative, or above 128, for a signal.
+    """The documented exit code for the status of a child process, which is negative, or above 128,
+    for a signal.
 
     A child of a parent that was stopped is stopped, whatever undocumented status it ended with.
     """
@@ -53,7 +57,11 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
 
 def ended_by(status: int) -> str:
     """How a child process ended, in words."""
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    return (
+        f"was ended by {signal.Signals(-status).name}"
+        if status < 0
+        else f"ended with exit code {status}"
+    )
 
 
 @contextmanager
@@ -82,7 +90,8 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 
 
 def heard(call: Callable[[], T]) -> T:
-    """Call in a thread and return the result, because native code in the main thread would delay a signal."""
+    """Call in a thread and return the result, because native code in the main thread would delay a
+    signal."""
     answer: Future[T] = Future()
 
     def work() -> None:
@@ -96,5 +105,6 @@ def heard(call: Callable[[], T]) -> T:
 
 
 def is_at_work() -> bool:
-    """True if a thread of `heard` is still running: the interpreter's own end could then abort the process."""
+    """True if a thread of `heard` is still running: the interpreter's own end could then abort the
+    process."""
     return any(thread.name == NATIVE for thread in threading.enumerate())

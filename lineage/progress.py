@@ -1,7 +1,8 @@
-"""Messages on standard error during work: the cost before it starts, then progress with the time left.
+"""Messages on standard error during work: the cost before it starts, then progress with the time
+left.
 
-On a terminal progress is a bar; elsewhere it is a plain line now and then. Work of less than two seconds shows nothing.
-`--quiet` silences both.
+On a terminal progress is a bar; elsewhere it is a plain line now and then. Work of less than two
+seconds shows nothing. `--quiet` silences both.
 """
 
 import os
@@ -49,11 +50,18 @@ def format_duration(seconds: float) -> str:
 class Progress:
     """Counts towards `total` on standard error, bytes in kB, MB and so on.
 
-    It is silent if `quiet` is set, and on every rank but rank 0. With `every`, each such number of counts has a line of
-    its own, on a terminal above the bar.
+    It is silent if `quiet` is set, and on every rank but rank 0. With `every`, each such number of
+    counts has a line of its own, on a terminal above the bar.
     """
 
-    def __init__(self, title: str, total: int | None, unit: str, quiet: bool = False, every: int | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int | None,
+        unit: str,
+        quiet: bool = False,
+        every: int | None = None,
+    ) -> None:
         self._title, self._total, self._unit = title, total, unit
         self._every = every
         self._is_other_rank = quiet or not is_first_rank()
@@ -83,7 +91,11 @@ class Progress:
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")
-        if not self._is_silent and time.monotonic() >= self._next and (self._terminal or not self._every):
+        if (
+            not self._is_silent
+            and time.monotonic() >= self._next
+            and (self._terminal or not self._every)
+        ):
             self._next = time.monotonic() + (DRAWN_SECONDS if self._terminal else WRITTEN_SECONDS)
             self._show(message)
 
@@ -103,7 +115,11 @@ class Progress:
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
         text = f"{self._amount(self._count)}{of_total}"
-        text += f", {format_bytes(rate)}/s" if self._unit == "bytes" else f" {self._unit}, {rate:,.1f}/s"
+        text += (
+            f", {format_bytes(rate)}/s"
+            if self._unit == "bytes"
+            else f" {self._unit}, {rate:,.1f}/s"
+        )
         if final:
             text += f", {format_duration(elapsed)}"
         elif self._total and rate > 0:

@@ -26,15 +26,16 @@ class Record(Config):
     """Name of the measured quantity, such as `validation_perplexity`."""
     value: FiniteFloat
     kind: Kind
-    """measured: time, memory, loss or accuracy on the published configuration; counted: what a run of the real program
-    gives without a clock; computed: by a closed form, as the source itself did; scaled: on a shrunk twin; simulated: by
-    the cost model; published: read from the source."""
+    """measured: time, memory, loss or accuracy on the published configuration; counted: what a run
+    of the real program gives without a clock; computed: by a closed form, as the source itself did;
+    scaled: on a shrunk twin; simulated: by the cost model; published: read from the source."""
     source: str
     """The document of a published number; otherwise the name of the run directory."""
     unit: str = ""
     low: FiniteFloat | None = None
-    """Lower end of an interval; `high` is the upper end. Nine in ten measurements lie in the interval of a simulated
-    number; the interval of an effect at reduced scale is that of its mean over seeds. Other numbers have none."""
+    """Lower end of an interval; `high` is the upper end. Nine in ten measurements lie in the
+    interval of a simulated number; the interval of an effect at reduced scale is that of its mean
+    over seeds. Other numbers have none."""
     high: FiniteFloat | None = None
     x: FiniteFloat | None = None
     """Position on the x axis, for a curve."""
@@ -48,7 +49,9 @@ class Record(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.kind not in ("simulated", "scaled") and (self.low, self.high) != (None, None):
-            raise ValueError(f"a {self.kind} number has no interval; only a simulated or a scaled one has")
+            raise ValueError(
+                f"a {self.kind} number has no interval; only a simulated or a scaled one has"
+            )
         return self
 
 
@@ -63,7 +66,8 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read all records of a file. Raises BadInput, which names the first line that is not a record."""
+    """Read all records of a file. Raises BadInput, which names the first line that is not a
+    record."""
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
     try:

@@ -1,7 +1,8 @@
 """Answers that a machine computed once, kept in the user's cache for later processes.
 
-A file holds one answer behind a digest of it and of what it was made of. One that is cut short, damaged or made of
-something else is no answer, and files are replaced whole, so that any number of processes may write at once.
+A file holds one answer behind a digest of it and of what it was made of. One that is cut short,
+damaged or made of something else is no answer, and files are replaced whole, so that any number of
+processes may write at once.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ from mlm_repro.lineage.environment import user_cache
 
 
 def digest_of(*places: Path, facts: object = ()) -> str:
-    """SHA-256 of names and content of the files in folders, of this Python, and of the text of other facts."""
+    """SHA-256 of names and content of the files in folders, of this Python, and of the text of
+    other facts."""
     digest = hashlib.sha256(f"{sys.version} {facts}".encode())
     for place in places:
         for folder, inner, files in os.walk(place):
@@ -30,7 +32,9 @@ def digest_of(*places: Path, facts: object = ()) -> str:
                         content = file.read()
                 except OSError as error:
                     content = str(error).encode("utf-8", "surrogateescape")
-                digest.update(f"{below}/{name} {len(content)}\n".encode("utf-8", "surrogateescape") + content)
+                digest.update(
+                    f"{below}/{name} {len(content)}\n".encode("utf-8", "surrogateescape") + content
+                )
     return digest.hexdigest()
 
 
@@ -44,7 +48,8 @@ def recall(name: str, made_of: str) -> bytes | None:
 
 
 def remember(name: str, made_of: str, answer: bytes) -> None:
-    """Keep an answer in the place of the one of that name, if there is a place where that can be."""
+    """Keep an answer in the place of the one of that name, if there is a place where that can
+    be."""
     with suppress(OSError, RuntimeError):
         write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
 
@@ -56,8 +61,11 @@ def stamp_of(path: Any) -> str:
 
 
 @contextmanager
-def answers_on_files(name: str, made_of: str, answer_on: Callable[[Path], Any]) -> Iterator[Callable[[Path], Any]]:
-    """A function that gives `answer_on` of a file, a JSON value, and asks for it only if the file was changed since."""
+def answers_on_files(
+    name: str, made_of: str, answer_on: Callable[[Path], Any]
+) -> Iterator[Callable[[Path], Any]]:
+    """A function that gives `answer_on` of a file, a JSON value, and asks for it only if the file
+    was changed since."""
     content = recall(name, made_of)
     known: dict[str, tuple[str, Any]] = parse_json(content) if content else {}
     fresh: dict[str, tuple[str, Any]] = {}

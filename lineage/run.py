@@ -1,12 +1,13 @@
 """A run directory: manifest first, completion marker last, everything between in plain files.
 
-A run's identity is a digest of what it computes: its kind, the version of that kind's schema, the settings that differ
-from their defaults, and its inputs. A key that is added with a default moves no identity, nor does a release of this
-package; a default that changes what is computed moves the schema's version.
+A run's identity is a digest of what it computes: its kind, the version of that kind's schema, the
+settings that differ from their defaults, and its inputs. A key that is added with a default moves
+no identity, nor does a release of this package; a default that changes what is computed moves the
+schema's version.
 
-Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest complete one, or to a
-training in progress if there is none. The same work asked for twice finds the first result, and changed work never
-overwrites an old result.
+Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest
+complete one, or to a training in progress if there is none. The same work asked for twice finds the
+first result, and changed work never overwrites an old result.
 """
 
 import errno
@@ -29,7 +30,8 @@ from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
 LONGEST_NAME = 200
-"""Bytes of a run's name. File systems take 255, of which its identity and the marks of unfinished files need some."""
+"""Bytes of a run's name. File systems take 255, of which its identity and the marks of unfinished
+files need some."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +58,44 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Open the directory for this work, writing its manifest if it is new.
 
-        `parents` maps the name of each input to its digest. `settings` are the values of `config` that differ from
-        their defaults; all of it where they are not given. Sections named in `without` only say where the run takes
-        place, and do not count in the identity. `schema` is the version of the kind's schema. Raises BadInput if `root`
-        cannot hold directories, if `name` there leads to a run of another kind, or for a name that is too long.
+        `parents` maps the name of each input to its digest. `settings` are the values of `config`
+        that differ from their defaults; all of it where they are not given. Sections named in
+        `without` only say where the run takes place, and do not count in the identity. `schema` is
+        the version of the kind's schema. Raises BadInput if `root` cannot hold directories, if
+        `name` there leads to a run of another kind, or for a name that is too long.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
 
     @classmethod
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
-        """The directory of the work that a manifest asks for, begun or not. Raises BadInput as `begin` does."""
+        """The directory of the work that a manifest asks for, begun or not. Raises BadInput as
+        `begin` does."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
-            raise BadInput(f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its files")
+            raise BadInput(
+                f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
+                " files"
+            )
         named = root / manifest.name
-        if (named / MANIFEST).is_file() and (other := read_object(named / MANIFEST).get("kind")) != manifest.kind:
-            raise BadInput(f"{named} is the name of a {other} run: give this {manifest.kind} run another one")
+        if (named / MANIFEST).is_file() and (
+            other := read_object(named / MANIFEST).get("kind")
+        ) != manifest.kind:
+            raise BadInput(
+                f"{named} is the name of a {other} run: give this {manifest.kind} run another one"
+            )
         return cls(root / f"{manifest.name}-{manifest.identity[:8]}")
 
     @classmethod
-    def begin_at(cls, path: Path, kind: str, config: JSON, parents: dict[str, str]) -> "RunDirectory":
+    def begin_at(
+        cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
+    ) -> "RunDirectory":
         """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
-            if not is_begun and (path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))):
+            if not is_begun and (
+                path.is_file() or (path.is_dir() and not all(map(_is_leftover, path.iterdir())))
+            ):
                 raise BadInput(f"{path} is in use: name a place that is empty or new")
             return cls(path).begun(manifest)
 
@@ -95,34 +110,46 @@ class RunDirectory:
             try:
                 make_directory(self.path)
             except OSError as error:
-                raise BadInput(f"the run directory {self.path} cannot be made: {error.strerror}") from error
-            manifest = manifest.model_copy(update={"created": _now(), "environment": describe_environment()})
+                raise BadInput(
+                    f"the run directory {self.path} cannot be made: {error.strerror}"
+                ) from error
+            manifest = manifest.model_copy(
+                update={"created": _now(), "environment": describe_environment()}
+            )
             is_new = write_json(self.path / MANIFEST, manifest.to_json(), replaces=False)
             run = RunDirectory(self.path, is_new, is_new and made)
         if run.manifest["identity"] != manifest.identity:
             raise BadInput(
-                f"{self.path} holds the result of other work, or of another state of this program: name another place, "
-                "or move it away"
+                f"{self.path} holds the result of other work, or of another state of this program:"
+                " name another place, or move it away"
             )
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Add to the manifest that this process goes on with a training from an iteration, at a layout."""
+        """Add to the manifest that this process goes on with a training from an iteration, at a
+        layout."""
         values, here = read_object(self.path / MANIFEST), describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
         attempt = Attempt(
-            iteration=iteration, parallel=parallel, ranks=ranks, began=_now(), code=code_digest(), release=here.code,
-            versions={"Python": here.python, **here.packages}, machine=here.machine, command=here.argv,
+            iteration=iteration,
+            parallel=parallel,
+            ranks=ranks,
+            began=_now(),
+            code=code_digest(),
+            release=here.code,
+            versions={"Python": here.python, **here.packages},
+            machine=here.machine,
+            command=here.argv,
             before=sha256_json(attempts[-1]) if attempts else values["identity"],
-        )  # fmt: skip
+        )
         write_json(self.path / MANIFEST, {**values, "attempts": [*attempts, attempt.to_json()]})
 
     @contextmanager
     def filled(self) -> Iterator[None]:
         """Hold the directory's lock.
 
-        After BadInput nothing is left of what `begin` made, unless other files lie there. Raises BadInput if another
-        process is at work in it.
+        After BadInput nothing is left of what `begin` made, unless other files lie there. Raises
+        BadInput if another process is at work in it.
         """
         try:
             with locked(self.path):
@@ -140,7 +167,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, kind: str = "") -> "RunDirectory":
-        """Open an existing run. Raises BadInput if `path` has none, or one of another kind than `kind`."""
+        """Open an existing run. Raises BadInput if `path` has none, or one of another kind than
+        `kind`."""
         run = cls(path.resolve())
         if (own := run.manifest.get("kind", kind)) != kind and kind:
             raise BadInput(f"{path} is {own}, not a {kind} run")
@@ -148,19 +176,31 @@ class RunDirectory:
 
     @classmethod
     def open_named(cls, root: Path, name: str) -> "RunDirectory":
-        """Open the run that `<root>/<name>` leads to. Raises BadInput if it is of another name or was renamed."""
+        """Open the run that `<root>/<name>` leads to. Raises BadInput if it is of another name or
+        was renamed."""
         run = cls.open(root / name)
-        if (run.manifest["name"], f"{name}-{run.manifest['identity'][:8]}") != (name, run.path.name):
-            raise BadInput(f"{root / name} does not lead to a run that began as {name}: move {run.path} away")
+        if (run.manifest["name"], f"{name}-{run.manifest['identity'][:8]}") != (
+            name,
+            run.path.name,
+        ):
+            raise BadInput(
+                f"{root / name} does not lead to a run that began as {name}: move {run.path} away"
+            )
         return run
 
     @property
     def manifest(self) -> JSON:
-        """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is damaged."""
+        """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is
+        damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            name, runs = self.path.name, [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")]
-            begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(name, runs, 1)
+            name, runs = (
+                self.path.name,
+                [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")],
+            )
+            begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(
+                name, runs, 1
+            )
             near = f"; there is {', '.join(begun)}" if begun else ""
             raise BadInput(f"{self.path} is not a run directory: it has no {MANIFEST}{near}")
         values = read_object(path)
@@ -171,14 +211,22 @@ class RunDirectory:
 
     @property
     def other_code(self) -> str:
-        """A sentence if other code than is here worked on the run last; empty for a run that is not begun."""
+        """A sentence if other code than is here worked on the run last; empty for a run that is not
+        begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began, here = Manifest(**self.manifest), describe_environment()
         made, now = began.environment.code, here.code
         if began.attempts and (code := began.attempts[-1].code):
-            made, now = f"{began.attempts[-1].release} (code {code[:8]})", f"{now} (code {code_digest()[:8]})"
-        return f"{self.path.name} was last worked on under {made}, and here is {now}" if made != now else ""
+            made, now = (
+                f"{began.attempts[-1].release} (code {code[:8]})",
+                f"{now} (code {code_digest()[:8]})",
+            )
+        return (
+            f"{self.path.name} was last worked on under {made}, and here is {now}"
+            if made != now
+            else ""
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -196,7 +244,8 @@ class RunDirectory:
         return read_digest(self.path)
 
     def complete(self, known: Mapping[str, str] | None = None) -> str:
-        """Seal the run, point `<root>/<name>` at it, and return its digest; `known` is as for `seal`.
+        """Seal the run, point `<root>/<name>` at it, and return its digest; `known` is as for
+        `seal`.
 
         Raises Interrupted if the directory is no longer the one that this process locked.
         """
@@ -223,11 +272,14 @@ class RunDirectory:
             os.replace(temporary, link)
         except OSError as error:
             if error.errno == errno.EACCES:
-                raise BadInput(f"{link} cannot be linked to {self.path.name}: {error.strerror}") from error
+                raise BadInput(
+                    f"{link} cannot be linked to {self.path.name}: {error.strerror}"
+                ) from error
             if error.errno not in NO_LINKS:
                 raise
             print(
-                f"note: there are no links here: the run is {self.path}, and {link} does not lead to it",
+                f"note: there are no links here: the run is {self.path}, and {link} does not lead"
+                " to it",
                 file=sys.stderr,
             )
 
@@ -245,14 +297,17 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """The manifest of a run that is asked for, without the time and the machine of its beginning."""
+    """The manifest of a run that is asked for, without the time and the machine of its
+    beginning."""
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,
         kind=kind,
         created="",
         schema_version=schema,
-        settings={section: value for section, value in everything.items() if section not in without},
+        settings={
+            section: value for section, value in everything.items() if section not in without
+        },
         config=config,
         outside_identity=sorted(without),
         config_digest=sha256_json(config),
@@ -264,15 +319,29 @@ def asked_for(
 def identity_in(manifest: Mapping[str, Any]) -> str:
     """Digest of what a manifest says that its run computes.
 
-    A manifest without a schema's version is of the first release. There the identity was of the whole configuration and
-    of the package's version.
+    A manifest without a schema's version is of the first release. There the identity was of the
+    whole configuration and of the package's version.
     """
     if manifest.get("schema_version") is not None:
-        names = {"kind": "kind", "schema": "schema_version", "settings": "settings", "parents": "parents"}
+        names = {
+            "kind": "kind",
+            "schema": "schema_version",
+            "settings": "settings",
+            "parents": "parents",
+        }
         return sha256_json({name: manifest[key] for name, key in names.items()})
     without, version = manifest["outside_identity"], manifest["environment"]["mlm_repro"]
-    config = {section: value for section, value in manifest["config"].items() if section not in without}
-    return sha256_json({"kind": manifest["kind"], "config": config, "parents": manifest["parents"], "version": version})
+    config = {
+        section: value for section, value in manifest["config"].items() if section not in without
+    }
+    return sha256_json(
+        {
+            "kind": manifest["kind"],
+            "config": config,
+            "parents": manifest["parents"],
+            "version": version,
+        }
+    )
 
 
 def _is_leftover(path: Path) -> bool:

@@ -1,4 +1,5 @@
-"""Place and build of this installation, and its shipped files, found by the names that commands take."""
+"""Place and build of this installation, and its shipped files, found by the names that commands
+take."""
 
 import os
 from enum import StrEnum
@@ -8,7 +9,8 @@ from typing import Any
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, did_you_mean
 
 HOME = Path(__file__).resolve().parent.parent
-"""The folder that holds `lineage` and the packages beside it: the root of a clone, or `mlm_repro` of a wheel."""
+"""The folder that holds `lineage` and the packages beside it: the root of a clone, or `mlm_repro`
+of a wheel."""
 
 
 class Shipped(StrEnum):
@@ -25,9 +27,9 @@ class Shipped(StrEnum):
 def find_file(name: str | Path, kind: Shipped) -> Path:
     """The file at the path `name`, or else the shipped file of that name.
 
-    A shipped file is named by its place in the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by its path in a clone
-    (`experiments/models/8.3b.toml`). Raises BadInput with the nearest name if there is neither, and IntegrityFailure if
-    this installation has no file of the kind.
+    A shipped file is named by its place in the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by
+    its path in a clone (`experiments/models/8.3b.toml`). Raises BadInput with the nearest name if
+    there is neither, and IntegrityFailure if this installation has no file of the kind.
     """
     if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
@@ -35,7 +37,9 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
     files = {path.relative_to(HOME).as_posix(): path for path in sorted(HOME.glob(kind))}
     shipped = {long.removeprefix(folder).removesuffix(suffix): path for long, path in files.items()}
     if not shipped:
-        raise IntegrityFailure(f"{HOME / folder} is missing from this installation: install mlm-repro again")
+        raise IntegrityFailure(
+            f"{HOME / folder} is missing from this installation: install mlm-repro again"
+        )
     if match := shipped.get(str(name)) or files.get(str(name)):
         return match
     if os.path.exists(name):
@@ -43,7 +47,10 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
     near = did_you_mean(str(name).removeprefix(folder).removesuffix(suffix), shipped, "")
     hint = f" ({near})" if near else ""
     what = kind.name.lower().replace("_", " ")
-    raise BadInput(f"there is no {what} '{name}'{hint}; there are {', '.join(shipped)}, and your own {suffix} files")
+    raise BadInput(
+        f"there is no {what} '{name}'{hint}; there are {', '.join(shipped)}, and your own {suffix}"
+        " files"
+    )
 
 
 def shipped_at(path: str) -> Path | None:
@@ -57,7 +64,8 @@ def model_file(name: str) -> Path:
 
 
 def wheel_state() -> dict[str, Any]:
-    """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a clone."""
+    """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a
+    clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

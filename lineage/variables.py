@@ -6,31 +6,49 @@ from mlm_repro.lineage.errors import BadInput
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
 DOOR = "MLM_DOOR"
-"""Descriptor of the socket, open to this machine alone, at which rank 0 meets the ranks that it was started with."""
+"""Descriptor of the socket, open to this machine alone, at which rank 0 meets the ranks that it was
+started with."""
 LEAST = {
-    "RANK": 0, "LOCAL_RANK": 0, "SLURM_LOCALID": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1,
-    "TORCHELASTIC_RESTART_COUNT": 0, JOIN_SECONDS: 1, DOOR: 0, "NUMBA_NUM_THREADS": 1,
-    "OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1,
-}  # fmt: skip
+    "RANK": 0,
+    "LOCAL_RANK": 0,
+    "SLURM_LOCALID": 0,
+    "WORLD_SIZE": 1,
+    "MASTER_PORT": 1,
+    "TORCHELASTIC_RESTART_COUNT": 0,
+    JOIN_SECONDS: 1,
+    DOOR: 0,
+    "NUMBA_NUM_THREADS": 1,
+    "OMP_NUM_THREADS": 1,
+    "MKL_NUM_THREADS": 1,
+}
 MOST = 1_000_000
 
 
 def number(name: str) -> int | None:
-    """Value of a variable of LEAST, None if it is not set. Raises BadInput on every rank if it is no number."""
+    """Value of a variable of LEAST, None if it is not set. Raises BadInput on every rank if it is
+    no number."""
     text = os.environ.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 8 and LEAST[name] <= int(text) <= MOST):
-        sentence = f"the environment variable {name} is {text[:40]!r}, not a number from {LEAST[name]} on"
+    if not (
+        text.isascii() and text.isdigit() and len(text) < 8 and LEAST[name] <= int(text) <= MOST
+    ):
+        sentence = (
+            f"the environment variable {name} is {text[:40]!r}, not a number from {LEAST[name]} on"
+        )
         raise BadInput(sentence, on_every_rank=True)
     return int(text)
 
 
 def check_numbers() -> None:
-    """Raise BadInput, on every rank, if a variable of LEAST is unusable or there is a rank of no ranks."""
+    """Raise BadInput, on every rank, if a variable of LEAST is unusable or there is a rank of no
+    ranks."""
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
-        sentence = "RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or unset it"
+        sentence = (
+            "RANK is set, and WORLD_SIZE is not or is not larger: start ranks with torchrun, or"
+            " unset it"
+        )
         raise BadInput(sentence, on_every_rank=True)
 
 
@@ -40,7 +58,8 @@ def rank() -> int:
 
 
 def is_first_rank() -> bool:
-    """True for a plain process and for rank 0, which speak for all; a RANK that is no number is another's."""
+    """True for a plain process and for rank 0, which speak for all; a RANK that is no number is
+    another's."""
     return os.environ.get("RANK") in (None, "0")
 
 

@@ -1,4 +1,5 @@
-"""Seals of large directories, checked once: files that were not touched since are not read again."""
+"""Seals of large directories, checked once: files that were not touched since are not read
+again."""
 
 import json
 from pathlib import Path
@@ -8,7 +9,8 @@ from mlm_repro.lineage.remembered import recall, remember, stamp_of
 
 
 def check_seal_once(directory: Path) -> None:
-    """Check a seal as `check_seal` does, but read the files only if one was touched since this user's last check.
+    """Check a seal as `check_seal` does, but read the files only if one was touched since this
+    user's last check.
 
     A file is touched if its size, inode or change time differs. No program can set back the change
     time, so every change in place is seen. Reading takes about a second for 1.5 GB.
@@ -21,6 +23,7 @@ def check_seal_once(directory: Path) -> None:
 
 
 def _touches_of(directory: Path) -> str:
-    """Name, size, inode and time of change of each file, as text; a link that leads nowhere is none."""
+    """Name, size, inode and time of change of each file, as text; a link that leads nowhere is
+    none."""
     paths = (path for path in sorted(directory.rglob("*")) if path.exists())
     return json.dumps({str(path.relative_to(directory)): stamp_of(path) for path in paths})

@@ -40,13 +40,20 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def deviations(self) -> list[float]:
-        """How far our numbers are from the published ones, as shares, of the claims that state a number."""
-        return [abs(each.record.value / float(each.claim.value) - 1) for each in self
-                if each.record and each.scale not in ("", "reduced") and each.claim.relation == "=" and each.claim.value
-                ]  # fmt: skip
+        """How far our numbers are from the published ones, as shares, of the claims that state a
+        number."""
+        return [
+            abs(each.record.value / float(each.claim.value) - 1)
+            for each in self
+            if each.record
+            and each.scale not in ("", "reduced")
+            and each.claim.relation == "="
+            and each.claim.value
+        ]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, each group at its first claim."""
+        """Claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, each group at
+        its first claim."""
         parts: dict[str, list[Verdict]] = defaultdict(list)
         for each in self:
             parts[each.claim.paper if what == "paper" else getattr(each, what)].append(each)
@@ -66,9 +73,14 @@ class Group(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """Claims by experiment in the catalogue's order, or by reason or need, the commonest first."""
+        """Claims by experiment in the catalogue's order, or by reason or need, the commonest
+        first."""
         parts = self.claims.by(self.rows)
-        return dict(sorted(parts.items(), key=lambda at: -len(at[1]))) if self.rows in ("reason", "needs") else parts
+        return (
+            dict(sorted(parts.items(), key=lambda at: -len(at[1])))
+            if self.rows in ("reason", "needs")
+            else parts
+        )
 
     @property
     def against(self) -> Claims:
@@ -90,7 +102,11 @@ class PaperPart(NamedTuple):
     def shared(self) -> dict[str, str]:
         """Facts common to all claims, shown once."""
         said = [described(each.claim) for each in self.claims]
-        return {label: text for label, text in said[0].items() if all(facts.get(label) == text for facts in said)}
+        return {
+            label: text
+            for label, text in said[0].items()
+            if all(facts.get(label) == text for facts in said)
+        }
 
 
 class Paper(NamedTuple):
@@ -107,9 +123,12 @@ def described(claim: Claim) -> dict[str, str]:
     allowed = claim.allowed
     told = {
         "Says": claim.sentence and f"“{claim.sentence}”",
-        "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}", "Protocol": claim.protocol,
-        "Tolerance": f"{allowed.tolerance}: {allowed.because}", "Class": claim.says, "Note": claim.notes,
-    }  # fmt: skip
+        "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
+        "Protocol": claim.protocol,
+        "Tolerance": f"{allowed.tolerance}: {allowed.because}",
+        "Class": claim.says,
+        "Note": claim.notes,
+    }
     return {label: text for label, text in told.items() if text not in ("", "exact")}
 
 
@@ -119,31 +138,51 @@ def group_claims(claims: Claims) -> list[Group]:
     for name, (title, rows, text) in STYLE["groups"].items():
         some = Claims(each for each in claims if (each.scale or each.outcome) == name)
         if some or not groups:
-            groups.append(Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some))
+            groups.append(
+                Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some)
+            )
     return groups
 
 
 def paper_parts(
-    claims: Claims, experiments: Mapping[str, Experiment], drawn: Mapping[str, Exhibit], elsewhere: Iterable[str]
+    claims: Claims,
+    experiments: Mapping[str, Experiment],
+    drawn: Mapping[str, Exhibit],
+    elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Each paper with its tables and figures. An exhibit stands in the paper that most of its claims are from.
+    """Each paper with its tables and figures. An exhibit stands in the paper that most of its
+    claims are from.
 
-    `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the page.
+    `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the
+    page.
     """
     places = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
-    homes = {name: mode([claim.paper for claim in experiments[name].claims] or [name.partition("/")[0]])
-             for name in drawn}  # fmt: skip
+    homes = {
+        name: mode([claim.paper for claim in experiments[name].claims] or [name.partition("/")[0]])
+        for name in drawn
+    }
     papers = []
-    for paper, mine in sorted(claims.by("paper").items(), key=lambda part: [*PAPERS].index(part[0])):
+    for paper, mine in sorted(
+        claims.by("paper").items(), key=lambda part: [*PAPERS].index(part[0])
+    ):
         theirs = Claims(each for each in mine if each.outcome == UNCOUNTED)
         asked = Claims(each for each in mine if each.outcome != UNCOUNTED).by("experiment")
         parts = []
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title, place = experiments[name].title if name else "Claims without an experiment", name.replace("/", "-")
-            exhibit = drawn[name] if homes.get(name) == paper else None  # some have questions of our own alone
-            parts.append(PaperPart(title, place if place in places else "", exhibit, asked.get(name, Claims(()))))
+            title, place = (
+                experiments[name].title if name else "Claims without an experiment",
+                name.replace("/", "-"),
+            )
+            exhibit = (
+                drawn[name] if homes.get(name) == paper else None
+            )  # some have questions of our own alone
+            parts.append(
+                PaperPart(
+                    title, place if place in places else "", exhibit, asked.get(name, Claims(()))
+                )
+            )
         if theirs:
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
         papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
@@ -151,7 +190,8 @@ def paper_parts(
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """The verdicts on the order of the sizes that had a forecast before their trainings; empty if none was tried."""
+    """The verdicts on the order of the sizes that had a forecast before their trainings; empty if
+    none was tried."""
     tried = [each for each in verdicts if each.experiment == ORDER and each.scale == "reduced"]
     if not tried:
         return ""
@@ -163,20 +203,43 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Places where a document disagrees with itself, with what was found here about the printed numbers."""
+    """Places where a document disagrees with itself, with what was found here about the printed
+    numbers."""
     rows = []
     for erratum in (errata := read_errata().errata):
-        own = {f"{each.claim.id}: {show(each.record.value)}": None for each in claims
-               if erratum_of(each.claim) is erratum and each.record and each.record.kind in OWN}  # fmt: skip
-        heads = (f"{erratum.document}, {erratum.place}", erratum.printed, erratum.follows, erratum.kind)
-        rows.append((*heads, "; ".join(own) or MISSING, unlinked(erratum.found), unlinked(erratum.answered)))
+        own = {
+            f"{each.claim.id}: {show(each.record.value)}": None
+            for each in claims
+            if erratum_of(each.claim) is erratum and each.record and each.record.kind in OWN
+        }
+        heads = (
+            f"{erratum.document}, {erratum.place}",
+            erratum.printed,
+            erratum.follows,
+            erratum.kind,
+        )
+        rows.append(
+            (*heads, "; ".join(own) or MISSING, unlinked(erratum.found), unlinked(erratum.answered))
+        )
     sure = sum(erratum.kind == "arithmetic" for erratum in errata)
     caption = [
-        f"{len(rows)} places where a document disagrees with itself, {sure} of them by its own arithmetic.",
+        (
+            f"{len(rows)} places where a document disagrees with itself, {sure} of them by its own"
+            " arithmetic."
+        ),
         "Each is derived in docs/errata.md from quotations, with the command that shows it.",
     ]
-    table = Table(("place", "printed", "follows from it", "class", "here", "found", "answered"), rows, 7)
-    return Exhibit("errata", "Errata in the papers", caption, table, "mlm-experiment compare --all", tables=(table,))
+    table = Table(
+        ("place", "printed", "follows from it", "class", "here", "found", "answered"), rows, 7
+    )
+    return Exhibit(
+        "errata",
+        "Errata in the papers",
+        caption,
+        table,
+        "mlm-experiment compare --all",
+        tables=(table,),
+    )
 
 
 def unlinked(text: str) -> str:
@@ -186,12 +249,34 @@ def unlinked(text: str) -> str:
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     """All claims as data."""
-    heads = ("claim", "published", "source", "ours", "kind", "verdict", "scale", "reason", "run", "experiment")
+    heads = (
+        "claim",
+        "published",
+        "source",
+        "ours",
+        "kind",
+        "verdict",
+        "scale",
+        "reason",
+        "run",
+        "experiment",
+    )
     rows = []
     for verdict in claims:
         claim, record = verdict.claim, verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
-        rows.append((claim.id, claim.published, claim.citation, *ours, named(verdict.outcome), verdict.scale,
-                     verdict.reason, run, verdict.experiment or "none"))  # fmt: skip
+        rows.append(
+            (
+                claim.id,
+                claim.published,
+                claim.citation,
+                *ours,
+                named(verdict.outcome),
+                verdict.scale,
+                verdict.reason,
+                run,
+                verdict.experiment or "none",
+            )
+        )
     return Exhibit("verdicts", "Every claim with its verdict", (), Table(heads, rows, 10))

@@ -1,4 +1,5 @@
-"""`mlm-report`: pages from result files, of a reproduction or of one training, and figures and tables one by one."""
+"""`mlm-report`: pages from result files, of a reproduction or of one training, and figures and
+tables one by one."""
 
 import sys
 import time
@@ -15,42 +16,60 @@ from mlm_repro.lineage.shipped import HOME
 if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
-KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against"))
-"""Results that are kept with the code, which every page has: a reproduction, and what stands beside one."""
+KEPT = tuple(
+    HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against")
+)
+"""Results that are kept with the code, which every page has: a reproduction, and what stands beside
+one."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
 Runs = Annotated[
     list[Path] | None,
-    typer.Argument(help="A reproduction, runs of experiments, folders of runs; `runs` by default.", metavar="[RUN]"),
+    typer.Argument(
+        help="A reproduction, runs of experiments, folders of runs; `runs` by default.",
+        metavar="[RUN]",
+    ),
 ]
 
 
 @app.command()
 def build(
     runs: Runs = None,
-    kept: Annotated[bool, typer.Option("--kept", help="Show the results that are kept with the code.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder to write in place of REPRODUCTION/report/.")] = None,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Show the results that are kept with the code.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write in place of REPRODUCTION/report/.")
+    ] = None,
 ) -> None:
     """Write REPRODUCTION/report/: index.html, and every figure and table as files.
 
-    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one is named. Results
-    that are kept with the code stand beside. A run of an experiment that was never finished is left out and named. If
-    a file is damaged or a number has no origin, no page is written, and the command exits with code 6.
+    A folder of runs gives the newest run of each experiment, and the newest reproduction unless one
+    is named. Results that are kept with the code stand beside. A run of an experiment that was
+    never finished is left out and named. If a file is damaged or a number has no origin, no page is
+    written, and the command exits with code 6.
     """
     from mlm_repro.reports.page import build_report
     from mlm_repro.reports.report import SOURCES
 
     start = time.monotonic()
     if kept and runs:
-        raise BadInput("--kept shows the results that are kept with the code: name no runs beside it")
+        raise BadInput(
+            "--kept shows the results that are kept with the code: name no runs beside it"
+        )
     if out and out.exists() and not (out / SOURCES).is_file():
         raise BadInput(f"{out} is there and is no report: name a new folder with --out")
     report = _assemble([KEPT[0]] if kept else runs)
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
-        raise BadInput(f"{report.reproduction.directory} is kept with the code: name another folder with --out")
+        raise BadInput(
+            f"{report.reproduction.directory} is kept with the code: name another folder with --out"
+        )
     exhibits = report.all_exhibits
-    announce(f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)} exhibits")
+    announce(
+        f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)}"
+        " exhibits"
+    )
     page = build_report(report, out)
     for sentence in report.left_out:
         print(f"warning: {sentence}", file=sys.stderr)
@@ -64,9 +83,9 @@ def training(
 ) -> None:
     """Write the page of one training as NAME.html: one file, to open in a browser or to send.
 
-    It has the curves, the numbers behind them, the data card, and what `mlm-eval --json` wrote beside the run of its
-    checkpoints: results and generated text. If a file is damaged, no page is written, and the command exits with
-    code 6.
+    It has the curves, the numbers behind them, the data card, and what `mlm-eval --json` wrote
+    beside the run of its checkpoints: results and generated text. If a file is damaged, no page is
+    written, and the command exits with code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
     from mlm_repro.reports.training import load_training, render_training
@@ -79,7 +98,9 @@ def training(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")],
+    name: Annotated[
+        str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")
+    ],
     runs: Runs = None,
     form: Annotated[Literal["svg", "csv"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
@@ -101,7 +122,9 @@ def _assemble(runs: list[Path] | None) -> "Report":
     from mlm_repro.reports.experiment_runs import sort_runs
     from mlm_repro.reports.report import Inputs, assemble
 
-    return assemble(Inputs(*sort_runs(runs or [Path("runs")], [path for path in KEPT if path.is_dir()])))
+    return assemble(
+        Inputs(*sort_runs(runs or [Path("runs")], [path for path in KEPT if path.is_dir()]))
+    )
 
 
 def main() -> None:

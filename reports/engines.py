@@ -1,4 +1,5 @@
-"""Other engines on the page: two engines' losses on each other, and what a release computes otherwise on a layout."""
+"""Other engines on the page: two engines' losses on each other, and what a release computes
+otherwise on a layout."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,11 +14,15 @@ from mlm_repro.reports.figures import Layer, Panel, Point
 
 
 def read_engines(run: Path) -> Benchmark:
-    """Read the record of a run. Raises BadInput if it has no curves of two engines, with differences and tolerances."""
+    """Read the record of a run. Raises BadInput if it has no curves of two engines, with
+    differences and tolerances."""
     result = read_benchmark(run / AGAINST)
     for case in result.cases[:1] + [case for case in result.cases if case.series]:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:
-            raise BadInput(f"{AGAINST} of {run.name} does not have two engines' {case.name}, difference and tolerance")
+            raise BadInput(
+                f"{AGAINST} of {run.name} does not have two engines' {case.name}, difference and"
+                " tolerance"
+            )
     return result
 
 
@@ -26,37 +31,66 @@ def apart(results: Sequence[Benchmark]) -> str:
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)
-    return f"Losses over {iterations} iterations beside {theirs} are at most {by_layout} nats apart."
+    return (
+        f"Losses over {iterations} iterations beside {theirs} are at most {by_layout} nats apart."
+    )
 
 
 def engines_exhibit(*runs: Path) -> Exhibit:
-    """Two engines trained alike, on one layout or more, in one figure. Raises BadInput for a damaged record."""
+    """Two engines trained alike, on one layout or more, in one figure. Raises BadInput for a
+    damaged record."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
     heads = ("ours", "theirs", "difference", "tolerance")
     data = [
         (result.title, case.name, str(number), *map(exact, values))
-        for result in results for case in result.cases if case.series
-        for number, values in enumerate(zip(*(series.samples for series in case.series), strict=True), 1)
-    ]  # fmt: skip
-    rows = [
-        (", ".join(_setting(result)), f"{max(_losses(result)[2]):.2g}", f"{max(_shares(result), default=0):.2f}",
-         f"{sum(share <= 1 for share in _shares(result))} of {len(_shares(result))}")
         for result in results
-    ]  # fmt: skip
+        for case in result.cases
+        if case.series
+        for number, values in enumerate(
+            zip(*(series.samples for series in case.series), strict=True), 1
+        )
+    ]
+    rows = [
+        (
+            ", ".join(_setting(result)),
+            f"{max(_losses(result)[2]):.2g}",
+            f"{max(_shares(result), default=0):.2f}",
+            f"{sum(share <= 1 for share in _shares(result))} of {len(_shares(result))}",
+        )
+        for result in results
+    ]
     beyond = [sentence for result in results for sentence in result.disagreements]
-    caption = [apart(results), "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance."]
+    caption = [
+        apart(results),
+        "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance.",
+    ]
     told = [
         *(line for each in results for line in (*setting_lines(each), each.environment.sentence)),
         *results[0].notes,
     ]
     return Exhibit(
-        "engines" if len(runs) > 1 else runs[0].name, "Two engines trained alike", caption,
-        Table(("run", "quantity", "iteration", *heads), data, 2), shlex.join(results[0].environment.argv),
+        "engines" if len(runs) > 1 else runs[0].name,
+        "Two engines trained alike",
+        caption,
+        Table(("run", "quantity", "iteration", *heads), data, 2),
+        shlex.join(results[0].environment.argv),
         panels_of(results),
-        f"Loss of two engines in each iteration, and its difference with the tolerance. {' '.join(caption)}",
-        [Table(("run", "largest difference of the losses, nats", "largest share of a tolerance", "within"), rows, 1)],
+        "Loss of two engines in each iteration, and its difference with the tolerance."
+        f" {' '.join(caption)}",
+        [
+            Table(
+                (
+                    "run",
+                    "largest difference of the losses, nats",
+                    "largest share of a tolerance",
+                    "within",
+                ),
+                rows,
+                1,
+            )
+        ],
         [printable(line) for line in dict.fromkeys(told)],
-    )  # fmt: skip
+    )
 
 
 def _setting(result: Benchmark) -> list[str]:
@@ -75,18 +109,27 @@ def _shares(result: Benchmark) -> list[float]:
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
-    """Both engines' losses on each other, and their differences, where there is one, with the least tolerance."""
+    """Both engines' losses on each other, and their differences, where there is one, with the least
+    tolerance."""
     losses, differences = list[Layer](), list[Layer]()
     every = [_losses(result) for result in results]
     least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
     for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
         layout = _setting(result)[1]
-        losses += [Layer(layout, rank, "ours", _points(mine)), Layer(layout, rank, "theirs", _points(others))]
+        losses += [
+            Layer(layout, rank, "ours", _points(mine)),
+            Layer(layout, rank, "theirs", _points(others)),
+        ]
         differences.append(Layer(layout, rank, "difference", _points(gaps)))
     differences.append(Layer("least of all layouts", len(results), "tolerance", _points(least)))
     return [
         Panel(losses, "iteration", "loss (nats per token)"),
-        Panel(differences, "iteration", "difference of the losses, where there is one", logarithmic="y"),
+        Panel(
+            differences,
+            "iteration",
+            "difference of the losses, where there is one",
+            logarithmic="y",
+        ),
     ]
 
 
@@ -95,24 +138,45 @@ def _points(values: Sequence[float]) -> tuple[Point, ...]:
 
 
 def layouts_exhibit(folder: Path) -> Exhibit | None:
-    """Findings of `mlm-verify layouts --json` in released engines, a row for each feature; None if nothing is kept."""
+    """Findings of `mlm-verify layouts --json` in released engines, a row for each feature; None if
+    nothing is kept."""
     rows = []
     for path in sorted(folder.glob("*.json")):
         result = read_object(path)
         fields = " ".join(f"{name}={value}" for name, value in result["fields"].items())
         for layout in dict.fromkeys(each["layout"] for each in result["findings"]):
             mine = [each for each in result["findings"] if each["layout"] == layout]
-            probe, name, is_now, due = (mine[0][key] for key in ("probe", "parameter", "value", "expected"))
-            how = "is {}, must be {}" if probe == "planted gradient" else "differs by {}, may differ by {}"
-            rows.append((result["subject"], fields, layout, probe, name, how.format(f"{is_now:.3g}", f"{due:.3g}"),
-                         str(len(mine))))  # fmt: skip
+            probe, name, is_now, due = (
+                mine[0][key] for key in ("probe", "parameter", "value", "expected")
+            )
+            how = (
+                "is {}, must be {}"
+                if probe == "planted gradient"
+                else "differs by {}, may differ by {}"
+            )
+            rows.append(
+                (
+                    result["subject"],
+                    fields,
+                    layout,
+                    probe,
+                    name,
+                    how.format(f"{is_now:.3g}", f"{due:.3g}"),
+                    str(len(mine)),
+                )
+            )
     if not rows:
         return None
-    table = Table(("release", "with", "layout", "probe", "first tensor", "shows", "findings"), rows, 6)
+    table = Table(
+        ("release", "with", "layout", "probe", "first tensor", "shows", "findings"), rows, 6
+    )
     releases = ", ".join(dict.fromkeys(row[0] for row in rows))
     named = ", ".join(row[1].split()[-1] for row in rows)
     caption = [
-        f"Trained on two ranks, {len(rows)} features of {releases} give other numbers than on one: {named}.",
+        (
+            f"Trained on two ranks, {len(rows)} features of {releases} give other numbers than on"
+            f" one: {named}."
+        ),
         "Every feature that was tried, and what others have said, is in docs/layouts.md.",
     ]
     command = "mlm-verify layouts megatron-core --with softmax_type=learnable --layouts tp2"

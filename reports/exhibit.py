@@ -1,4 +1,5 @@
-"""Exhibits, the parts of the page, each with a caption, data and the command that makes it again."""
+"""Exhibits, the parts of the page, each with a caption, data and the command that makes it
+again."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ class Exhibit:
     """Id on the page and name of the files."""
     title: str
     caption: Sequence[str]
-    """Sentences that are computed from the data; the page shows two, and folds the others and the notes."""
+    """Sentences that are computed from the data; the page shows two, and folds the others and the
+    notes."""
     data: Table
     """Numbers as recorded, the content of NAME.csv."""
     command: str = ""
@@ -55,11 +57,15 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """Data for the page: cells that are the same in every row by head, and the other columns, words first."""
+        """Data for the page: cells that are the same in every row by head, and the other columns,
+        words first."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
         words = [head for head in columns if head not in shared and head not in NUMERIC]
         heads = [*words, *(head for head in NUMERIC if head in columns and head not in shared)]
-        shown = [[cell[:16] for cell in columns[head]] if head == "digest" else columns[head] for head in heads]
+        shown = [
+            [cell[:16] for cell in columns[head]] if head == "digest" else columns[head]
+            for head in heads
+        ]
         table = Table(heads, [*zip(*shown, strict=True)], len(words))
         return {head: cell for head, cell in shared.items() if cell}, table

@@ -16,7 +16,8 @@ from mlm_repro.reports.engines import read_engines
 from mlm_repro.reports.load import newest_reproduction
 
 LADDER = "ladder"
-"""Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of 2019."""
+"""Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of
+2019."""
 AGAINST = "against"
 """Kind of a run of `mlm-verify against`."""
 
@@ -38,7 +39,11 @@ class Origin:
     @property
     def experiment(self) -> str:
         """Name of the experiment that its numbers are of."""
-        return "2019/figure-6" if self.manifest.kind == LADDER else str(self.manifest.config["experiment"]["name"])
+        return (
+            "2019/figure-6"
+            if self.manifest.kind == LADDER
+            else str(self.manifest.config["experiment"]["name"])
+        )
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
@@ -47,18 +52,22 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
 
 
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
-    """Find the reproduction among `paths` and the runs that stand beside it, all of `beside` among them.
+    """Find the reproduction among `paths` and the runs that stand beside it, all of `beside` among
+    them.
 
-    A folder of runs gives the newest run of each experiment, and the newest reproduction if none is named. A
-    reproduction gives the runs of experiments inside it.
+    A folder of runs gives the newest run of each experiment, and the newest reproduction if none is
+    named. A reproduction gives the runs of experiments inside it.
 
-    Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a folder of runs.
+    Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a
+    folder of runs.
     """
     given = {path: kind_of(path) for path in paths}
     for path, kind in given.items():
         if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, LADDER, AGAINST):
             advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
-            raise BadInput(f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}")
+            raise BadInput(
+                f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}"
+            )
     named = [path for path, kind in given.items() if kind == "reproduction"]
     reproductions = named or [newest_reproduction(path) for path, kind in given.items() if not kind]
     own, *others = dict.fromkeys(path.resolve() for path in reproductions) or [Path()]
@@ -66,8 +75,14 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
     every = [own, *(path for path in given if path not in named), *beside]
-    runs = [run for path in every for run in ([path] if path != own and kind_of(path) else _newest(path))]
-    return own, list({run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values())
+    runs = [
+        run
+        for path in every
+        for run in ([path] if path != own and kind_of(path) else _newest(path))
+    ]
+    return own, list(
+        {run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values()
+    )
 
 
 def kind_of(path: Path) -> str:
@@ -80,23 +95,34 @@ def kind_of(path: Path) -> str:
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
     """Results and origins of the runs of experiments that have numbers.
 
-    Raises IntegrityFailure or BadInput for a damaged run, and for a number that is of another run or experiment or has
-    no digest.
+    Raises IntegrityFailure or BadInput for a damaged run, and for a number that is of another run
+    or experiment or has no digest.
     """
     finished = [path for path in paths if is_sealed(path)]
     origins = {origin.name: origin for path in finished for origin in _origins(path)}
-    results = load_results([path for path in finished if kind_of(path) not in ("reproduction", AGAINST)])
+    results = load_results(
+        [path for path in finished if kind_of(path) not in ("reproduction", AGAINST)]
+    )
     records = tuple(dict.fromkeys(results.records))  # two studies may keep one run
     by_run: dict[str, list[Record]] = {name: [] for name in origins}
     for record in records:
         origin = origins.get(record.source)
         if not (origin and record.digest and origin.experiment == record.experiment):
             number = f"{record.series}, {record.quantity}"
-            raise IntegrityFailure(f"a number ({number}) has no digest, or is of another run or experiment")
+            raise IntegrityFailure(
+                f"a number ({number}) has no digest, or is of another run or experiment"
+            )
         by_run[record.source].append(record)
-    shown = [Origin(origin.path, origin.manifest, seeds_of(by_run[name])) for name, origin in origins.items()
-             if by_run[name] or origin.manifest.kind in ("reproduction", AGAINST)]  # fmt: skip
-    left_out = tuple(f"{path} was never finished (it has no seal): left out" for path in paths if path not in finished)
+    shown = [
+        Origin(origin.path, origin.manifest, seeds_of(by_run[name]))
+        for name, origin in origins.items()
+        if by_run[name] or origin.manifest.kind in ("reproduction", AGAINST)
+    ]
+    left_out = tuple(
+        f"{path} was never finished (it has no seal): left out"
+        for path in paths
+        if path not in finished
+    )
     return Results(records, left_out, results.findings), shown
 
 
@@ -108,14 +134,27 @@ def _origins(path: Path) -> list[Origin]:
         read_engines(path)
     if manifest.kind != EXPERIMENTS:
         return [Origin(path, manifest)]
-    return [Origin(path, parse_document(line.manifest, Manifest, f"{MANIFEST} of {name}"))
-            for name, line in read_runs(path).items()]  # fmt: skip
+    return [
+        Origin(path, parse_document(line.manifest, Manifest, f"{MANIFEST} of {name}"))
+        for name, line in read_runs(path).items()
+    ]
 
 
 def _newest(folder: Path) -> list[Path]:
     """Runs of experiments, engines and a ladder that links lead to, and those without a link."""
-    here = [path for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*", LADDER)
-            for path in sorted(folder.glob(start)) if path.is_dir()]  # fmt: skip
+    here = [
+        path
+        for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*", LADDER)
+        for path in sorted(folder.glob(start))
+        if path.is_dir()
+    ]
     linked = [path for path in here if path.is_symlink()]
     names = {path.name for path in linked}
-    return [*linked, *(path for path in here if path not in linked and path.name.rpartition("-")[0] not in names)]
+    return [
+        *linked,
+        *(
+            path
+            for path in here
+            if path not in linked and path.name.rpartition("-")[0] not in names
+        ),
+    ]

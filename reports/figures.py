@@ -19,7 +19,8 @@ WIDE, COLUMN = (10.6, 4.4), (4.5, 3.45)
 KEY_CHARACTERS = 15
 """Letters of the key that fit on an inch."""
 MOST_TICKS = 10
-"""Most places that have a tick and an interval each; of more, every so many have a marker, and a band is drawn."""
+"""Most places that have a tick and an interval each; of more, every so many have a marker, and a
+band is drawn."""
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,31 @@ class Panel:
 
     @property
     def has_curves(self) -> bool:
-        """True for courses of trainings of one kind, which a reader tells apart by their models alone."""
+        """True for courses of trainings of one kind, which a reader tells apart by their models
+        alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """One layer for each kind and series with places on the x axis, published first, then by `order`.
+    """One layer for each kind and series with places on the x axis, published first, then by
+    `order`.
 
-    Several of our numbers at a place become their mean with its spread; of several published numbers the first counts.
+    Several of our numbers at a place become their mean with its spread; of several published
+    numbers the first counts.
     """
     places: dict[tuple[str, Kind], dict[float, list[Record]]] = {}
     for number in numbers:
         if number.x is not None:
-            places.setdefault((number.series, number.kind), {}).setdefault(number.x, []).append(number)
+            places.setdefault((number.series, number.kind), {}).setdefault(number.x, []).append(
+                number
+            )
     layers = [
-        Layer(name, order.index(name), kind, tuple(_point(x, kind, at) for x, at in sorted(by_x.items())))
+        Layer(
+            name,
+            order.index(name),
+            kind,
+            tuple(_point(x, kind, at) for x, at in sorted(by_x.items())),
+        )
         for (name, kind), by_x in places.items()
     ]
     return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
@@ -107,7 +118,8 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
-    """Draw the panels beside each other under one key of their series and kinds; curves have a key in their panel."""
+    """Draw the panels beside each other under one key of their series and kinds; curves have a key
+    in their panel."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -117,25 +129,38 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
         _plot(axes, panel)
     layers = [layer for panel in panels if not panel.has_curves for layer in panel.layers]
     looks = {layer.series: look(layer.rank) for layer in layers if layer.has_marker}
-    handles = [Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=series)
-               for series, (color, marker) in looks.items()]  # fmt: skip
+    handles = [
+        Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=series)
+        for series, (color, marker) in looks.items()
+    ]
     for kind in dict.fromkeys(layer.kind for layer in layers if layer.has_marker):
         handles.append(Line2D([], [], color=LIGHT["muted"], marker="o", **LINES[kind]))
     for layer in layers:
         if not layer.has_marker:
-            handles.append(Line2D([], [], color=look(layer.rank)[0], **LINES[layer.kind] | {"label": layer.series}))
+            handles.append(
+                Line2D(
+                    [], [], color=look(layer.rank)[0], **LINES[layer.kind] | {"label": layer.series}
+                )
+            )
     if handles:
         widest = max(len(str(handle.get_label())) for handle in handles)
         columns = max(1, min(len(handles), int(KEY_CHARACTERS * size[0]) // (widest + 6)))
-        figure.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=2.4)
+        figure.legend(
+            handles=handles,
+            loc="outside upper left",
+            ncols=columns,
+            columnspacing=1.2,
+            handlelength=2.4,
+        )
     return figure
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer over x, logarithmic if the places multiply; intervals and spreads as whiskers or as a band.
+    """Draw every layer over x, logarithmic if the places multiply; intervals and spreads as
+    whiskers or as a band.
 
-    Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of four. A loss has no
-    meaningful zero.
+    Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
+    four. A loss has no meaningful zero.
     """
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:
@@ -144,19 +169,40 @@ def _plot(axes: "Axes", panel: Panel) -> None:
         if panel.has_curves:  # larger models are thinner, so that a curve under another still shows
             line["label"] = f"{layer.series}, at the end {show(layer.final)}"
             if layer.kind != "published":
-                line |= {"linestyle": "-", "linewidth": max(1.2, 2.5 - 0.45 * layer.rank), "markersize": 5}
+                line |= {
+                    "linestyle": "-",
+                    "linewidth": max(1.2, 2.5 - 0.45 * layer.rank),
+                    "markersize": 5,
+                }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        places, values = [point.x for point in layer.points], [point.value for point in layer.points]
+        places, values = (
+            [point.x for point in layer.points],
+            [point.value for point in layer.points],
+        )
         axes.plot(places, values, color=color, marker=marker, markevery=every, **line)
-        if ranges := [(point.x, point.value, point.low, point.high) for point in layer.points
-                      if point.low is not None and point.high is not None]:  # fmt: skip
+        if ranges := [
+            (point.x, point.value, point.low, point.high)
+            for point in layer.points
+            if point.low is not None and point.high is not None
+        ]:
             at, means, lows, highs = zip(*ranges, strict=True)
             if count > MOST_TICKS:
                 axes.fill_between(at, lows, highs, color=color, alpha=0.2, linewidth=0)
             else:
-                ends = [[mean - low for mean, low in zip(means, lows, strict=True)],
-                        [high - mean for mean, high in zip(means, highs, strict=True)]]  # fmt: skip
-                axes.errorbar(at, means, yerr=ends, fmt="none", color=color, elinewidth=0.8, capsize=2.2, zorder=3)
+                ends = [
+                    [mean - low for mean, low in zip(means, lows, strict=True)],
+                    [high - mean for mean, high in zip(means, highs, strict=True)],
+                ]
+                axes.errorbar(
+                    at,
+                    means,
+                    yerr=ends,
+                    fmt="none",
+                    color=color,
+                    elinewidth=0.8,
+                    capsize=2.2,
+                    zorder=3,
+                )
     if panel.has_curves and len(panel.layers) > 1:
         axes.legend()
     points = [point for layer in panel.layers for point in layer.points]
@@ -178,7 +224,9 @@ def _plot(axes: "Axes", panel: Panel) -> None:
         plain_log_ticks(axes, "y")
     else:
         axes.set_ylim(0.97 * least if is_loss else min(1.06 * least, 0), 1.06 * most or 1)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1 else compact(value))
+        axes.yaxis.set_major_formatter(
+            lambda value, _: f"{value:g}" if abs(value) < 1 else compact(value)
+        )
 
 
 def plain_log_ticks(axes: "Axes", which: Literal["x", "y"]) -> None:
@@ -193,8 +241,11 @@ def plain_log_ticks(axes: "Axes", which: Literal["x", "y"]) -> None:
 
 
 def _multiply(places: Sequence[float]) -> bool:
-    """True if each place is about twice the one before or more, or if one factor leads from each to the next."""
+    """True if each place is about twice the one before or more, or if one factor leads from each to
+    the next."""
     if len(places) < 3 or places[0] <= 0:
         return False
     factors = [after / before for before, after in pairwise(places)]
-    return min(factors) >= 1.9 or (places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors))
+    return min(factors) >= 1.9 or (
+        places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors)
+    )

@@ -58,14 +58,21 @@ class Reproduction:
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Records of a published table or figure in file order, of all quantities or of the named ones."""
-        return [record for record in self.records
-                if record.experiment == experiment and (not quantities or record.quantity in quantities)]  # fmt: skip
+        """Records of a published table or figure in file order, of all quantities or of the named
+        ones."""
+        return [
+            record
+            for record in self.records
+            if record.experiment == experiment and (not quantities or record.quantity in quantities)
+        ]
 
 
 def newest_reproduction(runs: Path) -> Path:
-    """The complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput without one."""
-    reproductions = [path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()]
+    """The complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput
+    without one."""
+    reproductions = [
+        path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
+    ]
     complete = [path for path in reproductions if is_sealed(path)]
     if not complete:
         unfinished = f" ({len(reproductions)} unfinished)" if reproductions else ""
@@ -76,25 +83,43 @@ def newest_reproduction(runs: Path) -> Path:
 def load_reproduction(directory: Path) -> Reproduction:
     """Read a reproduction directory.
 
-    Raises BadInput for another directory or an unfinished run, IntegrityFailure for one that was changed after it was
-    sealed, a file that cannot be read, or a number without a source, or neither published nor with a digest or a run of
-    this reproduction.
+    Raises BadInput for another directory or an unfinished run, IntegrityFailure for one that was
+    changed after it was sealed, a file that cannot be read, or a number without a source, or
+    neither published nor with a digest or a run of this reproduction.
     """
     directory = directory.resolve()
     manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)
     if not is_sealed(directory):
-        raise BadInput(f"{directory} has not finished: the same command continues it, and makes its page at the end")
+        raise BadInput(
+            f"{directory} has not finished: the same command continues it, and makes its page at"
+            " the end"
+        )
     digest = check_seal(directory)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
     records, runs = read_records(directory / RECORDS), {model.run for model in summary.models}
     for number, record in enumerate(records, 1):
         is_proven = record.kind == "published" or record.digest or record.source in runs
         if not (is_proven and record.source.strip()):
-            raise IntegrityFailure(f"line {number} of {RECORDS} has no source, or {record.source} has no digest")
-    results = {name: parse_document(values, Result, f"{name} in {EVALUATIONS}")
-               for name, values in read_evaluations(directory).items()}  # fmt: skip
-    scores = read_document(directory / SCORES, ReproductionScores) if (directory / SCORES).is_file() else None
+            raise IntegrityFailure(
+                f"line {number} of {RECORDS} has no source, or {record.source} has no digest"
+            )
+    results = {
+        name: parse_document(values, Result, f"{name} in {EVALUATIONS}")
+        for name, values in read_evaluations(directory).items()
+    }
+    scores = (
+        read_document(directory / SCORES, ReproductionScores)
+        if (directory / SCORES).is_file()
+        else None
+    )
     return Reproduction(
-        directory, manifest, digest, summary, tuple(records), read_document(directory / LEDGER, Ledger),
-        read_document(directory / DATASET, DataCard), scores, results,
-    )  # fmt: skip
+        directory,
+        manifest,
+        digest,
+        summary,
+        tuple(records),
+        read_document(directory / LEDGER, Ledger),
+        read_document(directory / DATASET, DataCard),
+        scores,
+        results,
+    )

@@ -15,15 +15,22 @@ from mlm_repro.reports import tables
 from mlm_repro.reports.claims import described
 from mlm_repro.reports.render import Drawing, files_of, render_all
 from mlm_repro.reports.report import REPORT, SOURCES, Report
-from mlm_repro.reports.style import KIND_GLYPHS, KIND_MEANINGS, LOOKS, template_environment, theme_css
+from mlm_repro.reports.style import (
+    KIND_GLYPHS,
+    KIND_MEANINGS,
+    LOOKS,
+    template_environment,
+    theme_css,
+)
 
 
 def build_report(report: Report, out: Path | None = None) -> Path:
-    """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return the page's path.
+    """Write the folder `out`, or `report/` inside the reproduction, whole or not at all, and return
+    the page's path.
 
-    The folder holds index.html, which refers to nothing outside itself. For each exhibit there is figures/NAME.csv,
-    with NAME.svg if it has a figure. sources.json names the runs behind the page. The folder is sealed on
-    its own, and the same results give the same bytes.
+    The folder holds index.html, which refers to nothing outside itself. For each exhibit there is
+    figures/NAME.csv, with NAME.svg if it has a figure. sources.json names the runs behind the page.
+    The folder is sealed on its own, and the same results give the same bytes.
     """
     target = out or report.reproduction.directory / REPORT
     with claimed(target), new_directory(target) as directory:
@@ -50,24 +57,39 @@ def shell() -> JSON:
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
-        "script": Markup((folder / "page.js").read_text(encoding="utf-8")), "glyphs": KIND_GLYPHS,
-        "percent": percent, "size_bytes": size_bytes,
-    }  # fmt: skip
+        "script": Markup((folder / "page.js").read_text(encoding="utf-8")),
+        "glyphs": KIND_GLYPHS,
+        "percent": percent,
+        "size_bytes": size_bytes,
+    }
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """The HTML text; every value is escaped except our own drawings and script."""
     reproduction, verdicts = report.reproduction, report.claims
     context = {
-        "report": report, "alone": False,
+        "report": report,
+        "alone": False,
         "run": reproduction,
-        "summary": reproduction.summary, "redraw": report.inputs.command, "exhibits": report.exhibits,
-        "homes": report.homes, "papers": PAPERS,
+        "summary": reproduction.summary,
+        "redraw": report.inputs.command,
+        "exhibits": report.exhibits,
+        "homes": report.homes,
+        "papers": PAPERS,
         "titles": {name: experiment.title for name, experiment in load_experiments().items()},
-        "meanings": KIND_MEANINGS, "looks": LOOKS, "outcomes": list(LOOKS), "totals": totals(verdicts),
+        "meanings": KIND_MEANINGS,
+        "looks": LOOKS,
+        "outcomes": list(LOOKS),
+        "totals": totals(verdicts),
         "by_paper": totals(verdicts, True),
         "words": {outcome: counted(verdicts, outcome) for outcome in WORDS},
-        "described": described, "ours": reproduction.own_kind,
-        "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order), "tables": tables,
-    }  # fmt: skip
-    return template_environment().get_template("page.html").render(shell() | context, drawings=drawings)
+        "described": described,
+        "ours": reproduction.own_kind,
+        "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order),
+        "tables": tables,
+    }
+    return (
+        template_environment()
+        .get_template("page.html")
+        .render(shell() | context, drawings=drawings)
+    )

@@ -49,7 +49,8 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or the code changed."""
+    """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or
+    the code changed."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {numbers}"
     if not (svg := recall(name, made_of)):
@@ -76,11 +77,14 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """The drawing for the page: colours of its theme, styles as classes, coordinates to a tenth of a point."""
+    """The drawing for the page: colours of its theme, styles as classes, coordinates to a tenth of
+    a point."""
     styles: dict[str, str] = {}
 
     def shorten(attribute: re.Match[str]) -> str:
-        return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), attribute[0])
+        return re.sub(
+            r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), attribute[0]
+        )
 
     def as_class(style: re.Match[str]) -> str:
         name = f"s{hashlib.sha256(style[1].encode()).hexdigest()[:6]}"
@@ -93,13 +97,18 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
     rules = "".join(f".{name}{{{style}}}" for name, style in styles.items())
     view_box = re.search(r'viewBox="[^"]*"', head)
     layout = "column" if exhibit.column else "wide"
-    opening = f'<svg class="{layout}" {view_box[0] if view_box else ""} role="img" aria-label="{escape(exhibit.alt)}">'
+    opening = (
+        f'<svg class="{layout}" {view_box[0] if view_box else ""} role="img"'
+        f' aria-label="{escape(exhibit.alt)}">'
+    )
     return Markup(f"{opening}<style>{rules}</style>{body}")
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
     """Content of NAME.csv, and of NAME.svg if there is a figure, by form."""
-    return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | ({"svg": drawing.svg} if drawing else {})
+    return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
+        {"svg": drawing.svg} if drawing else {}
+    )
 
 
 def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:
@@ -110,7 +119,9 @@ def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Pa
     by_name = {exhibit.name: exhibit for exhibit in exhibits}
     wanted = name.replace("/", "-")
     if wanted not in by_name:
-        raise BadInput(f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}")
+        raise BadInput(
+            f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}"
+        )
     exhibit = by_name[wanted]
     files = files_of(exhibit, render(exhibit) if exhibit.panels else None)
     if form not in files:

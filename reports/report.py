@@ -31,7 +31,13 @@ from mlm_repro.reports.claims import (
 )
 from mlm_repro.reports.engines import engines_exhibit, layouts_exhibit
 from mlm_repro.reports.exhibit import Exhibit
-from mlm_repro.reports.experiment_runs import AGAINST, LADDER, Origin, load_experiment_runs, seeds_of
+from mlm_repro.reports.experiment_runs import (
+    AGAINST,
+    LADDER,
+    Origin,
+    load_experiment_runs,
+    seeds_of,
+)
 from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
@@ -56,9 +62,12 @@ class Inputs:
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Inputs of a built report. Raises IntegrityFailure if sources.json is damaged or missing."""
+        """Inputs of a built report. Raises IntegrityFailure if sources.json is damaged or
+        missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
-        return cls(reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs])
+        return cls(
+            reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
+        )
 
     @property
     def sources(self) -> Sources:
@@ -67,10 +76,13 @@ class Inputs:
 
     @property
     def command(self) -> str:
-        """Command that builds the report again, with paths relative to the parent of the folder of runs."""
+        """Command that builds the report again, with paths relative to the parent of the folder of
+        runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
-        return shlex.join(["mlm-report", "build", str(self.reproduction.relative_to(above)), *folders])
+        return shlex.join(
+            ["mlm-report", "build", str(self.reproduction.relative_to(above)), *folders]
+        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,8 @@ class Report:
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences on what the counts hide, and on verdicts that could have failed, by the file beside the runs."""
+        """Sentences on what the counts hide, and on verdicts that could have failed, by the file
+        beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
@@ -118,25 +131,45 @@ class Report:
             told.append(("kept", "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
-        return [*told, *((f"{each.name}-section", title, each.caption[0]) for title, each in self.sections.items())]
+        return [
+            *told,
+            *(
+                (f"{each.name}-section", title, each.caption[0])
+                for title, each in self.sections.items()
+            ),
+        ]
 
     @property
     def homes(self) -> dict[str, str]:
         """Run on the page for each source that a record names."""
         own, *others = (origin.name for origin in self.origins)
-        return {record.source: own for record in self.reproduction.records} | {name: name for name in others}
+        return {record.source: own for record in self.reproduction.records} | {
+            name: name for name in others
+        }
 
 
 def assemble(inputs: Inputs) -> Report:
     """Assemble a page. Raises Fault if two exhibits have one name."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
-    origins = (Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records)), *run_origins)
+    origins = (
+        Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records)),
+        *run_origins,
+    )
     experiments = load_experiments()
-    records = (*results.records, *(record for record in reproduction.records if record.kind != "published"))
+    records = (
+        *results.records,
+        *(record for record in reproduction.records if record.kind != "published"),
+    )
     verdicts = judge(experiments.values(), replace(results, records=records))
-    worked = [each.record for experiment in experiments.values() for each in worked_out(experiment).numbers]
-    known = {_place(record) for record in worked}  # a run's own are the same, or of an earlier version
+    worked = [
+        each.record
+        for experiment in experiments.values()
+        for each in worked_out(experiment).numbers
+    ]
+    known = {
+        _place(record) for record in worked
+    }  # a run's own are the same, or of an earlier version
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _place(record) not in known]
@@ -157,12 +190,23 @@ def assemble(inputs: Inputs) -> Report:
     if kept_one:
         exhibits["kept"] = kept_exhibit(reproduction, kept_one)
     report = Report(
-        reproduction, exhibits, claims, tuple(papers), sections, origins, results.left_out, inputs, kept_one
+        reproduction,
+        exhibits,
+        claims,
+        tuple(papers),
+        sections,
+        origins,
+        results.left_out,
+        inputs,
+        kept_one,
     )
     exhibits["verdicts"] = verdicts_exhibit(claims, report.homes)
     names = Counter(exhibit.name for exhibit in report.all_exhibits)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise Fault(f"two exhibits of the page have the name {twice[0]}: their files would replace each other")
+        raise Fault(
+            f"two exhibits of the page have the name {twice[0]}: their files would replace each"
+            " other"
+        )
     return report
 
 
@@ -171,10 +215,13 @@ def _place(record: Record) -> tuple[str, str, str, str, float | None]:
 
 
 def _drawn(
-    experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record], reproduced: Mapping[str, Exhibit]
-) -> dict[str, Exhibit]:  # fmt: skip
-    """Tables and figures of experiments, with what was run and worked out; one that the reproduction makes too is named
-    NAME-runs."""
+    experiments: Mapping[str, Experiment],
+    claims: Claims,
+    every: Sequence[Record],
+    reproduced: Mapping[str, Exhibit],
+) -> dict[str, Exhibit]:
+    """Tables and figures of experiments, with what was run and worked out; one that the
+    reproduction makes too is named NAME-runs."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
         records = [record for record in every if record.experiment == name]

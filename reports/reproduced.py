@@ -17,7 +17,9 @@ from mlm_repro.reports.load import Reproduction
 
 NAMES: dict[str, str] = {"scaled": "scaled twins"}
 """Names of kinds in figures and captions, where that is not the kind's own."""
-VALIDATED = "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
+VALIDATED = (
+    "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
+)
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
 """Ends of the names of quantities that mean something at any size."""
 MOST_PACKAGES = 4
@@ -32,50 +34,80 @@ def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
     """Perplexities by kind, published last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
-    return [Panel([curve for curve in curves if curve.kind == kind], "iteration",
-                  "validation perplexity (logarithmic)", NAMES.get(kind, kind)) for kind in kinds]  # fmt: skip
+    return [
+        Panel(
+            [curve for curve in curves if curve.kind == kind],
+            "iteration",
+            "validation perplexity (logarithmic)",
+            NAMES.get(kind, kind),
+        )
+        for kind in kinds
+    ]
 
 
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
     if curves := _labelled(perplexities, reproduction):
         yield Exhibit(
-            "2019-figure-6", "Validation perplexity against iterations",
-            [said := _ends(curves), VALIDATED.format(_means(curves, ", means of several seeds with the bands of all"))],
-            tables.records_data(perplexities), reproduction.command,
+            "2019-figure-6",
+            "Validation perplexity against iterations",
+            [
+                said := _ends(curves),
+                VALIDATED.format(_means(curves, ", means of several seeds with the bands of all")),
+            ],
+            tables.records_data(perplexities),
+            reproduction.command,
             by_kind(curves),
             f"Line charts of validation perplexity over iterations, logarithmic. {said}",
-        )  # fmt: skip
+        )
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := _labelled(losses, reproduction):
         said = _ends(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
-            "training-loss", "Training loss against iterations", [said], tables.records_data(losses),
-            reproduction.command, [Panel(curves, "iteration", "training loss (nats per token)")],
+            "training-loss",
+            "Training loss against iterations",
+            [said],
+            tables.records_data(losses),
+            reproduction.command,
+            [Panel(curves, "iteration", "training loss (nats per token)")],
             f"Line chart of training loss against iterations. {said}",
-        )  # fmt: skip
+        )
 
 
 def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
-    def exhibit(name: str, title: str, data: Table, shown: Sequence[Table], caption: Sequence[str] = ()) -> Exhibit:
+    def exhibit(
+        name: str, title: str, data: Table, shown: Sequence[Table], caption: Sequence[str] = ()
+    ) -> Exhibit:
         return Exhibit(name, title, caption, data, reproduction.command, tables=shown)
 
     benchmarks = reproduction.select("2019/table-3")
     drawn = {("2019/figure-6", "validation_perplexity"), ("2019/training-loss", "training_loss")}
-    further = [record for record in reproduction.records
-               if record.experiment != "2019/table-3"
-               and (record.experiment, record.quantity) not in drawn]  # fmt: skip
+    further = [
+        record
+        for record in reproduction.records
+        if record.experiment != "2019/table-3" and (record.experiment, record.quantity) not in drawn
+    ]
     if benchmarks:
         shown = tables.comparison_tables(benchmarks)
-        yield exhibit("2019-table-3", "WikiText-103 and LAMBADA", tables.records_data(benchmarks), shown)
+        yield exhibit(
+            "2019-table-3", "WikiText-103 and LAMBADA", tables.records_data(benchmarks), shown
+        )
     if ours := [record for record in benchmarks if record.kind != "published"]:
-        said = reproduction.scores.sentences(reproduction.summary.labels) if reproduction.scores else ()
+        said = (
+            reproduction.scores.sentences(reproduction.summary.labels)
+            if reproduction.scores
+            else ()
+        )
         title, data = "The models on the same texts", tables.records_data(ours)
         yield exhibit("2019-twins", title, data, [twins_table(reproduction)], said)
     if further:
-        yield exhibit("further-numbers", "Further numbers", data := tables.records_data(further), [data])
+        yield exhibit(
+            "further-numbers", "Further numbers", data := tables.records_data(further), [data]
+        )
     if evaluations := reproduction.evaluations:
-        labels = {model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models}
+        labels = {
+            model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models
+        }
         yield evaluations_exhibit(evaluations, reproduction.order, reproduction.command, labels)
     if models := reproduction.summary.models:
         shown = tables.models_tables(models, reproduction.own_kind)
@@ -84,24 +116,36 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
 
 
 def evaluations_exhibit(
-    evaluations: Mapping[str, Result], order: Sequence[str], command: str = "", labels: Mapping[str, str] | None = None
+    evaluations: Mapping[str, Result],
+    order: Sequence[str],
+    command: str = "",
+    labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
     """Tables of results by protocol, the models in this order and under their labels."""
-    data, shown = tables.evaluations_data(evaluations), tables.evaluations_tables(evaluations, order, labels or {})
+    data, shown = (
+        tables.evaluations_data(evaluations),
+        tables.evaluations_tables(evaluations, order, labels or {}),
+    )
     return Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
     """The table of what each stage kept, and of why documents were dropped."""
     data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
-    return Exhibit("data-ledger", "What each stage kept and dropped", (), data, command, tables=shown)
+    return Exhibit(
+        "data-ledger", "What each stage kept and dropped", (), data, command, tables=shown
+    )
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
     """Curves by kind and series; those of trained models have their sizes in their names."""
     labels = reproduction.summary.labels
     return [
-        replace(layer, series=labels.get(layer.series, layer.series)) if layer.kind != "published" else layer
+        (
+            replace(layer, series=labels.get(layer.series, layer.series))
+            if layer.kind != "published"
+            else layer
+        )
         for layer in layers_of(records, reproduction.order)
     ]
 
@@ -135,7 +179,9 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
                 for run in (own, kept)
             )
             if mine and theirs:
-                gap = 100 * (fmean(each.value for each in mine) / fmean(each.value for each in theirs) - 1)
+                gap = 100 * (
+                    fmean(each.value for each in mine) / fmean(each.value for each in theirs) - 1
+                )
                 apart.append(abs(gap))
                 shown = (tables.cell_of(records, "{:.4g}".format) for records in (mine, theirs))
                 label = kept.summary.labels.get(name, name)
@@ -143,31 +189,54 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
     table = Table(("model", "quantity", "here", "kept", "apart"), rows, 2)
     texts = ("here", *_text(own)), ("kept", *_text(kept))
     caption = [
-        f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of "
-        f"{len({model.seed for model in kept.summary.models})} kept seeds.",
-        "Both were trained on the same text, byte for byte." if texts[0][-1] == texts[1][-1] else _unlike(own, kept),
+        (
+            f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of "
+            f"{len({model.seed for model in kept.summary.models})} kept seeds."
+        ),
+        (
+            "Both were trained on the same text, byte for byte."
+            if texts[0][-1] == texts[1][-1]
+            else _unlike(own, kept)
+        ),
     ]
     text = Table(("text", "source", "documents", "tokens", "SHA-256"), texts, 2)
-    return Exhibit("kept", "Beside the kept result", caption, table, kept.command, tables=[table, text])
+    return Exhibit(
+        "kept", "Beside the kept result", caption, table, kept.command, tables=[table, text]
+    )
 
 
 def _unlike(own: Reproduction, kept: Reproduction) -> str:
-    """How much of the kept text is in packages whose text is another here, and which packages these are."""
+    """How much of the kept text is in packages whose text is another here, and which packages these
+    are."""
     mine, theirs = own.card.packages, kept.card.packages
     if not mine or not theirs:
-        return "The texts differ, since they are the documentation of what each machine has installed."
-    differing = {name: text for name, text in theirs.items() if name not in mine or mine[name].sha256 != text.sha256}
+        return (
+            "The texts differ, since they are the documentation of what each machine has installed."
+        )
+    differing = {
+        name: text
+        for name, text in theirs.items()
+        if name not in mine or mine[name].sha256 != text.sha256
+    }
     if not differing:
-        return f"The documents of all {len(theirs)} packages are the same, their order or split is not."
-    share = sum(text.bytes for text in differing.values()) / sum(text.bytes for text in theirs.values())
+        return (
+            f"The documents of all {len(theirs)} packages are the same, their order or split is"
+            " not."
+        )
+    share = sum(text.bytes for text in differing.values()) / sum(
+        text.bytes for text in theirs.values()
+    )
     largest = sorted(differing, key=lambda name: -differing[name].bytes)[:MOST_PACKAGES]
     named = []
     for name in largest:
         here, there = mine[name].version if name in mine else "absent", theirs[name].version
-        named.append(f"{name} {here} (kept: {there})" if here != there else f"{name} {there} (a part)")
+        named.append(
+            f"{name} {here} (kept: {there})" if here != there else f"{name} {there} (a part)"
+        )
     return (
-        f"The texts of {len(theirs) - len(differing)} of {len(theirs)} packages are the same; others hold "
-        f"{100 * share:.0f} % of the kept text: {', '.join(named)}{' and more' if len(differing) > len(named) else ''}."
+        f"The texts of {len(theirs) - len(differing)} of {len(theirs)} packages are the same;"
+        f" others hold {100 * share:.0f} % of the kept text:"
+        f" {', '.join(named)}{' and more' if len(differing) > len(named) else ''}."
     )
 
 
@@ -176,13 +245,16 @@ def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
     train = reproduction.card.splits.get("train")
     file = reproduction.card.files.get("documents/train.jsonl")
     return (
-        reproduction.summary.source, show(train.documents if train else None), show(train.tokens if train else None),
+        reproduction.summary.source,
+        show(train.documents if train else None),
+        show(train.tokens if train else None),
         file.sha256[:16] if file else "not recorded",
-    )  # fmt: skip
+    )
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """A row for each model with what means something at its size, and one of a guess that is even over the vocabulary.
+    """A row for each model with what means something at its size, and one of a guess that is even
+    over the vocabulary.
 
     Several seeds are shown as their mean with the least and the greatest.
     """
@@ -193,7 +265,10 @@ def twins_table(reproduction: Reproduction) -> Table:
     units = {record.quantity: record.unit for of in cells.values() for record in of}
     labels, models = reproduction.summary.labels, reproduction.summary.models
     rows = [
-        [labels.get(name, name), *(tables.cell_of(cells[name, quantity], "{:,.3f}".format) for quantity in units)]
+        [
+            labels.get(name, name),
+            *(tables.cell_of(cells[name, quantity], "{:,.3f}".format) for quantity in units),
+        ]
         for name in dict.fromkeys(series for series, _ in [*cells])
     ]
     if models and (vocab_size := models[0].trained.vocab_size):

@@ -1,7 +1,8 @@
-"""One palette for the page and its figures, in light and dark, and the look of each model and each kind.
+"""One palette for the page and its figures, in light and dark, and the look of each model and each
+kind.
 
-Model colours are from Okabe and Ito's colour-blind-safe set, lightened on a dark page; markers differ as well, so that
-figures can be read in grey.
+Model colours are from Okabe and Ito's colour-blind-safe set, lightened on a dark page; markers
+differ as well, so that figures can be read in grey.
 """
 
 import re
@@ -23,7 +24,8 @@ PALETTE: dict[str, tuple[str, str]] = STYLE["palette"]
 """Each colour on a light page and on a dark one."""
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 LINES: dict[str, dict[str, Any]] = {
-    name: {key: LIGHT.get(value, value) for key, value in line.items()} for name, line in STYLE["lines"].items()
+    name: {key: LIGHT.get(value, value) for key, value in line.items()}
+    for name, line in STYLE["lines"].items()
 }
 """Line and marker of each kind of number, and its name in a key."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
@@ -40,7 +42,9 @@ class OutcomeLook(NamedTuple):
     meaning: str
 
 
-LOOKS: dict[Outcome, OutcomeLook] = {outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)}
+LOOKS: dict[Outcome, OutcomeLook] = {
+    outcome: OutcomeLook(*STYLE["outcomes"][outcome]) for outcome in get_args(Outcome)
+}
 """Outcomes in the order of the page."""
 
 
@@ -52,7 +56,9 @@ def look(rank: int) -> tuple[str, str]:
 
 def theme_css() -> str:
     """CSS of both themes: the system's choice, unless the page's switch sets `data-theme`."""
-    light, dark = ("".join(f"--{name}:{pair[place]};" for name, pair in PALETTE.items()) for place in (0, 1))
+    light, dark = (
+        "".join(f"--{name}:{pair[place]};" for name, pair in PALETTE.items()) for place in (0, 1)
+    )
     return (
         f":root{{color-scheme:light;{light}}}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light])"
@@ -88,8 +94,11 @@ def powers(text: str) -> str:
 def template_environment() -> Environment:
     """The renderer of the templates: an unknown name is an error, and values are escaped."""
     environment = Environment(
-        loader=PackageLoader("mlm_repro.reports"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("mlm_repro.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     environment.filters |= {"printable": printable, "show": show, "powers": powers}
     return environment

@@ -27,32 +27,60 @@ RECORD_FIELDS = (
     "experiment series quantity kind x_name x value low high unit source digest seed note".split()  # noqa: SIM905
 )
 EXACT = ("x", "value", "low", "high")
-CONVENTIONS = ("perplexity", "per sub-word", "per original word", "per lm-eval word", "bits per byte")
+CONVENTIONS = (
+    "perplexity",
+    "per sub-word",
+    "per original word",
+    "per lm-eval word",
+    "bits per byte",
+)
 COLUMNS = (
-    "task", "kind", "checkpoint_digest", "partial", "perplexity", "perplexity_standard_error",
-    "log_perplexity_standard_error", "subword_perplexity", "original_token_perplexity", "lm_eval_word_perplexity",
-    "bits_per_byte", "accuracy", "standard_error", "num_correct", "num_examples",
-)  # fmt: skip
+    "task",
+    "kind",
+    "checkpoint_digest",
+    "partial",
+    "perplexity",
+    "perplexity_standard_error",
+    "log_perplexity_standard_error",
+    "subword_perplexity",
+    "original_token_perplexity",
+    "lm_eval_word_perplexity",
+    "bits_per_byte",
+    "accuracy",
+    "standard_error",
+    "num_correct",
+    "num_examples",
+)
 """Fields of a result that the CSV lists; empty where a result of its kind has none."""
-LAST_WORD = ("accuracy", "correct", "log-likelihood of the target, nats", "perplexity of the target")
+LAST_WORD = (
+    "accuracy",
+    "correct",
+    "log-likelihood of the target, nats",
+    "perplexity of the target",
+)
 OURS = "this reproduction"
 MEANINGLESS = 10_000
 """Perplexity of words from which on it says nothing: bits per byte do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """A table for each benchmark with records: a column for each published source, one for models of that size."""
+    """A table for each benchmark with records: a column for each published source, one for models
+    of that size."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
         for record in records:
             if record.quantity == quantity and record.kind != "scaled":
-                cells[record.series, record.source if record.kind == "published" else OURS].append(record)
+                cells[record.series, record.source if record.kind == "published" else OURS].append(
+                    record
+                )
         if cells:
             series, columns = (dict.fromkeys(names) for names in zip(*cells, strict=True))
             heads = sorted(columns, key=(OURS,).count)
             text = "{:.2f} %".format if quantity.endswith("accuracy") else show
-            rows = [[name, *(cell_of(cells[name, each], text) for each in heads)] for name in series]
+            rows = [
+                [name, *(cell_of(cells[name, each], text) for each in heads)] for name in series
+            ]
             tables.append(Table(("model", *heads), rows, 1, f"{title} ({hint})"))
     return tables
 
@@ -60,28 +88,44 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
     """Scores of an even guess over the vocabulary on the text of a result, by quantity.
 
-    A word is one sub-word or more, so that a guess of it is right at most as often as one of a sub-word.
+    A word is one sub-word or more, so that a guess of it is right at most as often as one of a
+    sub-word.
     """
     text = result.task.removesuffix("-perplexity").replace("-", "_")
     if isinstance(result, ClozeResult):
         if not result.num_examples:
             return {}
         nats = result.num_scored_tokens / result.num_examples * log(vocab_size)
-        return {f"{text}_accuracy": f"at most {100 / vocab_size:.2g}", f"{text}_log_likelihood": f"{-nats:,.3f}"}
+        return {
+            f"{text}_accuracy": f"at most {100 / vocab_size:.2g}",
+            f"{text}_log_likelihood": f"{-nats:,.3f}",
+        }
     assert isinstance(result, PerplexityResult)
     if not result.loss_per_token:
         return {}
-    return {f"{text}_bits_per_byte": f"{result.bits_per_byte * log(vocab_size) / result.loss_per_token:,.3f}"}
+    return {
+        f"{text}_bits_per_byte": (
+            f"{result.bits_per_byte * log(vocab_size) / result.loss_per_token:,.3f}"
+        )
+    }
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Published values, or the mean of our seeds with the least and the greatest, and whether a part was scored."""
+    """Published values, or the mean of our seeds with the least and the greatest, and whether a
+    part was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
     else:
-        shown = f"{text(fmean(values))} ({text(min(values))} to {text(max(values))} in {len(records)} seeds)"
-    return f"{shown}, partial" if any(record.note.startswith("partial") for record in records) else shown
+        shown = (
+            f"{text(fmean(values))} ({text(min(values))} to {text(max(values))} in {len(records)}"
+            " seeds)"
+        )
+    return (
+        f"{shown}, partial"
+        if any(record.note.startswith("partial") for record in records)
+        else shown
+    )
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
@@ -98,14 +142,17 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     ]
     runs = [
         (
-            model.label, ours, model.run or MISSING, show(model.tokens),
+            model.label,
+            ours,
+            model.run or MISSING,
+            show(model.tokens),
             MISSING if model.seed is None else str(model.seed),
             MISSING if model.train_seconds is None else format_duration(model.train_seconds),
             MISSING if model.tokens_per_second is None else f"{model.tokens_per_second:,.0f}",
             (model.checkpoint_digest or MISSING)[:16],
         )
         for model in models
-    ]  # fmt: skip
+    ]
     heads = ("model", "kind", "run", "tokens", "seed", "time", "tokens/s", "checkpoint")
     return [
         Table(("model", "kind", *SHAPE.values()), shapes, 2, "Published and trained shapes"),
@@ -120,7 +167,12 @@ def attrition_table(ledger: Ledger) -> Table:
         decision = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
             count, share = show(amount.documents), percent(amount.documents, stage.documents_in)
-            sizes = (f"−{count}" if reason else count, share, size_bytes(amount.bytes), show(amount.tokens))
+            sizes = (
+                f"−{count}" if reason else count,
+                share,
+                size_bytes(amount.bytes),
+                show(amount.tokens),
+            )
             changed = "" if reason else show(stage.changed)
             rows.append((stage.name, f"dropped: {reason}" if reason else decision, *sizes, changed))
     heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
@@ -128,9 +180,11 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """A row for each record under its field names, with numbers as recorded, the first ones as they were `printed`."""
+    """A row for each record under its field names, with numbers as recorded, the first ones as they
+    were `printed`."""
     rows = [
-        [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS] for record in records
+        [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
+        for record in records
     ]
     for row, digits in zip(rows, printed, strict=False):
         row[RECORD_FIELDS.index("value")] = digits
@@ -141,9 +195,15 @@ def ledger_data(ledger: Ledger) -> Table:
     """A row for what each stage kept, without a reason, and a row for each reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = [
-        [stage.name, "dropped" if reason else "kept", reason, *(_plain(getattr(amount, name)) for name in heads)]
-        for stage in ledger.stages for reason, amount in {"": stage.kept, **stage.dropped}.items()
-    ]  # fmt: skip
+        [
+            stage.name,
+            "dropped" if reason else "kept",
+            reason,
+            *(_plain(getattr(amount, name)) for name in heads),
+        ]
+        for stage in ledger.stages
+        for reason, amount in {"": stage.kept, **stage.dropped}.items()
+    ]
     return Table(["stage", "decision", "reason", *heads], rows, 3)
 
 
@@ -154,7 +214,10 @@ def settings(card: DataCard) -> list[tuple[str, str]]:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
     return [
-        (stage, "; ".join(f"{name.replace('_', ' ')} {told(value)}" for name, value in setting.items()))
+        (
+            stage,
+            "; ".join(f"{name.replace('_', ' ')} {told(value)}" for name, value in setting.items()),
+        )
         for stage, setting in card.settings.items()
     ]
 
@@ -165,23 +228,35 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
     least = "" if abs(banding.threshold * bins - first) < 1e-6 else "at least "
-    agreeing = f" and at least {banding.min_agreement} equal minima" if banding.min_agreement else ""
+    agreeing = (
+        f" and at least {banding.min_agreement} equal minima" if banding.min_agreement else ""
+    )
     recalls = [
         f"{'over 0.9999' if 0.9999 < value < 1 else f'{value:.4f}'} at {similarity}"
         for similarity, value in banding.expected_recall.items()
     ]
     return [
-        f"Near-duplicates are sought with {banding.bands} bands of {banding.rows} rows{agreeing} of "
-        f"{banding.permutations} permutations over shingles of {banding.shingle_characters} characters.",
-        f"The probability that a pair is compared, by its Jaccard similarity: {', '.join(recalls)}.",
-        f"Of the {banding.compared_pairs:,} pairs that were compared {least}{above:,} "
-        f"({percent(above, banding.compared_pairs)}) lie at or above the threshold of {banding.threshold:g}.",
+        (
+            f"Near-duplicates are sought with {banding.bands} bands of {banding.rows}"
+            f" rows{agreeing} of {banding.permutations} permutations over shingles of"
+            f" {banding.shingle_characters} characters."
+        ),
+        (
+            "The probability that a pair is compared, by its Jaccard similarity:"
+            f" {', '.join(recalls)}."
+        ),
+        (
+            f"Of the {banding.compared_pairs:,} pairs that were compared {least}{above:,}"
+            f" ({percent(above, banding.compared_pairs)}) lie at or above the threshold of"
+            f" {banding.threshold:g}."
+        ),
         *([f"{banding.left_out}."] if banding.left_out else []),
     ]
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """A row for each model with the facts of its training, its published and its trained configuration."""
+    """A row for each model with the facts of its training, its published and its trained
+    configuration."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -199,7 +274,8 @@ def _plain(value: Any) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """A number with its standard error, both to the error's second digit; without an error as `show` writes it.
+    """A number with its standard error, both to the error's second digit; without an error as
+    `show` writes it.
 
     A perplexity of five digits is said to be one.
     """
@@ -215,7 +291,11 @@ def cells_of(result: Result) -> tuple[str, ...]:
     """Cells of the columns CONVENTIONS, or LAST_WORD for a last-word test."""
     first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
     if isinstance(result, PerplexityResult):
-        words = (result.subword_perplexity, result.original_token_perplexity, result.lm_eval_word_perplexity)
+        words = (
+            result.subword_perplexity,
+            result.original_token_perplexity,
+            result.lm_eval_word_perplexity,
+        )
         return (
             first,
             *(with_error(each, None) for each in words),
@@ -227,35 +307,60 @@ def cells_of(result: Result) -> tuple[str, ...]:
     return accuracy, correct, with_error(-log(result.perplexity), error), first
 
 
-def by_protocol(evaluations: Mapping[str, Result], order: Sequence[str]) -> list[tuple[str, Result]]:
-    """Results with their models: perplexities of texts, then last-word tests, by protocol and model.
+def by_protocol(
+    evaluations: Mapping[str, Result], order: Sequence[str]
+) -> list[tuple[str, Result]]:
+    """Results with their models: perplexities of texts, then last-word tests, by protocol and
+    model.
 
     A file stem begins with the model's name.
     """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
     places = [*order, *sorted(model for model, _ in named)]
-    return sorted(named, key=lambda of: (isinstance(of[1], ClozeResult), of[1].task, places.index(of[0])))
+    return sorted(
+        named, key=lambda of: (isinstance(of[1], ClozeResult), of[1].task, places.index(of[0]))
+    )
 
 
 def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
-    """The page's tables of perplexities by convention and of last-word tests, models under their labels."""
+    """The page's tables of perplexities by convention and of last-word tests, models under their
+    labels."""
     tables = []
-    for title, heads, is_cloze in (("Perplexity", CONVENTIONS, False), ("Last word", LAST_WORD, True)):
+    for title, heads, is_cloze in (
+        ("Perplexity", CONVENTIONS, False),
+        ("Last word", LAST_WORD, True),
+    ):
         rows = [
-            (labels.get(model, model), result.task, f"{result.kind}{', partial' if result.partial else ''}",
-             *cells_of(result), result.checkpoint_digest[:16])
-            for model, result in by_protocol(evaluations, order) if isinstance(result, ClozeResult) == is_cloze
-        ]  # fmt: skip
-        tables += [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)] if rows else []
+            (
+                labels.get(model, model),
+                result.task,
+                f"{result.kind}{', partial' if result.partial else ''}",
+                *cells_of(result),
+                result.checkpoint_digest[:16],
+            )
+            for model, result in by_protocol(evaluations, order)
+            if isinstance(result, ClozeResult) == is_cloze
+        ]
+        tables += (
+            [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)]
+            if rows
+            else []
+        )
     return tables
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
     """A row for each result with numbers as recorded."""
     rows = [
-        [stem, *("" if (v := getattr(evaluation, field, None)) is None else str(v) for field in COLUMNS)]
+        [
+            stem,
+            *(
+                "" if (v := getattr(evaluation, field, None)) is None else str(v)
+                for field in COLUMNS
+            ),
+        ]
         for stem, evaluation in evaluations.items()
     ]
     return Table(["evaluation", *COLUMNS], rows, 3)

@@ -1,13 +1,28 @@
-"""A page of one training: its curves, numbers, generated text, evaluations and data, in one file to send."""
+"""A page of one training: its curves, numbers, generated text, evaluations and data, in one file to
+send."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, TrainedOn, named_datasets
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    DataCard,
+    Ledger,
+    TrainedOn,
+    named_datasets,
+)
 from mlm_repro.engine.costs import parameter_count, tokens_trained
-from mlm_repro.engine.run.files import SUMMARY, Step, TrainingSummary, Validation, read_steps, read_validations
+from mlm_repro.engine.run.files import (
+    SUMMARY,
+    Step,
+    TrainingSummary,
+    Validation,
+    read_steps,
+    read_validations,
+)
 from mlm_repro.engine.run.resolved import read_config
 from mlm_repro.evaluation.schema import Result
 from mlm_repro.lineage.atomic import JSON
@@ -83,13 +98,21 @@ class Training:
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
         tables_of = ((title, TRAINED, shown), ("Validations", VALIDATED, self.validations))
-        return [Table(names, [[exact(getattr(line, name)) for name in names] for line in lines], 0, name)
-                for name, names, lines in tables_of if lines]  # fmt: skip
+        return [
+            Table(
+                names, [[exact(getattr(line, name)) for name in names] for line in lines], 0, name
+            )
+            for name, names, lines in tables_of
+            if lines
+        ]
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """A curve of at most `SHOWN` points: of more iterations, means with the least and the greatest."""
-    values = [(step.iteration, value) for step in steps if (value := getattr(step, key)) is not None]
+    """A curve of at most `SHOWN` points: of more iterations, means with the least and the
+    greatest."""
+    values = [
+        (step.iteration, value) for step in steps if (value := getattr(step, key)) is not None
+    ]
     apart = -(-len(values) // SHOWN) or 1
     points = []
     for start in range(0, len(values), apart):
@@ -102,16 +125,28 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
     ends = "; ".join(f"{curve.series} {show(curve.final)}" for curve in curves)
     caption = [f"At the end: {ends}."]
     if curves[0].repeats > 1:
-        caption.append(f"Points are means of {curves[0].repeats} iterations, the band their least and greatest.")
+        caption.append(
+            f"Points are means of {curves[0].repeats} iterations, the band their least and"
+            " greatest."
+        )
     alt = f"Line chart of {label} over iterations. {caption[0]}"
-    return Exhibit(name, title, caption, Table((), ()), "", [Panel(curves, "iteration", label)], alt, column=True)
+    return Exhibit(
+        name,
+        title,
+        caption,
+        Table((), ()),
+        "",
+        [Panel(curves, "iteration", label)],
+        alt,
+        column=True,
+    )
 
 
 def load_training(run: Path) -> Training:
     """Read a training, finished or not.
 
-    Raises BadInput for a directory that holds none, IntegrityFailure for a damaged file or a run that was changed after
-    it was sealed.
+    Raises BadInput for a directory that holds none, IntegrityFailure for a damaged file or a run
+    that was changed after it was sealed.
     """
     directory = RunDirectory.open(run, "training").path
     manifest = read_document(directory / MANIFEST, Manifest)
@@ -119,7 +154,11 @@ def load_training(run: Path) -> Training:
     state = "unfinished: it was stopped, failed or is at work"
     if is_sealed(directory):
         state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
-    summary = read_document(directory / SUMMARY, TrainingSummary) if (directory / SUMMARY).is_file() else None
+    summary = (
+        read_document(directory / SUMMARY, TrainingSummary)
+        if (directory / SUMMARY).is_file()
+        else None
+    )
     ledger = card = None
     datasets, note = named_datasets(directory), ""
     if datasets:
@@ -127,19 +166,35 @@ def load_training(run: Path) -> Training:
         if not data.is_here:
             note = f"The dataset {data.place} is not here, or was built anew since."
         else:
-            note = f"Of {len(datasets)} datasets this is the one of the largest share." if len(datasets) > 1 else ""
+            note = (
+                f"Of {len(datasets)} datasets this is the one of the largest share."
+                if len(datasets) > 1
+                else ""
+            )
             if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
                 ledger = read_document(data.place / LEDGER, Ledger)
             card = read_document(data.place / DATASET, DataCard)
     evaluations, samples = _scored(directory)
     return Training(
-        directory, manifest, (parameter_count(config.model), tokens_trained(config.model, config.train)), summary,
-        read_steps(directory), read_validations(directory), datasets, ledger, card, evaluations, samples, state, note,
-    )  # fmt: skip
+        directory,
+        manifest,
+        (parameter_count(config.model), tokens_trained(config.model, config.train)),
+        summary,
+        read_steps(directory),
+        read_validations(directory),
+        datasets,
+        ledger,
+        card,
+        evaluations,
+        samples,
+        state,
+        note,
+    )
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Results of the run's checkpoints, and text by them, in the JSON files of `mlm-eval` beside the run."""
+    """Results of the run's checkpoints, and text by them, in the JSON files of `mlm-eval` beside
+    the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations, samples = dict[str, Result](), []
     for path in sorted(run.parent.glob("*.json")):
@@ -162,8 +217,16 @@ def render_training(training: Training) -> str:
     """The HTML text of a training's page, which refers to nothing outside itself."""
     exhibits = training.exhibits
     context = {
-        "run": training, "exhibits": exhibits, "drawings": render_all(exhibits.values()), "alone": True,
-        "card": training.card, "ledger": training.ledger, "note": training.note, "ours": "measured", "tables": tables,
-        "curves": [exhibit for exhibit in exhibits.values() if exhibit.column], "duration": format_duration,
-    }  # fmt: skip
+        "run": training,
+        "exhibits": exhibits,
+        "drawings": render_all(exhibits.values()),
+        "alone": True,
+        "card": training.card,
+        "ledger": training.ledger,
+        "note": training.note,
+        "ours": "measured",
+        "tables": tables,
+        "curves": [exhibit for exhibit in exhibits.values() if exhibit.column],
+        "duration": format_duration,
+    }
     return template_environment().get_template("run.html").render(shell() | context)

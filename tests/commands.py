@@ -1,7 +1,8 @@
 """A command in this process or in one of its own: how it ended and what it said.
 
-A process of its own is forked from one that has imported every command, so that a test does not wait for imports. What
-a command imports, and how it starts from nothing, is tested where `subprocess` is used.
+A process of its own is forked from one that has imported every command, so that a test does not
+wait for imports. What a command imports, and how it starts from nothing, is tested where
+`subprocess` is used.
 """
 
 import multiprocessing
@@ -40,24 +41,33 @@ class Outcome:
     @property
     def but_cost(self) -> str:
         """What it said on standard error beside its cost."""
-        return "".join(line for line in self.err.splitlines(keepends=True) if not line.startswith("cost: "))
+        return "".join(
+            line for line in self.err.splitlines(keepends=True) if not line.startswith("cost: ")
+        )
 
 
 Command = Callable[..., Outcome]
 
 
 class Program:
-    """A command in a process of its own, which leads a session of its own; used as a `subprocess.Popen` is."""
+    """A command in a process of its own, which leads a session of its own; used as a
+    `subprocess.Popen` is."""
 
     def __init__(
-        self, name: str, *arguments: object, environment: Mapping[str, str] = os.environ, folder: Path = ROOT,
+        self,
+        name: str,
+        *arguments: object,
+        environment: Mapping[str, str] = os.environ,
+        folder: Path = ROOT,
         prepare: Callable[[], object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Start it; `prepare` is called in its process first."""
         self.args = [name, *map(str, arguments)]
         self._output = tempfile.TemporaryDirectory(prefix="mlm-output-")
         self._files = [Path(self._output.name, file) for file in ("out", "err")]
-        self._process = FORKED.Process(target=_run, args=(self.args, dict(environment), folder, self._files, prepare))
+        self._process = FORKED.Process(
+            target=_run, args=(self.args, dict(environment), folder, self._files, prepare)
+        )
         self._process.start()
 
     @property
@@ -73,7 +83,8 @@ class Program:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def interrupt_at(self, cpu_seconds: float, timeout: float) -> tuple[int, float]:
-        """Send Ctrl-C once it has taken so much processor time: its exit code, and the seconds until it ended."""
+        """Send Ctrl-C once it has taken so much processor time: its exit code, and the seconds
+        until it ended."""
         while self.cpu_seconds < cpu_seconds:
             assert self.poll() is None, self.err
             time.sleep(0.1)
@@ -93,7 +104,8 @@ class Program:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it wrote to standard output and standard error until it ended. Raises subprocess.TimeoutExpired."""
+        """What it wrote to standard output and standard error until it ended. Raises
+        subprocess.TimeoutExpired."""
         self.wait(timeout)
         return self.out, self.err
 
@@ -118,9 +130,12 @@ class Program:
 
 
 def _run(
-    arguments: list[str], environment: dict[str, str], folder: Path, files: list[Path],
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    files: list[Path],
     prepare: Callable[[], object] | None,
-) -> None:  # fmt: skip
+) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -138,14 +153,21 @@ def _run(
 
 
 def call(
-    environment: Mapping[str, str], name: str, *arguments: object, folder: Path = ROOT, ends: int | None = None,
+    environment: Mapping[str, str],
+    name: str,
+    *arguments: object,
+    folder: Path = ROOT,
+    ends: int | None = None,
     prepare: Callable[[], object] | None = None,
-) -> Outcome:  # fmt: skip
-    """Run one of this package's commands as a process of its own with more variables; it may show no traceback.
+) -> Outcome:
+    """Run one of this package's commands as a process of its own with more variables; it may show
+    no traceback.
 
     `ends` is the exit code it must have, where a test says one.
     """
-    process = Program(name, *arguments, environment=os.environ | environment, folder=folder, prepare=prepare)
+    process = Program(
+        name, *arguments, environment=os.environ | environment, folder=folder, prepare=prepare
+    )
     try:
         out, err = process.communicate(600)
     finally:

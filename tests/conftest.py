@@ -1,4 +1,5 @@
-"""What must hold before any test imports anything, the published files, and made ones of the same shape."""
+"""What must hold before any test imports anything, the published files, and made ones of the same
+shape."""
 
 import gc
 import os
@@ -14,19 +15,30 @@ from hypothesis import settings
 from mlm_repro.lineage.errors import KEEPS_NOTHING, STOPS
 from tests.commands import Command, Outcome
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported; a process with more does not fork well
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported; without effect where it is not
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read when torch is imported; a process with more does not fork well
+os.environ.setdefault(
+    "TRITON_INTERPRET", "1"
+)  # read when Triton is imported; without effect where it is not
 
-settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.register_profile(
+    "untimed", deadline=None
+)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
 
-LONG = [f"tests/{name}.py" for name in Path(__file__).with_name("long.txt").read_text(encoding="utf-8").split()]
-"""The files that take longest, dearest first. `make test` leaves them to `make test-all`, and does not import them."""
+LONG = [
+    f"tests/{name}.py"
+    for name in Path(__file__).with_name("long.txt").read_text(encoding="utf-8").split()
+]
+"""The files that take longest, dearest first. `make test` leaves them to `make test-all`, and does
+not import them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first: a file is one worker's, and a long one at the end leaves others idle.
+    """The files that take longest come first: a file is one worker's, and a long one at the end
+    leaves others idle.
 
     Every test that uses the published files is marked `published`.
     """
@@ -38,9 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The process that commands are forked from starts before a test starts one of its own, which has imported less.
+    """The process that commands are forked from starts before a test starts one of its own, which
+    has imported less.
 
-    What is imported stays: no collection of garbage, of which every training has one, here or in a fork, looks at it.
+    What is imported stays: no collection of garbage, of which every training has one, here or in a
+    fork, looks at it.
     """
     gc.collect()
     gc.freeze()
@@ -50,23 +64,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def published() -> Path:
-    """The directory of published files; a test that uses it is about those files and nothing else will do."""
+    """The directory of published files; a test that uses it is about those files and nothing else
+    will do."""
     directory = os.environ.get("MLM_DATA_DIR")
     if not directory:
         pytest.skip(
-            "this test is about the published files: name their directory in MLM_DATA_DIR and run `pytest -m published`"
+            "this test is about the published files: name their directory in MLM_DATA_DIR and run"
+            " `pytest -m published`"
         )
     return Path(directory).resolve()
 
 
 OF_A_COMMAND = "PYTHONSAFEPATH", "MLM_HOLDER", KEEPS_NOTHING
-"""Variables that a command sets in its process, here the tests' own, where a fixture calls it. By the second, two
-programs that a test starts would take each other's unfinished files for their own."""
+"""Variables that a command sets in its process, here the tests' own, where a fixture calls it. By
+the second, two programs that a test starts would take each other's unfinished files for their
+own."""
 
 
 @pytest.fixture(autouse=True)
 def stops_are_heard() -> Iterator[None]:
-    """A test that leaves a stop ignored would have later commands, which inherit that, ignore it too.
+    """A test that leaves a stop ignored would have later commands, which inherit that, ignore it
+    too.
 
     Handlers of libraries are taken back: torch's elastic launcher leaves its own.
     """
@@ -106,7 +124,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     `ends` is the exit code it must have, where a test says one.
     """
 
-    def call(main: Callable[[], object], *words: object, ends: int | None = None, traces: bool = False) -> Outcome:
+    def call(
+        main: Callable[[], object], *words: object, ends: int | None = None, traces: bool = False
+    ) -> Outcome:
         monkeypatch.setattr(sys, "argv", [*map(str, words)])
         capfd.readouterr()
         handlers = {number: signal.getsignal(number) for number in STOPS}
@@ -114,9 +134,16 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
             with pytest.raises(SystemExit) as ended:
                 main()
         finally:
-            for number, handler in handlers.items():  # a command that has ended ignores them, and so would its children
+            for (
+                number,
+                handler,
+            ) in (
+                handlers.items()
+            ):  # a command that has ended ignores them, and so would its children
                 signal.signal(number, handler)
-            os.environ.pop(KEEPS_NOTHING, None)  # a command sets it for its process, and a test may have several
+            os.environ.pop(
+                KEEPS_NOTHING, None
+            )  # a command sets it for its process, and a test may have several
         out, err = capfd.readouterr()
         assert traces or "Traceback" not in err, err
         code = int(ended.value.code or 0)

@@ -1,4 +1,5 @@
-"""Damage that keeps a file's structure: values of JSON, words, instructions of a pickle, what a container holds."""
+"""Damage that keeps a file's structure: values of JSON, words, instructions of a pickle, what a
+container holds."""
 
 import copy
 import gzip
@@ -18,23 +19,123 @@ import zstandard
 
 TOKEN = re.compile(rb'"[^"\n]*"|[\w.+-]+|[\[\]{}:,=\n]')
 HOSTILE = (
-    b"", b"\x00", b"\xff", b"\n", b"\r\n", b'"', b"{", b"}", b"null", b"true", b"[]", b"{}", b'""', b"-1", b"0", b"7",
-    b"1e999", b"NaN", b"-Infinity", b"9" * 400, b"9" * 5000, b"0.5", b'"a"', b'"../x"', b'"/etc/passwd"',
-    b'"\\ud800"', b'"\\u0000"', b"\xef\xbb\xbf", b"[" * 3000, b'{"a":' * 3000, b"a." * 3000 + b"a = 1\n",
-    b"[[a]]\n", b'extends = "b\\u0000.toml"\n', b'extends = ""\n', b"x" * 70_000,
-    b"\xff" * 4, b"\xff" * 8, b"\x00" * 8, b"\x00" * 7 + b"\x80", b"\xff" * 7 + b"\x7f", b"\x01" + b"\x00" * 7,
-)  # fmt: skip
-"""What is put in the place of a word, or of bytes: values of every other kind, and sizes that no file has."""
+    b"",
+    b"\x00",
+    b"\xff",
+    b"\n",
+    b"\r\n",
+    b'"',
+    b"{",
+    b"}",
+    b"null",
+    b"true",
+    b"[]",
+    b"{}",
+    b'""',
+    b"-1",
+    b"0",
+    b"7",
+    b"1e999",
+    b"NaN",
+    b"-Infinity",
+    b"9" * 400,
+    b"9" * 5000,
+    b"0.5",
+    b'"a"',
+    b'"../x"',
+    b'"/etc/passwd"',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b"\xef\xbb\xbf",
+    b"[" * 3000,
+    b'{"a":' * 3000,
+    b"a." * 3000 + b"a = 1\n",
+    b"[[a]]\n",
+    b'extends = "b\\u0000.toml"\n',
+    b'extends = ""\n',
+    b"x" * 70_000,
+    b"\xff" * 4,
+    b"\xff" * 8,
+    b"\x00" * 8,
+    b"\x00" * 7 + b"\x80",
+    b"\xff" * 7 + b"\x7f",
+    b"\x01" + b"\x00" * 7,
+)
+"""What is put in the place of a word, or of bytes: values of every other kind, and sizes that no
+file has."""
 VALUES = (
-    None, True, False, 0, 1, -1, 7, 2**31, 2**63, 10**30, -(10**30), 0.5, -0.5, 1e-320, 1e308, float("nan"),
-    float("inf"), "", "a", "0", "../x", "/etc/passwd", "\x00", "\ud800", "\x1b[2J", "x" * 70_000, "=1+1", "é" * 300,
-    [], {}, [[]], [None], {"": None}, {"a": {"a": {}}}, [0] * 10_000, [[0, 0]] * 3,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    7,
+    2**31,
+    2**63,
+    10**30,
+    -(10**30),
+    0.5,
+    -0.5,
+    1e-320,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "a",
+    "0",
+    "../x",
+    "/etc/passwd",
+    "\x00",
+    "\ud800",
+    "\x1b[2J",
+    "x" * 70_000,
+    "=1+1",
+    "é" * 300,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    {"a": {"a": {}}},
+    [0] * 10_000,
+    [[0, 0]] * 3,
+)
 """What is put in the place of a value in JSON."""
-OPCODES = (b"N", b"0", b"2", b"(", b"t", b"l", b"d", b"]", b"}", b")", b"R", b"b", b"\x81", b"u", b"e", b"s", b"a",
-           b"K\x00", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 9, b"X\x01\x00\x00\x00a", b"h\x00", b"q\x00",
-           b"cbuiltins\neval\n", b"ctorch\nSize\n", b"ccollections\nOrderedDict\n", b"Q", b".", b"\x80\x05",
-           b"\x8e" + b"\xff" * 8, b"B\xff\xff\xff\x7f", b"r\xff\xff\xff\x7f")  # fmt: skip
+OPCODES = (
+    b"N",
+    b"0",
+    b"2",
+    b"(",
+    b"t",
+    b"l",
+    b"d",
+    b"]",
+    b"}",
+    b")",
+    b"R",
+    b"b",
+    b"\x81",
+    b"u",
+    b"e",
+    b"s",
+    b"a",
+    b"K\x00",
+    b"J\xff\xff\xff\xff",
+    b"\x8a\x09" + b"\xff" * 9,
+    b"X\x01\x00\x00\x00a",
+    b"h\x00",
+    b"q\x00",
+    b"cbuiltins\neval\n",
+    b"ctorch\nSize\n",
+    b"ccollections\nOrderedDict\n",
+    b"Q",
+    b".",
+    b"\x80\x05",
+    b"\x8e" + b"\xff" * 8,
+    b"B\xff\xff\xff\x7f",
+    b"r\xff\xff\xff\x7f",
+)
 """What is put in the place of an instruction of a pickle."""
 
 
@@ -45,7 +146,9 @@ class Form(NamedTuple):
     """What is inside a valid file."""
     close: Callable[[bytes, bytes], bytes]
     """The valid file with something else inside it."""
-    spans: Callable[[bytes], list[tuple[int, int]]] = lambda data: [match.span() for match in TOKEN.finditer(data)]
+    spans: Callable[[bytes], list[tuple[int, int]]] = lambda data: [
+        match.span() for match in TOKEN.finditer(data)
+    ]
     """Where the words, or instructions, are."""
     contents: Sequence[bytes] = HOSTILE
     load: Callable[[bytes], Any] | None = None
@@ -108,7 +211,8 @@ TORCH = Form(_pickled, _with_pickle, _instructions, OPCODES, _torch_object, _tor
 def damage(valid: bytes, script: bytes, form: Form = PLAIN) -> bytes:
     """The file after the edits of a script, four bytes for each: what to do, where, and with what.
 
-    One script in four strikes the whole file, one the words inside it, two the values of JSON or of an object.
+    One script in four strikes the whole file, one the words inside it, two the values of JSON or of
+    an object.
     """
     edits = list(zip(*[iter(script)] * 4, strict=False))
     if script[-1] % 4 == 0:
@@ -130,7 +234,9 @@ def _edit(data: bytes, edits: Sequence[Sequence[int]], form: Form) -> bytes:
     for kind, high, low, which in edits:
         number, content = high << 8 | low, form.contents[which % len(form.contents)]
         words = form.spans(data)
-        start, end = words[number % len(words)] if words and kind < 160 else (number % (len(data) + 1),) * 2
+        start, end = (
+            words[number % len(words)] if words and kind < 160 else (number % (len(data) + 1),) * 2
+        )
         match kind % 8:
             case 0 | 1 | 2:
                 data = data[:start] + content + data[max(end, start + 1) :]
@@ -159,7 +265,8 @@ def _values(data: bytes) -> list[Any] | None:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each list and mapping inside, attributes of an object being one, with each of its indices or keys."""
+    """Each list and mapping inside, attributes of an object being one, with each of its indices or
+    keys."""
     for key in list(value) if isinstance(value, dict) else range(len(value)):
         yield value, key
         inner = value[key]

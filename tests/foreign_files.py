@@ -52,12 +52,19 @@ from tests.reader import Reader, bytes_at
 BUFFERS = FORMATS["gpt2"].buffers
 
 TEXTS = ("a fine text", "", "zwei Töchter \u2028", 'with "quotes" and \\ and \x00')
-LINES = "\n".join(json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)).encode() + b"\n\n"
+LINES = (
+    "\n".join(
+        json.dumps({"text": text, "id": number}) for number, text in enumerate(TEXTS)
+    ).encode()
+    + b"\n\n"
+)
 SHAPES = {"words": (4, 3), "bias": (3,)}
 
 
 def table(folder: Path) -> Path:
-    parquet.write_table(pyarrow.table({"text": list(TEXTS)}), folder / "a.parquet", row_group_size=3)
+    parquet.write_table(
+        pyarrow.table({"text": list(TEXTS)}), folder / "a.parquet", row_group_size=3
+    )
     return folder / "a.parquet"
 
 
@@ -81,7 +88,9 @@ def read_tokens(path: Path) -> object:
 
 
 def weights(folder: Path) -> Path:
-    save_file({name: torch.ones(shape) for name, shape in SHAPES.items()}, folder / "model.safetensors")
+    save_file(
+        {name: torch.ones(shape) for name, shape in SHAPES.items()}, folder / "model.safetensors"
+    )
     return folder / "model.safetensors"
 
 
@@ -93,7 +102,10 @@ def weight_index(folder: Path) -> Path:
 
 def tensor_index(folder: Path) -> Path:
     weights(folder)
-    index = {name: {"shape": shape, "dim": None, "files": ["model.safetensors"]} for name, shape in SHAPES.items()}
+    index = {
+        name: {"shape": shape, "dim": None, "files": ["model.safetensors"]}
+        for name, shape in SHAPES.items()
+    }
     return bytes_at("index.json", json.dumps(index).encode())(folder)
 
 
@@ -109,13 +121,27 @@ def claims(folder: Path) -> Path:
 
 
 def records(folder: Path) -> Path:
-    one = Record(experiment="a", series="b", quantity="c", value=1.5, kind="measured", source="d", x=3, digest="e")
-    write_records(folder / "records.jsonl", [one, one.model_copy(update={"kind": "simulated", "low": 1, "high": 2})])
+    one = Record(
+        experiment="a",
+        series="b",
+        quantity="c",
+        value=1.5,
+        kind="measured",
+        source="d",
+        x=3,
+        digest="e",
+    )
+    write_records(
+        folder / "records.jsonl",
+        [one, one.model_copy(update={"kind": "simulated", "low": 1, "high": 2})],
+    )
     return folder / "records.jsonl"
 
 
 def manifest(folder: Path) -> Path:
-    config = load_config(ROOT / "experiments" / "models" / "355m.toml", RunConfig).model_dump(mode="json")
+    config = load_config(ROOT / "experiments" / "models" / "355m.toml", RunConfig).model_dump(
+        mode="json"
+    )
     config["data"]["dataset"] = str(folder / "dataset")
     run = RunDirectory.begin(folder, "a", "training", config, {"dataset": "b"}, PLACES)
     return run.path / "manifest.json"
@@ -133,7 +159,8 @@ def sealed(folder: Path) -> Path:
 
 
 METRICS = b"".join(
-    json.dumps({"kind": kind, "iteration": number, "loss": 7.0 - number, "seconds": 0.5}).encode() + b"\n"
+    json.dumps({"kind": kind, "iteration": number, "loss": 7.0 - number, "seconds": 0.5}).encode()
+    + b"\n"
     for number in range(3)
     for kind in ("train", "validation")
 )
@@ -146,16 +173,28 @@ def go_on_with(path: Path) -> None:
 
 
 SUMMARY = (
-    b'{"parameters": 3, "iterations": 2, "tokens": 9, "layout": {"tp": 1}, "train_seconds": 1, "tokens_per_second": 9}'
+    b'{"parameters": 3, "iterations": 2, "tokens": 9, "layout": {"tp": 1}, "train_seconds": 1,'
+    b' "tokens_per_second": 9}'
 )
 LEDGER = json.dumps(
-    {"stages": [{"name": "clean", "documents_in": 3, "documents_out": 2, "dropped": {"empty": {"documents": 1}},
-                 "samples": {"empty": [{"id": "a:1", "excerpt": "b"}]}}], "splits": {"train": {"documents": 2}}}
-).encode()  # fmt: skip
+    {
+        "stages": [
+            {
+                "name": "clean",
+                "documents_in": 3,
+                "documents_out": 2,
+                "dropped": {"empty": {"documents": 1}},
+                "samples": {"empty": [{"id": "a:1", "excerpt": "b"}]},
+            }
+        ],
+        "splits": {"train": {"documents": 2}},
+    }
+).encode()
 
 
 def verify(path: Path) -> None:
-    """Verify the run that a file is in, sealed anew from the file outwards; what does not hold is an error."""
+    """Verify the run that a file is in, sealed anew from the file outwards; what does not hold is
+    an error."""
     sealed_folders = [folder for folder in path.parents if (folder / MARKER).is_file()]
     if path.name != MARKER:
         for folder in sealed_folders:
@@ -165,7 +204,8 @@ def verify(path: Path) -> None:
 
 
 def of_checkpoint(name: str) -> Reader:
-    """A file of a checkpoint, as it is verified, as training goes on with it, and as it is scored."""
+    """A file of a checkpoint, as it is verified, as training goes on with it, and as it is
+    scored."""
 
     def read(path: Path) -> object:
         with suppress(IntegrityFailure):
@@ -174,10 +214,14 @@ def of_checkpoint(name: str) -> Reader:
         with suppress(IntegrityFailure):
             _read_state(folder)
         return (
-            load_for_inference(folder), read_probe(folder), Tokenizer.load(folder / "tokenizer").encode("a fine text"),
-        )  # fmt: skip
+            load_for_inference(folder),
+            read_probe(folder),
+            Tokenizer.load(folder / "tokenizer").encode("a fine text"),
+        )
 
-    return Reader(f"checkpoint {name}", packed(f"{TRAINING}/checkpoints/iter_0000006/{name}"), read, 5)
+    return Reader(
+        f"checkpoint {name}", packed(f"{TRAINING}/checkpoints/iter_0000006/{name}"), read, 5
+    )
 
 
 def of_reproduction(name: str) -> Reader:
@@ -186,7 +230,9 @@ def of_reproduction(name: str) -> Reader:
     def read(path: Path) -> object:
         with suppress(IntegrityFailure):
             verify(path)
-        return assemble(Inputs(next(folder for folder in path.parents if folder.parent.name == "runs")))
+        return assemble(
+            Inputs(next(folder for folder in path.parents if folder.parent.name == "runs"))
+        )
 
     return Reader(f"reproduction {name}", packed(f"{REPRODUCTION}/{name}"), read, 5)
 
@@ -198,9 +244,16 @@ def torch_file(folder: Path) -> Path:
 
 
 def refused_rows(folder: Path) -> Path:
-    run, _ = seal_numbers(find_experiment("2021/figure-6"), "", [], folder, simulated={}, refused=[
-        {"experiment": "2021/figure-6", "series": "a", "x": 1.0, "reason": "it does not fit"}
-    ])  # fmt: skip
+    run, _ = seal_numbers(
+        find_experiment("2021/figure-6"),
+        "",
+        [],
+        folder,
+        simulated={},
+        refused=[
+            {"experiment": "2021/figure-6", "series": "a", "x": 1.0, "reason": "it does not fit"}
+        ],
+    )
     return run.path / NOT_RUN
 
 
@@ -210,45 +263,101 @@ SOFTWARE = b'title = "a"\n'
 SOFTWARE += (ROOT / "experiments/software/fitted/megatron-2019.toml").read_bytes()
 READERS = (
     Reader("jsonl", bytes_at("a.jsonl", LINES), documents("jsonl"), 40),
-    Reader("jsonl.gz", bytes_at("a.jsonl.gz", gzip.compress(LINES, mtime=0)), documents("jsonl"), 100, GZIP),
-    Reader("jsonl.zst", bytes_at("a.jsonl.zst", zstandard.compress(LINES)), documents("jsonl"), 100, ZSTANDARD),
+    Reader(
+        "jsonl.gz",
+        bytes_at("a.jsonl.gz", gzip.compress(LINES, mtime=0)),
+        documents("jsonl"),
+        100,
+        GZIP,
+    ),
+    Reader(
+        "jsonl.zst",
+        bytes_at("a.jsonl.zst", zstandard.compress(LINES)),
+        documents("jsonl"),
+        100,
+        ZSTANDARD,
+    ),
     Reader("parquet", table, documents("parquet"), 40, PARQUET),
     Reader("text", bytes_at("a.txt", "\n".join(TEXTS).encode()), documents("text")),
     Reader("token index", token_index, read_tokens),
-    Reader("safetensors", weights, lambda path: read_weights(path.parent, "", BUFFERS), form=SAFETENSORS),
+    Reader(
+        "safetensors",
+        weights,
+        lambda path: read_weights(path.parent, "", BUFFERS),
+        form=SAFETENSORS,
+    ),
     Reader("safetensors index", weight_index, lambda path: read_weights(path.parent, "", BUFFERS)),
     Reader("checkpoint index", tensor_index, read_tensors),
-    Reader("model configuration", bytes_at("a.toml", (ROOT / "experiments/models/355m.toml").read_bytes()),
-           lambda path: load_config(path, RunConfig)),
-    Reader("data recipe", bytes_at("a.toml", (ROOT / "data_pipeline/recipes/megatron-2019.toml").read_bytes()),
-           lambda path: load_config(path, DataConfig)),
+    Reader(
+        "model configuration",
+        bytes_at("a.toml", (ROOT / "experiments/models/355m.toml").read_bytes()),
+        lambda path: load_config(path, RunConfig),
+    ),
+    Reader(
+        "data recipe",
+        bytes_at("a.toml", (ROOT / "data_pipeline/recipes/megatron-2019.toml").read_bytes()),
+        lambda path: load_config(path, DataConfig),
+    ),
     Reader("claims", claims, lambda path: load_claims(path.parent)),
     Reader("records", records, read_records),
     Reader("manifest", manifest, read_manifest),
     Reader("seal", sealed, lambda path: check_seal(path.parent)),
     Reader("metrics", bytes_at("metrics.jsonl", METRICS), go_on_with, 30),
-    Reader("summary", bytes_at("summary.json", SUMMARY),
-           lambda path: read_summary(path.parent)),
+    Reader("summary", bytes_at("summary.json", SUMMARY), lambda path: read_summary(path.parent)),
     Reader("ledger", bytes_at("ledger.json", LEDGER), lambda path: read_document(path, Ledger)),
-    *map(of_checkpoint, ("config.json", "index.json", "lineage.json", "probe.json", "state.json", "statistics.json",
-                         "tokenizer/tokenizer.json", MARKER)),
-    *map(of_reproduction, ("manifest.json", "summary.json", "records.jsonl", "dataset.json", "ledger.json",
-                           "evaluations/355m-lambada.json", "evaluations/355m-wikitext103.json",
-                           "training/355m/metrics.jsonl", "training/355m/summary.json",
-                           MARKER)),
-    Reader("dataset card", packed(f"{DATASET}/dataset.json"), lambda path: DatasetFacts.read(path.parent)),
+    *map(
+        of_checkpoint,
+        (
+            "config.json",
+            "index.json",
+            "lineage.json",
+            "probe.json",
+            "state.json",
+            "statistics.json",
+            "tokenizer/tokenizer.json",
+            MARKER,
+        ),
+    ),
+    *map(
+        of_reproduction,
+        (
+            "manifest.json",
+            "summary.json",
+            "records.jsonl",
+            "dataset.json",
+            "ledger.json",
+            "evaluations/355m-lambada.json",
+            "evaluations/355m-wikitext103.json",
+            "training/355m/metrics.jsonl",
+            "training/355m/summary.json",
+            MARKER,
+        ),
+    ),
+    Reader(
+        "dataset card",
+        packed(f"{DATASET}/dataset.json"),
+        lambda path: DatasetFacts.read(path.parent),
+    ),
     Reader("training manifest", packed(f"{TRAINING}/manifest.json"), verify, 10),
     Reader("training metrics", packed(f"{TRAINING}/metrics.jsonl"), verify, 10),
     Reader("torch file", torch_file, read_torch_file, 20, TORCH),
-    Reader("tokenizer", packed(f"{DATASET}/tokenizer/tokenizer.json"),
-           lambda path: Tokenizer.load(path.parent).encode("a fine text")),
-    Reader("cluster", bytes_at("a.toml", CLUSTER),
-           lambda path: load_cluster(str(path))),
-    Reader("software", bytes_at("a.toml", SOFTWARE),
-           lambda path: load_cluster("dgx-2h-v100", str(path))),
-    Reader("job", bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
-           lambda path: load_config(path, Job)),
+    Reader(
+        "tokenizer",
+        packed(f"{DATASET}/tokenizer/tokenizer.json"),
+        lambda path: Tokenizer.load(path.parent).encode("a fine text"),
+    ),
+    Reader("cluster", bytes_at("a.toml", CLUSTER), lambda path: load_cluster(str(path))),
+    Reader(
+        "software",
+        bytes_at("a.toml", SOFTWARE),
+        lambda path: load_cluster("dgx-2h-v100", str(path)),
+    ),
+    Reader(
+        "job",
+        bytes_at("a.toml", (ROOT / "experiments/jobs/355m.toml").read_bytes()),
+        lambda path: load_config(path, Job),
+    ),
     Reader("refused rows", refused_rows, foreign_results.read_elsewhere, 100),
     *foreign_models.READERS,
     *foreign_results.READERS,
-)  # fmt: skip
+)

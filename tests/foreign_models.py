@@ -4,7 +4,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from mlm_repro.engine.formats.convert import export_checkpoint, import_checkpoint, read_published, write_card
+from mlm_repro.engine.formats.convert import (
+    export_checkpoint,
+    import_checkpoint,
+    read_published,
+    write_card,
+)
 from mlm_repro.engine.formats.model_shards import merge_model, shard_model
 from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.megatron_flags import from_megatron, script_or_arguments
@@ -48,7 +53,10 @@ def published(root: str) -> Callable[[Path], object]:
 def megatron(name: str, zipped: bool = True) -> Callable[[Path], Path]:
     def prepare(folder: Path) -> Path:
         exported(folder)
-        return save(folder / "megatron", load_for_inference(folder / "ours").model, 3, zipped=zipped) / name  # type: ignore[arg-type]
+        return (
+            save(folder / "megatron", load_for_inference(folder / "ours").model, 3, zipped=zipped)
+            / name
+        )  # type: ignore[arg-type]
 
     return prepare
 
@@ -78,7 +86,9 @@ def merge(path: Path) -> object:
 
 
 def fetched(folder: Path) -> Path:
-    write_document(folder / RECORD, Fetched(repository="a/b", commit="c", files={"config.json": "0" * 64}))
+    write_document(
+        folder / RECORD, Fetched(repository="a/b", commit="c", files={"config.json": "0" * 64})
+    )
     return folder / RECORD
 
 
@@ -87,25 +97,46 @@ GPUS=8
 ARGS="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024"
 TRAIN=(--micro-batch-size 4 --global-batch-size 512 --lr 0.00015 --train-iters 500000 --lr-decay-style cosine)
 torchrun --nproc_per_node $GPUS pretrain_gpt.py $ARGS ${TRAIN[@]} --min-lr 1e-5 --lr-warmup-fraction .01 --fp16
-"""
+"""  # noqa: E501
 
 
 RANK = "iter_0000070/mp_rank_00/model_optim_rng.pt"
 READERS = (
     Reader("Megatron-LM rank", megatron(RANK), published("megatron"), 5, TORCH),
-    Reader("Megatron-LM rank before torch 1.6", megatron(RANK, zipped=False), published("megatron"), 5),
-    Reader("Megatron-LM tracker", megatron("latest_checkpointed_iteration.txt"), published("megatron"), 5),
+    Reader(
+        "Megatron-LM rank before torch 1.6", megatron(RANK, zipped=False), published("megatron"), 5
+    ),
+    Reader(
+        "Megatron-LM tracker",
+        megatron("latest_checkpointed_iteration.txt"),
+        published("megatron"),
+        5,
+    ),
     Reader("torch_dist metadata", of_core(".metadata"), published("core"), 5, PICKLE),
     Reader("torch_dist common", of_core("common.pt"), published("core"), 5, TORCH),
     Reader("torch_dist tensors", of_core("__0_0.distcp"), published("core"), 5),
     Reader("Hugging Face config", of_export("config.json"), published("huggingface"), 10),
-    Reader("Hugging Face weights", of_export("model.safetensors"), published("huggingface"), 10, SAFETENSORS),
+    Reader(
+        "Hugging Face weights",
+        of_export("model.safetensors"),
+        published("huggingface"),
+        10,
+        SAFETENSORS,
+    ),
     Reader("Hugging Face vocabulary", of_export("vocab.json"), published("huggingface"), 10),
     Reader("Hugging Face merges", of_export("merges.txt"), published("huggingface"), 10),
-    Reader("imported config", lambda folder: import_checkpoint(exported(folder), folder / "imported") / "config.json",
-           read_imported, 5),
+    Reader(
+        "imported config",
+        lambda folder: import_checkpoint(exported(folder), folder / "imported") / "config.json",
+        read_imported,
+        5,
+    ),
     Reader("divided model", divided, merge, 5, SAFETENSORS),
     Reader("hub record", fetched, lambda path: is_as_fetched(path.parent, "a/b"), 50),
-    Reader("Megatron-LM script", bytes_at("pretrain.sh", SCRIPT),
-           lambda path: from_megatron(script_or_arguments([str(path)])), 100),
-)  # fmt: skip
+    Reader(
+        "Megatron-LM script",
+        bytes_at("pretrain.sh", SCRIPT),
+        lambda path: from_megatron(script_or_arguments([str(path)])),
+        100,
+    ),
+)

@@ -53,7 +53,9 @@ def read_ladder(path: Path) -> object:
 
 
 def compared(folder: Path) -> Path:
-    run = shutil.copytree(next((ROOT / "results" / "against").glob("against-*-500-*")), folder / "against")
+    run = shutil.copytree(
+        next((ROOT / "results" / "against").glob("against-*-500-*")), folder / "against"
+    )
     return run / "against.json"
 
 
@@ -65,7 +67,9 @@ def read_compared(path: Path) -> object:
 def sealed_numbers(name: str) -> Callable[[Path], Path]:
     def prepare(folder: Path) -> Path:
         experiment = find_experiment("2021/figure-6")
-        return seal_numbers(experiment, "", lines("a", {"b": 1.0}), folder / "theirs")[0].path / name
+        return (
+            seal_numbers(experiment, "", lines("a", {"b": 1.0}), folder / "theirs")[0].path / name
+        )
 
     return prepare
 
@@ -101,7 +105,9 @@ def entailment(folder: Path) -> Path:
 
 
 def written_by_a_verb(folder: Path) -> Path:
-    (folder / "shard-00000.jsonl").write_text('{"text": "a fine text", "id": "a"}\n', encoding="utf-8")
+    (folder / "shard-00000.jsonl").write_text(
+        '{"text": "a fine text", "id": "a"}\n', encoding="utf-8"
+    )
     seal(folder)
     return folder / MARKER
 
@@ -139,24 +145,35 @@ def read_scores(path: Path) -> None:
         raise AssertionError("a record that nobody wrote is believed")
 
 
-DOCUMENTS = b"".join(orjson.dumps({"text": f"a fine text of {n} words and more"}) + b"\n" for n in range(4))
-ARTICLES = b" \n = A title = \n \n a fine <unk> text \n = = A part = = \n another \n \n = B title = \n \n more \n"
+DOCUMENTS = b"".join(
+    orjson.dumps({"text": f"a fine text of {n} words and more"}) + b"\n" for n in range(4)
+)
+ARTICLES = (
+    b" \n = A title = \n \n a fine <unk> text \n = = A part = = \n another \n \n = B title = \n \n"
+    b" more \n"
+)
 READERS = (
-    *(Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
-      for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)),
+    *(
+        Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
+        for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)
+    ),
     Reader("engines beside each other", compared, read_compared, 5),
-    *(Reader(f"results {name}", sealed_numbers(name), read_elsewhere, 20) for name in (MANIFEST, "records.jsonl")),
+    *(
+        Reader(f"results {name}", sealed_numbers(name), read_elsewhere, 20)
+        for name in (MANIFEST, "records.jsonl")
+    ),
     Reader("sources of a report", sources, lambda path: Inputs.of_built(path.parent.parent), 50),
-    *(Reader(f"traced {name}", packed(f"{TRAINING}/{name}"), traced, 10)
-      for name in (MANIFEST, "metrics.jsonl", "summary.json")),
+    *(
+        Reader(f"traced {name}", packed(f"{TRAINING}/{name}"), traced, 10)
+        for name in (MANIFEST, "metrics.jsonl", "summary.json")
+    ),
     Reader("SQuAD", questions, read_squad, 50),
     Reader("RACE", comprehension, lambda path: read_race(path.parent), 50),
     Reader("MNLI", entailment, read_mnli, 50),
     Reader("test set", bytes_at("a.jsonl", DOCUMENTS), decontaminate.read_documents, 100),
     Reader("WikiText", bytes_at("a.tokens", ARTICLES), decontaminate.read_documents, 100),
-    Reader("held-out documents", bytes_at("a.jsonl", DOCUMENTS),
-           heldout.read_texts, 100),
+    Reader("held-out documents", bytes_at("a.jsonl", DOCUMENTS), heldout.read_texts, 100),
     Reader("documents of a verb", written_by_a_verb, read_written, 50),
     Reader("marker of a task", task_marker, lambda path: run_task(task_of(path.parent.parent)), 50),
     Reader("kept scores", scores, read_scores, 100),
-)  # fmt: skip
+)

@@ -1,8 +1,9 @@
 """Damages valid files and reads them.
 
-Every reader of outside files must give an answer or one of the documented errors (`mlm_repro.lineage.errors`), within
-CASE_SECONDS of processor time and GROWTH_BYTES more memory. Hypothesis chooses the damage and shrinks a failing case.
-`python -m tests.fuzz TIMES` reads TIMES the files of every reader's share and prints the answers.
+Every reader of outside files must give an answer or one of the documented errors
+(`mlm_repro.lineage.errors`), within CASE_SECONDS of processor time and GROWTH_BYTES more memory.
+Hypothesis chooses the damage and shrinks a failing case. `python -m tests.fuzz TIMES` reads TIMES
+the files of every reader's share and prints the answers.
 """
 
 import json
@@ -46,7 +47,8 @@ def stop(number: int, frame: object) -> None:
 
 
 def answer(reader: Reader, target: Path, content: bytes) -> str:
-    """What comes of reading a file with that content: "read" or the name of a documented error. Raises any other."""
+    """What comes of reading a file with that content: "read" or the name of a documented error.
+    Raises any other."""
     target.write_bytes(content)
     with limited():
         try:
@@ -57,7 +59,8 @@ def answer(reader: Reader, target: Path, content: bytes) -> str:
 
 
 def fuzz(reader: Reader, cases: int) -> Counter[str]:
-    """Count the answers to `cases` damaged files. Raises an error of a reader that is not documented."""
+    """Count the answers to `cases` damaged files. Raises an error of a reader that is not
+    documented."""
     answers: Counter[str] = Counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     old = signal.signal(signal.SIGPROF, stop)
@@ -68,7 +71,12 @@ def fuzz(reader: Reader, cases: int) -> Counter[str]:
             reader.read(target)
 
             @seed(SEED)
-            @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @settings(
+                max_examples=cases,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            )
             @given(st.binary(min_size=4, max_size=16))
             def attempt(script: bytes) -> None:
                 answers[answer(reader, target, damage(valid, script, reader.form))] += 1
@@ -84,6 +92,13 @@ def fuzz(reader: Reader, cases: int) -> Counter[str]:
 if __name__ == "__main__":
     from tests.foreign_files import READERS
 
-    answers = {reader.name: dict(fuzz(reader, int(sys.argv[1]) * reader.cases)) for reader in READERS}
+    answers = {
+        reader.name: dict(fuzz(reader, int(sys.argv[1]) * reader.cases)) for reader in READERS
+    }
     files = sum(sum(each.values()) for each in answers.values())
-    print(json.dumps({"command": f"python -m tests.fuzz {sys.argv[1]}", "files": files, "answers": answers}, indent=2))
+    print(
+        json.dumps(
+            {"command": f"python -m tests.fuzz {sys.argv[1]}", "files": files, "answers": answers},
+            indent=2,
+        )
+    )

@@ -1,4 +1,5 @@
-"""A small hub on 127.0.0.1 for the real clients: repositories as folders, one commit each, and faults on demand."""
+"""A small hub on 127.0.0.1 for the real clients: repositories as folders, one commit each, and
+faults on demand."""
 
 import hashlib
 import json
@@ -39,8 +40,13 @@ class Hub:
     @property
     def environment(self) -> dict[str, str]:
         """Variables under which a client asks this hub."""
-        return {"HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-                "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": str(self.root / "cache")}  # fmt: skip
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HOME": str(self.root / "cache"),
+        }
 
 
 def digest(path: Path) -> str:
@@ -51,9 +57,18 @@ def digest(path: Path) -> str:
 def describe(path: Path, folder: Path) -> dict[str, Any]:
     """A file or a folder as the hub's listings have it."""
     if path.is_dir():
-        return {"type": "directory", "path": path.relative_to(folder).as_posix(), "oid": "0" * 40, "size": 0}
-    entry: dict[str, Any] = {"type": "file", "path": path.relative_to(folder).as_posix(),
-                             "oid": digest(path)[:40], "size": path.stat().st_size}  # fmt: skip
+        return {
+            "type": "directory",
+            "path": path.relative_to(folder).as_posix(),
+            "oid": "0" * 40,
+            "size": 0,
+        }
+    entry: dict[str, Any] = {
+        "type": "file",
+        "path": path.relative_to(folder).as_posix(),
+        "oid": digest(path)[:40],
+        "size": path.stat().st_size,
+    }
     if path.suffix in LARGE:
         entry["lfs"] = {"oid": digest(path), "size": path.stat().st_size, "pointerSize": 134}
     return entry
@@ -83,7 +98,9 @@ class Handler(BaseHTTPRequestHandler):
                 return
         if path == "/":
             self.send_json({})
-        elif match := re.fullmatch(r"/api/(models|datasets)/([^/]+(?:/(?!revision/|tree/)[^/]+)?)(/.*)?", path):
+        elif match := re.fullmatch(
+            r"/api/(models|datasets)/([^/]+(?:/(?!revision/|tree/)[^/]+)?)(/.*)?", path
+        ):
             what, revision, below = (*(match[3] or "").strip("/").split("/", 2), "", "", "")[:3]
             if self.known(match[1], match[2], revision or "main"):
                 self.describe(match[1], match[2], what, revision or "main", below)
@@ -95,9 +112,14 @@ class Handler(BaseHTTPRequestHandler):
             self.error(404, "", "nothing is there")
 
     def known(self, kind: str, repository: str, revision: str) -> bool:
-        """Whether the repository and its revision are there and open; otherwise the error is sent."""
+        """Whether the repository and its revision are there and open; otherwise the error is
+        sent."""
         if repository in self.hub.gated:
-            self.error(403, "GatedRepo", f"Access to model {repository} is restricted and you are not in the list")
+            self.error(
+                403,
+                "GatedRepo",
+                f"Access to model {repository} is restricted and you are not in the list",
+            )
         elif not (self.hub.root / kind / repository).is_dir():
             self.error(404 if kind == "datasets" else 401, "RepoNotFound", "Repository not found")
         elif revision not in {*self.hub.revisions, *self.hub.revisions.values()}:
@@ -113,7 +135,9 @@ class Handler(BaseHTTPRequestHandler):
         if what == "tree":
             inside = [path for path in files if path.is_relative_to(folder / below)]
             tops = {path.relative_to(folder / below).parts[0] for path in inside}
-            folders = [folder / below / top for top in sorted(tops) if (folder / below / top).is_dir()]
+            folders = [
+                folder / below / top for top in sorted(tops) if (folder / below / top).is_dir()
+            ]
             if "recursive=true" not in self.path.lower():
                 inside = [path for path in inside if path.parent == folder / below]
             self.send_json([describe(path, folder) for path in folders + inside])
@@ -123,10 +147,22 @@ class Handler(BaseHTTPRequestHandler):
             entry = describe(path, folder)
             lfs = {"lfs": {"sha256": entry["lfs"]["oid"], **entry["lfs"]}} if "lfs" in entry else {}
             siblings.append({"rfilename": entry["path"], "size": entry["size"], **lfs})
-        self.send_json({"_id": "1", "id": repository, "sha": self.hub.revisions.get(revision, revision),
-                        "private": False, "gated": False, "disabled": False, "downloads": 0, "likes": 0, "tags": [],
-                        "siblings": siblings, "lastModified": "2024-01-01T00:00:00.000Z",
-                        "createdAt": "2024-01-01T00:00:00.000Z"})  # fmt: skip
+        self.send_json(
+            {
+                "_id": "1",
+                "id": repository,
+                "sha": self.hub.revisions.get(revision, revision),
+                "private": False,
+                "gated": False,
+                "disabled": False,
+                "downloads": 0,
+                "likes": 0,
+                "tags": [],
+                "siblings": siblings,
+                "lastModified": "2024-01-01T00:00:00.000Z",
+                "createdAt": "2024-01-01T00:00:00.000Z",
+            }
+        )
 
     def resolve(self, folder: Path, revision: str, name: str) -> None:
         """A file, or a part of it."""
@@ -146,9 +182,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         tag = digest(path) if path.suffix in LARGE else digest(path)[:40]
         headers = {
-            "X-Repo-Commit": self.hub.revisions.get(revision, revision), "ETag": f'"{tag}"',
-            "Content-Length": str(len(content)), "Accept-Ranges": "bytes", "Last-Modified": formatdate(0, usegmt=True),
-        }  # fmt: skip
+            "X-Repo-Commit": self.hub.revisions.get(revision, revision),
+            "ETag": f'"{tag}"',
+            "Content-Length": str(len(content)),
+            "Accept-Ranges": "bytes",
+            "Last-Modified": formatdate(0, usegmt=True),
+        }
         if path.suffix in LARGE:
             headers |= {"X-Linked-Etag": f'"{tag}"', "X-Linked-Size": str(size)}
         if status == 206:
@@ -172,7 +211,11 @@ class Handler(BaseHTTPRequestHandler):
     def error(self, status: int, code: str, text: str) -> None:
         """A refusal as the hub's clients know it."""
         headers = {"X-Error-Code": code, "X-Error-Message": text} if code else {"Retry-After": "0"}
-        self.send(status, json.dumps({"error": text}).encode(), {"Content-Type": "application/json", **headers})
+        self.send(
+            status,
+            json.dumps({"error": text}).encode(),
+            {"Content-Type": "application/json", **headers},
+        )
 
     def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         """Everything at once."""

@@ -1,4 +1,5 @@
-"""Every command with what it imports late, and a training step taken: what forked processes find ready.
+"""Every command with what it imports late, and a training step taken: what forked processes find
+ready.
 
 Where torch is not installed, only what needs none.
 """
@@ -12,13 +13,19 @@ from importlib.util import find_spec
 from mlm_repro.lineage.environment import list_gpus
 
 COMMANDS: dict[str, Callable[[], object]] = {
-    script.name: script.load() for script in entry_points(group="console_scripts") if script.name.startswith("mlm-")
+    script.name: script.load()
+    for script in entry_points(group="console_scripts")
+    if script.name.startswith("mlm-")
 }
 LATE = (
-    "mlm_repro.data_pipeline.pipeline", "mlm_repro.experiments.reproduce.reproduction",
-    "mlm_repro.experiments.simulator.simulate", "mlm_repro.reports.page",
-    "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg",
-)  # fmt: skip
+    "mlm_repro.data_pipeline.pipeline",
+    "mlm_repro.experiments.reproduce.reproduction",
+    "mlm_repro.experiments.simulator.simulate",
+    "mlm_repro.reports.page",
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+)
 LATE_WITH_TORCH = (
     "mlm_repro.engine.train",
     "mlm_repro.evaluation.evaluate",

@@ -1,8 +1,9 @@
 """Runs tests with other Pythons and with other versions of torch.
 
-`python -m tests.interpreters 3.12 3.13` gives each of these Pythons that is here an environment without torch, below
-`build/`, and runs tests that need none. `python -m tests.interpreters VENV/bin/python --tests tests/engine` runs
-tests in an environment that is ready. Exit code 1 if a test failed.
+`python -m tests.interpreters 3.12 3.13` gives each of these Pythons that is here an environment
+without torch, below `build/`, and runs tests that need none. `python -m tests.interpreters
+VENV/bin/python --tests tests/engine` runs tests in an environment that is ready. Exit code 1 if a
+test failed.
 """
 
 import argparse
@@ -23,7 +24,14 @@ from tests.architecture.rooms import ROOT
 
 WITHOUT = ["tests/lineage", "tests/architecture/test_pure.py"]
 """Tests of what imports no torch."""
-WITHOUT_TORCH = ["-p", "tests.without_torch", "-o", "truncation_limit_lines=0", "-o", "truncation_limit_chars=0"]
+WITHOUT_TORCH = [
+    "-p",
+    "tests.without_torch",
+    "-o",
+    "truncation_limit_lines=0",
+    "-o",
+    "truncation_limit_chars=0",
+]
 """Nothing is cut out of what a failure says: the plugin reads it."""
 VERSIONS = """
 import json, platform
@@ -39,7 +47,11 @@ print(json.dumps({"python": platform.python_version(), "torch": torch}))
 def requirements() -> list[str]:
     """What the package needs but torch, and what runs its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    runners = [text for text in project["optional-dependencies"]["test"] if text.startswith(("pytest", "hypothesis"))]
+    runners = [
+        text
+        for text in project["optional-dependencies"]["test"]
+        if text.startswith(("pytest", "hypothesis"))
+    ]
     return [text for text in (*project["dependencies"], *runners) if not re.match(r"torch\b", text)]
 
 
@@ -47,12 +59,21 @@ def make_environment(version: str) -> Path | None:
     """The Python of an environment without torch; None where there is no Python of that version."""
     venv = ROOT / "build" / f"python{version}"
     create = [f"python{version}", "-m", "venv", str(venv)]
-    variables = os.environ | {"PYENV_VERSION": version}  # pyenv's programs are there for versions that are not
-    if not shutil.which(create[0]) or subprocess.run(create, env=variables, capture_output=True).returncode:
+    variables = os.environ | {
+        "PYENV_VERSION": version
+    }  # pyenv's programs are there for versions that are not
+    if (
+        not shutil.which(create[0])
+        or subprocess.run(create, env=variables, capture_output=True).returncode
+    ):
         return None
     install = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
-    versions = ROOT / "build" / "versions.txt"  # pip takes digests for all packages of a call or for none
-    versions.write_text(re.sub(r" \\\n +--hash=\S+", "", (ROOT / "constraints.txt").read_text(encoding="utf-8")))
+    versions = (
+        ROOT / "build" / "versions.txt"
+    )  # pip takes digests for all packages of a call or for none
+    versions.write_text(
+        re.sub(r" \\\n +--hash=\S+", "", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    )
     subprocess.run([*install, "--constraint", str(versions), *requirements()], cwd=ROOT, check=True)
     subprocess.run([*install, "--no-deps", "--editable", "."], cwd=ROOT, check=True)
     return venv / "bin" / "python"
@@ -60,25 +81,42 @@ def make_environment(version: str) -> Path | None:
 
 def run_tests(python: Path, tests: list[str]) -> dict[str, Any]:
     """Versions, and how many of the tests passed, failed and were skipped."""
-    versions = json.loads(subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True).stdout)
+    versions = json.loads(
+        subprocess.run([python, "-c", VERSIONS], check=True, capture_output=True, text=True).stdout
+    )
     options = [] if versions["torch"] else WITHOUT_TORCH
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        subprocess.run([python, "-m", "pytest", f"--junit-xml={report}", *options, *tests], cwd=ROOT, check=False)
-        counts = {name: int(n) for name, n in ElementTree.parse(report).getroot()[0].attrib.items() if n.isdigit()}
+        subprocess.run(
+            [python, "-m", "pytest", f"--junit-xml={report}", *options, *tests],
+            cwd=ROOT,
+            check=False,
+        )
+        counts = {
+            name: int(n)
+            for name, n in ElementTree.parse(report).getroot()[0].attrib.items()
+            if n.isdigit()
+        }
     failed = counts["failures"] + counts["errors"]
     return versions | {
-        "tests": tests, "passed": counts["tests"] - failed - counts["skipped"], "failed": failed,
-        "skipped": counts["skipped"], "seconds": round(time.monotonic() - start),
+        "tests": tests,
+        "passed": counts["tests"] - failed - counts["skipped"],
+        "failed": failed,
+        "skipped": counts["skipped"],
+        "seconds": round(time.monotonic() - start),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m tests.interpreters", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("interpreters", nargs="+", metavar="PYTHON", help="a version, or an environment's program")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.interpreters", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "interpreters", nargs="+", metavar="PYTHON", help="a version, or an environment's program"
+    )
     parser.add_argument("--tests", nargs="+", default=WITHOUT, help="what pytest is given")
     given = parser.parse_args()
     records = []

@@ -1,4 +1,5 @@
-"""Made files in the layout and with the markup of the published ones: WikiText-103, LAMBADA, a byte-level BPE.
+"""Made files in the layout and with the markup of the published ones: WikiText-103, LAMBADA, a
+byte-level BPE.
 
 The text is of invented words, the same on every machine.
 """
@@ -23,17 +24,27 @@ def invented_passages(count: int, seed: int = 5) -> list[str]:
     """Texts of 150 words out of three thousand invented ones, the shorter the more frequent."""
     rng = random.Random(seed)
     parts = [a + b for a in "bcdfghklmnprst" for b in ("a", "e", "i", "o", "u", "an", "er", "ing")]
-    words = sorted(("".join(rng.choice(parts) for _ in range(rng.randint(1, 4))) for _ in range(3000)), key=len)
-    return [" ".join(words[int(3000 * rng.random() ** 2)] for _ in range(150)) for _ in range(count)]
+    words = sorted(
+        ("".join(rng.choice(parts) for _ in range(rng.randint(1, 4))) for _ in range(3000)), key=len
+    )
+    return [
+        " ".join(words[int(3000 * rng.random() ** 2)] for _ in range(150)) for _ in range(count)
+    ]
 
 
 def wikitext(articles: int, seed: int) -> str:
-    """WikiText: headings between empty lines, spaces around every sign, marks inside words; one equation is a line."""
+    """WikiText: headings between empty lines, spaces around every sign, marks inside words; one
+    equation is a line."""
     rng = random.Random(seed)
     passages = iter(invented_passages(2 * articles, seed))
     lines = [""]
     for number in range(articles):
-        lines += ["", f"= Title {number} of {rng.randint(1, 99)} =", "", marked(next(passages), rng)]
+        lines += [
+            "",
+            f"= Title {number} of {rng.randint(1, 99)} =",
+            "",
+            marked(next(passages), rng),
+        ]
         if number == articles // 2:
             lines += ["= 1 and so y ="]
         lines += ["", "= = History = =", "", marked(next(passages), rng), ""]
@@ -42,7 +53,9 @@ def wikitext(articles: int, seed: int) -> str:
 
 def marked(passage: str, rng: random.Random) -> str:
     """The words with a sign after every thirtieth or so, ended by a full stop."""
-    words = [f"{word} {rng.choice(MARKS)}" if rng.random() < 1 / 30 else word for word in passage.split()]
+    words = [
+        f"{word} {rng.choice(MARKS)}" if rng.random() < 1 / 30 else word for word in passage.split()
+    ]
     return f"{sentence(words)} ."
 
 
@@ -80,7 +93,9 @@ def write_made_data(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode("utf-8"))
     vocabulary = (folder / GPT2_FILES[0].place).parent
-    write_vocabulary(Tokenizer.train([files["wikitext103"], *passages], VOCABULARY), vocabulary, seq_length=1024)
+    write_vocabulary(
+        Tokenizer.train([files["wikitext103"], *passages], VOCABULARY), vocabulary, seq_length=1024
+    )
     for path in vocabulary.glob("tokenizer*.json"):
         path.unlink()
     return folder

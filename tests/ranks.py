@@ -22,7 +22,9 @@ def run_ranks(*arguments: Any, **options: Any) -> list[Any]:
 @cache
 def take_a_step() -> None:
     """One iteration of training with dropout and recomputation."""
-    model = ModelConfig(num_layers=1, hidden_size=8, num_heads=1, seq_length=4, vocab_size=8, padded_vocab_size=8)
+    model = ModelConfig(
+        num_layers=1, hidden_size=8, num_heads=1, seq_length=4, vocab_size=8, padded_vocab_size=8
+    )
     train = TrainConfig(iterations=1, global_batch_size=1, microbatch_size=1, warmup_iterations=0)
     _, step = build_step(model, train, ParallelConfig(recompute="full"), serial_mesh())
     tokens = torch.zeros(1, 4, dtype=torch.long)

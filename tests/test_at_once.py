@@ -1,4 +1,5 @@
-"""Two commands that write to one place at once: nothing is mixed, nothing is lost, and one says why it stopped."""
+"""Two commands that write to one place at once: nothing is mixed, nothing is lost, and one says why
+it stopped."""
 
 import os
 import shutil
@@ -16,24 +17,39 @@ from tests.commands import Program, call
 from tests.experiments.packed import unpack
 
 VERBS = {
-    "export": "mlm-train export runs/355m-tiny-387328e9 out/x", "oracle": "mlm-eval oracle --out out/x",
+    "export": "mlm-train export runs/355m-tiny-387328e9 out/x",
+    "oracle": "mlm-eval oracle --out out/x",
     "clean": "mlm-data clean jsonl:few.jsonl out/x --workers 1",
-    "import": "mlm-data import runs/tiny-1d71ab2f/train_text_document out/x --tokenizer runs/tiny-1d71ab2f/tokenizer",
+    "import": (
+        "mlm-data import runs/tiny-1d71ab2f/train_text_document out/x --tokenizer"
+        " runs/tiny-1d71ab2f/tokenizer"
+    ),
     "score": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --json out/x",
     "samples": "mlm-eval run cloze few.jsonl --ckpt runs/355m-tiny-387328e9 --samples out/x",
     "generate": "mlm-eval generate --ckpt runs/355m-tiny-387328e9 --max-new-tokens 2 --json out/x",
-    "simulate": "mlm-experiment simulate ptd-p-runs --out out/x", "launch": "mlm-experiment launch 355m --out out/x",
+    "simulate": "mlm-experiment simulate ptd-p-runs --out out/x",
+    "launch": "mlm-experiment launch 355m --out out/x",
     "build": "mlm-report build runs --out out/x",
-}  # fmt: skip
+}
 """Commands by name, each with the place that all of them write to."""
 PAIRS = [
-    ("export", "export", 0), ("export", "clean", 1), ("clean", "import", 0),
+    ("export", "export", 0),
+    ("export", "clean", 1),
+    ("clean", "import", 0),
     ("import", "clean", 2),
-    ("oracle", "import", 0), ("import", "oracle", 1), ("oracle", "export", 1), ("score", "generate", 0),
-    ("generate", "samples", 0), ("samples", "score", 0), ("simulate", "generate", 0), ("score", "oracle", 0),
-    ("launch", "build", 0), ("clean", "launch", 0),
-]  # fmt: skip
-"""The first stands still at its change of that number while the second runs from beginning to end."""
+    ("oracle", "import", 0),
+    ("import", "oracle", 1),
+    ("oracle", "export", 1),
+    ("score", "generate", 0),
+    ("generate", "samples", 0),
+    ("samples", "score", 0),
+    ("simulate", "generate", 0),
+    ("score", "oracle", 0),
+    ("launch", "build", 0),
+    ("clean", "launch", 0),
+]
+"""The first stands still at its change of that number while the second runs from beginning to
+end."""
 
 
 def stand_still(number: int, folder: Path) -> None:
@@ -44,7 +60,9 @@ def stand_still(number: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = unpack(tmp_path_factory.mktemp("world"))
-    (folder / "few.jsonl").write_text('{"text": "the river walks over the old bridge and sleeps"}\n')
+    (folder / "few.jsonl").write_text(
+        '{"text": "the river walks over the old bridge and sleeps"}\n'
+    )
     return folder
 
 

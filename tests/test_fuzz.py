@@ -1,4 +1,5 @@
-"""Damaged files of every kind that is read from outside get an answer or one of the documented errors."""
+"""Damaged files of every kind that is read from outside get an answer or one of the documented
+errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,9 @@ from tests.reader import Reader, bytes_at
 CASES = 200
 
 
-@pytest.mark.parametrize("reader", READERS, ids=[reader.name.replace(" ", "-") for reader in READERS])
+@pytest.mark.parametrize(
+    "reader", READERS, ids=[reader.name.replace(" ", "-") for reader in READERS]
+)
 def test_a_damaged_file_is_read_or_refused(reader: Reader) -> None:
     cases = max(reader.cases // 4, 20)
     assert sum(fuzz(reader, cases).values()) >= cases

@@ -1,4 +1,5 @@
-"""Every command that writes ends with code 2 and one sentence where it cannot: before it works, and leaving nothing."""
+"""Every command that writes ends with code 2 and one sentence where it cannot: before it works, and
+leaving nothing."""
 
 import ctypes
 import json
@@ -18,19 +19,27 @@ from tests.engine.small_run import write_toml
 from tests.engine.test_formats_checkpoint import write_rough
 
 COMMANDS = {
-    "mlm-data": ["run recipe.toml --runs {}", "clean jsonl:corpus.jsonl {} --set workers=1", "fetch {}"],
+    "mlm-data": [
+        "run recipe.toml --runs {}",
+        "clean jsonl:corpus.jsonl {} --set workers=1",
+        "fetch {}",
+    ],
     "mlm-train": ["run small.toml --runs {}", "export checkpoint {}"],
     "mlm-eval": [
         "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --json {}/a",
-        "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --samples {}/a", "oracle --out {}",
+        "perplexity corpus.jsonl --ckpt checkpoint --set workers=1 --samples {}/a",
+        "oracle --out {}",
     ],
     "mlm-experiment": [
-        "launch 8.3b --out {}", "simulate ptd-p-runs --out {}/a", "run 2021/table-1 --runs {}",
+        "launch 8.3b --out {}",
+        "simulate ptd-p-runs --out {}/a",
+        "run 2021/table-1 --runs {}",
     ],
     "mlm-verify": [
-        "against megatron-core small.toml --iterations 1 --out {}", "layouts torch --json {}/a",
+        "against megatron-core small.toml --iterations 1 --out {}",
+        "layouts torch --json {}/a",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the commands read."""
     folder = tmp_path_factory.mktemp("places")
     corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": sentences(20, number)}) + "\n" for number in range(20)))
+    corpus.write_text(
+        "".join(json.dumps({"text": sentences(20, number)}) + "\n" for number in range(20))
+    )
     write_recipe(folder / "recipe.toml", f"jsonl:{corpus}", extra="decontaminate.test_sets = []")
     write_toml(folder / "small.toml", write_dataset(folder / "dataset"))
     write_rough(folder / "checkpoint")
@@ -70,7 +81,8 @@ class _Rights(ctypes.Structure):
 
 
 def without_rights() -> None:
-    """Root is from here on a user like any other to files, and so is what it starts (capabilities(7))."""
+    """Root is from here on a user like any other to files, and so is what it starts
+    (capabilities(7))."""
     if os.geteuid():
         return
     system, header, rights = ctypes.CDLL(None), _Header(0x20080522, 0), (_Rights * 2)()
@@ -85,7 +97,9 @@ def without_rights() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="root has rights of another kind elsewhere")
 @pytest.mark.parametrize("place", [read_only, a_file, circle])
 @pytest.mark.parametrize("program", COMMANDS)
-def test_a_place_that_cannot_be_written_is_named(program: str, place: Callable[[Path], Path], folder: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(
+    program: str, place: Callable[[Path], Path], folder: Path
+) -> None:
     where = place(folder)
     before = sorted(folder.rglob("*"))
     for words in COMMANDS[program]:
@@ -97,7 +111,9 @@ def test_a_place_that_cannot_be_written_is_named(program: str, place: Callable[[
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="root has rights of another kind elsewhere")
-def test_a_run_that_its_name_cannot_be_made_to_lead_to_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_run_that_its_name_cannot_be_made_to_lead_to_is_told(
+    folder: Path, tmp_path: Path
+) -> None:
     command = ("mlm-data", "run", "recipe.toml", "--runs", tmp_path)
     call({}, *command, folder=folder, ends=0)
     link = tmp_path / "small"

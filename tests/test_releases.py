@@ -1,4 +1,5 @@
-"""A release of this package, a key with a default and a file with a filter end nobody's run and move no digest."""
+"""A release of this package, a key with a default and a file with a filter end nobody's run and
+move no digest."""
 
 import json
 import os
@@ -28,8 +29,11 @@ from tests.engine.small_run import small_config, train
 DEFAULTS = Path(__file__).with_name("defaults.json")
 MODELS = sorted((ROOT / "experiments" / "models").rglob("*.toml"))
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))
-FILTER = re.search(r'```python title="data_pipeline/stages/\w+\.py"\n(.*?)```',
-                   (ROOT / "docs" / "extend" / "stage.md").read_text(encoding="utf-8"), re.DOTALL)  # fmt: skip
+FILTER = re.search(
+    r'```python title="data_pipeline/stages/\w+\.py"\n(.*?)```',
+    (ROOT / "docs" / "extend" / "stage.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
 
 
 def another_release(copy: Path) -> None:
@@ -37,7 +41,9 @@ def another_release(copy: Path) -> None:
     path = copy / "lineage" / "__init__.py"
     text = path.read_text(encoding="utf-8")
     assert 'installed("mlm-repro") or "0+unknown"' in text
-    path.write_text(text.replace('installed("mlm-repro") or "0+unknown"', '"0.1.1"'), encoding="utf-8")
+    path.write_text(
+        text.replace('installed("mlm-repro") or "0+unknown"', '"0.1.1"'), encoding="utf-8"
+    )
 
 
 def a_key_in_every_section(copy: Path) -> None:
@@ -46,9 +52,11 @@ def a_key_in_every_section(copy: Path) -> None:
     for name in ("engine/config.py", "data_pipeline/config.py", "data_pipeline/reading/config.py"):
         path = copy / name
         text, count = re.subn(
-            r'(^class \w+\((?:\w*Config|FamilySection)\):\n    """.*?"""\n)', r"\1    brand_new: int = 3\n",
-            path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE,
-        )  # fmt: skip
+            r'(^class \w+\((?:\w*Config|FamilySection)\):\n    """.*?"""\n)',
+            r"\1    brand_new: int = 3\n",
+            path.read_text(encoding="utf-8"),
+            flags=re.DOTALL | re.MULTILINE,
+        )
         path.write_text(text, encoding="utf-8")
         changed += count
     assert changed > 12
@@ -74,11 +82,16 @@ def later(folder: Path, change: Change) -> Path:
     return folder / "sources"
 
 
-def call(path: Path | None, script: str, *words: object, folder: Path = ROOT) -> tuple[int, str, str]:
-    """Run a Python script with the package that lies in a folder, by default the one that is tested."""
+def call(
+    path: Path | None, script: str, *words: object, folder: Path = ROOT
+) -> tuple[int, str, str]:
+    """Run a Python script with the package that lies in a folder, by default the one that is
+    tested."""
     variables = os.environ | ({"PYTHONPATH": str(path)} if path else {}) | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-c", script, *map(str, words)]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -93,7 +106,8 @@ for name in sys.argv[1:]:
     if "recipes" in name:
         print(sha256_json(load_config(Path(name), DataConfig).identity()))
     else:
-        print(read_run(name, ["data={{}}"], ranks=None).describe().partition("config digest")[2].split()[0])
+        described = read_run(name, ["data={{}}"], ranks=None).describe()
+        print(described.partition("config digest")[2].split()[0])
 """
 RESUME = f"from {PACKAGE}.engine.cli import main; main()"
 
@@ -122,11 +136,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def final_weights(run: Path) -> dict[str, Any]:
     newest = max(run.glob("checkpoints/iter_*"))
-    return {name: value for path in newest.glob("*.safetensors") for name, value in load_file(path).items()}
+    return {
+        name: value
+        for path in newest.glob("*.safetensors")
+        for name, value in load_file(path).items()
+    }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_training_goes_on_in_its_directory_bit_for_bit(change: Change, whole: Path, tmp_path: Path) -> None:
+def test_a_training_goes_on_in_its_directory_bit_for_bit(
+    change: Change, whole: Path, tmp_path: Path
+) -> None:
     with pytest.raises(Interrupted):
         train(small_config(whole / "dataset"), tmp_path / "runs", until=40)
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
@@ -137,7 +157,9 @@ def test_a_training_goes_on_in_its_directory_bit_for_bit(change: Change, whole: 
     manifest = read_document(run / MANIFEST, Manifest)
     assert [attempt.iteration for attempt in manifest.attempts] == [0, 40]
     assert manifest.attempts[0].code != manifest.attempts[1].code
-    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.is_symlink()] == [run.name]
+    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.is_symlink()] == [
+        run.name
+    ]
     (uninterrupted,) = (whole / "runs").glob("small-*")
     expected, found = final_weights(uninterrupted), final_weights(run)
     assert found.keys() == expected.keys()
@@ -155,7 +177,11 @@ def test_the_same_work_is_found_again_after_all_of_them(whole: Path, tmp_path: P
     values = json.loads((run / "manifest.json").read_text(encoding="utf-8"))["config"]
     lines = ['name = "small"']
     for section in ("model", "train", "data"):
-        kept = {key: value for key, value in values[section].items() if isinstance(value, int | float | str)}
+        kept = {
+            key: value
+            for key, value in values[section].items()
+            if isinstance(value, int | float | str)
+        }
         lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in kept.items())]
     toml.write_text("\n".join(lines), encoding="utf-8")
     words = ("run", toml, "--ranks", 1, "--runs", whole / "runs")
@@ -166,14 +192,26 @@ def test_the_same_work_is_found_again_after_all_of_them(whole: Path, tmp_path: P
 
 def test_a_run_of_other_code_is_refused_if_so_asked(whole: Path, tmp_path: Path) -> None:
     (run,) = (whole / "runs").glob("small-*")
-    code, _, err = call(later(tmp_path / "later", another_release), RESUME, "resume", run, "--ranks", 1, "--same-code")
+    code, _, err = call(
+        later(tmp_path / "later", another_release),
+        RESUME,
+        "resume",
+        run,
+        "--ranks",
+        1,
+        "--same-code",
+    )
     assert (code, "--same-code" in err) == (2, True), err
     assert call(None, RESUME, "resume", run, "--ranks", 1, "--same-code")[0] == 0
 
 
 def defaults() -> dict[str, Any]:
     """What each kind's schema takes for granted: the default of every key, by its section."""
-    models = {"training": (SCHEMA, RunConfig), "data": (1, DataConfig), "experiment": (1, Experiment)}
+    models = {
+        "training": (SCHEMA, RunConfig),
+        "data": (1, DataConfig),
+        "experiment": (1, Experiment),
+    }
     found: dict[str, Any] = {}
     for kind, (schema, model) in models.items():
         sections = {model.__name__: model.model_json_schema()}
@@ -188,11 +226,16 @@ def defaults() -> dict[str, Any]:
 
 
 def test_a_default_that_changes_moves_the_version_of_its_schema() -> None:
-    """A kept default that is another now needs a new version; `python -m tests.test_releases` keeps a new key's."""
+    """A kept default that is another now needs a new version; `python -m tests.test_releases` keeps
+    a new key's."""
     kept = json.loads(DEFAULTS.read_text(encoding="utf-8"))
     for kind, now in defaults().items():
         if now["schema"] == kept[kind]["schema"]:
-            changed = {key: (value, now.get(key)) for key, value in kept[kind].items() if now.get(key) != value}
+            changed = {
+                key: (value, now.get(key))
+                for key, value in kept[kind].items()
+                if now.get(key) != value
+            }
             assert changed == {}, f"raise the version of the schema of {kind}"
     assert kept == defaults(), "keep the new keys' defaults: python -m tests.test_releases"
 

@@ -1,8 +1,10 @@
-"""The wheel in an empty environment, away from the clone: everything is inside and works, as README says it.
+"""The wheel in an empty environment, away from the clone: everything is inside and works, as README
+says it.
 
 `make wheel` runs this.
 
-Dependencies are those of the environment that runs the test: the empty one sees them, and not the clone.
+Dependencies are those of the environment that runs the test: the empty one sees them, and not the
+clone.
 """
 
 import json
@@ -23,14 +25,20 @@ from tests.readme_commands import at_smoke_size, readme_commands
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CALLS = [
-    "mlm-data run twin --dry-run", "mlm-data run data_pipeline/recipes/smoke.toml --dry-run",
-    "mlm-train 8.3b --twin --dry-run", "mlm-train experiments/models/ptd-p/1008b.toml --dry-run --ranks 3072",
-    "mlm-train schedule --pp 4 --chunks 2 --microbatches 8", "mlm-eval list", "mlm-experiment list",
-    "mlm-experiment compare 2021/table-1", "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
+    "mlm-data run twin --dry-run",
+    "mlm-data run data_pipeline/recipes/smoke.toml --dry-run",
+    "mlm-train 8.3b --twin --dry-run",
+    "mlm-train experiments/models/ptd-p/1008b.toml --dry-run --ranks 3072",
+    "mlm-train schedule --pp 4 --chunks 2 --microbatches 8",
+    "mlm-eval list",
+    "mlm-experiment list",
+    "mlm-experiment compare 2021/table-1",
+    "mlm-experiment plan ptd-p/145.6b --cluster dgx-a100-80g --gpus 1536",
     "mlm-experiment simulate experiments/published/ptd-p-runs.csv --out predictions.csv",
     "mlm-experiment launch experiments/jobs/8.3b.toml --out launch",
-    "mlm-experiment run 2021/figure-11", "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
-]  # fmt: skip
+    "mlm-experiment run 2021/figure-11",
+    "mlm-verify parallel 355m --twin --ranks 1 --iterations 1",
+]
 CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",
     "mlm-data inspect runs/data-smoke --seq-length 32",
@@ -53,20 +61,37 @@ class Place:
         for each in (self.work, folder / "home"):
             each.mkdir()
         ours = ("PYTHON", "VIRTUAL_ENV", "MLM_", "XDG_")
-        self.variables = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        self.variables |= {"HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        self.variables = {
+            name: value for name, value in os.environ.items() if not name.startswith(ours)
+        }
+        self.variables |= {
+            "HOME": str(folder / "home"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         run(sys.executable, "-m", "venv", "--without-pip", self.python.parent.parent)
         self.pip(*INSTALL, wheel)
         self.site = next(self.python.parent.parent.glob("lib/python*/site-packages"))
         others = [path for path in sys.path if path.endswith("-packages")]
         (self.site / "dependencies.pth").write_text("\n".join(others) + "\n", encoding="utf-8")
 
-    def call(self, line: str, folder: Path | None = None, **variables: str) -> "subprocess.CompletedProcess[str]":
+    def call(
+        self, line: str, folder: Path | None = None, **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
         """Run a program of the environment in a folder, by default the one to work in."""
         name, *arguments = shlex.split(line)
-        command, environment = [str(self.python.with_name(name)), *arguments], self.variables | variables
+        command, environment = (
+            [str(self.python.with_name(name)), *arguments],
+            self.variables | variables,
+        )
         return subprocess.run(
-            command, cwd=folder or self.work, env=environment, capture_output=True, text=True, timeout=1500, check=False
+            command,
+            cwd=folder or self.work,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1500,
+            check=False,
         )
 
     def pip(self, *arguments: object) -> None:
@@ -79,7 +104,9 @@ class Place:
 
 
 def run(*arguments: object) -> None:
-    done = subprocess.run([str(each) for each in arguments], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [str(each) for each in arguments], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -91,7 +118,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = folder / "clone" / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", folder / "clone")
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--no-isolation",
+        "--outdir",
+        folder / "dist",
+        folder / "clone",
+    )
     return folder / "dist"
 
 
@@ -108,39 +143,62 @@ def ours() -> set[str]:
 
 def placed(names: set[str]) -> set[str]:
     """The same by their place in the wheel."""
-    return {f"{PACKAGE}/{'__init__.py' if name == 'lineage/package/__init__.py' else name}" for name in names}
+    return {
+        f"{PACKAGE}/{'__init__.py' if name == 'lineage/package/__init__.py' else name}"
+        for name in names
+    }
 
 
 def test_the_wheel_has_every_file_of_the_packages_and_no_other(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
         licences = {
-            PurePosixPath(name).name: wheel.read(name).decode() for name in wheel.namelist() if "/licenses/" in name
+            PurePosixPath(name).name: wheel.read(name).decode()
+            for name in wheel.namelist()
+            if "/licenses/" in name
         }
     assert inside == placed(ours())
     assert {f"{PACKAGE}/{room}/py.typed" for room in ROOMS} <= inside
     assert licences.keys() == {"LICENSE", "NOTICE"}
     assert "Apache License" in licences["LICENSE"]
-    for words in ("Copyright (c) VIA Research Group, KAIST", "Permission is hereby granted", "vtrain-all-reduce.csv"):
+    for words in (
+        "Copyright (c) VIA Research Group, KAIST",
+        "Permission is hereby granted",
+        "vtrain-all-reduce.csv",
+    ):
         assert words in licences["NOTICE"]
 
 
 def test_the_source_distribution_has_the_packages_and_no_tests(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
-        names = [PurePosixPath(member.name).relative_to(PurePosixPath(member.name).parts[0])
-                 for member in archive.getmembers() if member.isfile()]  # fmt: skip
+        names = [
+            PurePosixPath(member.name).relative_to(PurePosixPath(member.name).parts[0])
+            for member in archive.getmembers()
+            if member.isfile()
+        ]
     assert {name.as_posix() for name in names if name.parts[0] in ROOMS} == ours()
     assert {name.parts[0] for name in names} - {*ROOMS, "mlm_repro.egg-info"} == {
-        "LICENSE", "MANIFEST.in", "NOTICE", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg",
+        "LICENSE",
+        "MANIFEST.in",
+        "NOTICE",
+        "PKG-INFO",
+        "README.md",
+        "pyproject.toml",
+        "setup.cfg",
         "setup.py",
-    }  # fmt: skip
+    }
 
 
 def test_the_code_that_runs_is_the_wheels(place: Place) -> None:
     for room in ROOMS:
         code = f"from {PACKAGE} import {room}; print({room}.__file__)"
         found = subprocess.run(
-            [place.python, "-c", code], cwd=place.work, env=place.variables, capture_output=True, text=True, check=True
+            [place.python, "-c", code],
+            cwd=place.work,
+            env=place.variables,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert Path(found.stdout.strip()).parent == place.site / PACKAGE / room
 
@@ -157,10 +215,17 @@ def project(place: Place) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("line", [
-    *(f"{name} --help" for name in command_names()), "mlm-eval list", "mlm-experiment list",
-    "mlm-train run 355m --twin --dry-run", "mlm-data run twin --dry-run", f"python -m {PACKAGE}.engine.cli --help",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{name} --help" for name in command_names()),
+        "mlm-eval list",
+        "mlm-experiment list",
+        "mlm-train run 355m --twin --dry-run",
+        "mlm-data run twin --dry-run",
+        f"python -m {PACKAGE}.engine.cli --help",
+    ],
+)
 def test_a_project_may_have_packages_of_any_name(place: Place, project: Path, line: str) -> None:
     done = place.call(line, project, PYTHONPATH=".")
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
@@ -173,13 +238,19 @@ def test_a_project_imports_its_own_beside_ours(place: Place, project: Path) -> N
     assert (theirs.parent.parent, ours.parent.parent) == (project, place.site / PACKAGE)
 
 
-def test_another_wheel_with_a_package_called_engine_comes_and_goes(place: Place, project: Path) -> None:
+def test_another_wheel_with_a_package_called_engine_comes_and_goes(
+    place: Place, project: Path
+) -> None:
     wheel, about = project / "other-1.0-py3-none-any.whl", "other-1.0.dist-info"
     texts = {
-        "engine/__init__.py": "", "engine/config.py": "", f"{about}/RECORD": "",
+        "engine/__init__.py": "",
+        "engine/config.py": "",
+        f"{about}/RECORD": "",
         f"{about}/METADATA": "Metadata-Version: 2.1\nName: other\nVersion: 1.0\n",
-        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }  # fmt: skip
+        f"{about}/WHEEL": (
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
+    }
     texts[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in texts)
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, text in texts.items():
@@ -209,7 +280,9 @@ def reproduced(place: Place) -> Path:
 
 
 def test_a_reproduction_goes_to_its_report(place: Place, reproduced: Path) -> None:
-    source = json.loads((reproduced / "manifest.json").read_text(encoding="utf-8"))["environment"]["source"]
+    source = json.loads((reproduced / "manifest.json").read_text(encoding="utf-8"))["environment"][
+        "source"
+    ]
     assert source["commit"].startswith("wheel-")
     assert source["dirty"] is None
     page = (reproduced / "report" / "index.html").read_text(encoding="utf-8")
@@ -224,12 +297,16 @@ def test_a_command_works_on_what_was_made(place: Place, reproduced: Path, line: 
 
 
 @pytest.mark.parametrize("line", readme_commands())
-def test_a_command_of_readme_works(place: Place, reproduced: Path, line: str, tmp_path: Path) -> None:
+def test_a_command_of_readme_works(
+    place: Place, reproduced: Path, line: str, tmp_path: Path
+) -> None:
     done = place.call(at_smoke_size(line, tmp_path))
     assert (done.returncode, bool(done.stdout)) == (0, True), done.stdout + done.stderr
 
 
-def test_an_uninstall_leaves_nothing_that_was_installed_or_written_since(place: Place, reproduced: Path) -> None:
+def test_an_uninstall_leaves_nothing_that_was_installed_or_written_since(
+    place: Place, reproduced: Path
+) -> None:
     """The last test of this file: it removes the wheel."""
     place.pip("uninstall", "--yes", "mlm-repro")
     assert place.files() == set()

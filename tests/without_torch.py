@@ -1,4 +1,5 @@
-"""A pytest plugin for an environment without torch: what fails for want of it is skipped, and the reason says so.
+"""A pytest plugin for an environment without torch: what fails for want of it is skipped, and the
+reason says so.
 
 python -m pytest -p tests.without_torch
 """
@@ -24,13 +25,17 @@ def pytest_make_collect_report(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that imports torch later, or starts a program that does."""
     return _skipped_for_want_of_torch((yield), item)
 
 
 def _skipped_for_want_of_torch(report: Report, node: pytest.Item | pytest.Collector) -> Report:
-    if report.failed and WANT.search(report.longreprtext + "".join(text for _, text in report.sections)):
+    if report.failed and WANT.search(
+        report.longreprtext + "".join(text for _, text in report.sections)
+    ):
         report.outcome = "skipped"
         report.longrepr = (str(node.path), None, "Skipped: torch is not installed")
     return report

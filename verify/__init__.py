@@ -1,1 +1,2 @@
-"""Check a finished run, the engine's layouts against its serial run, and the engine against other programs."""
+"""Check a finished run, the engine's layouts against its serial run, and the engine against other
+programs."""

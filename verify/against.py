@@ -1,4 +1,5 @@
-"""Train a configuration in this engine and in another from the same weights on the same samples, and compare."""
+"""Train a configuration in this engine and in another from the same weights on the same samples,
+and compare."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,43 +40,62 @@ def engine_class(name: str) -> type[Engine]:
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Train in both engines and compare every quantity, and the weights at the end, by shares of the tolerance.
+    """Train in both engines and compare every quantity, and the weights at the end, by shares of
+    the tolerance.
 
-    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is NaN.
+    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is
+    NaN.
     """
     kind, layers = engine_class(theirs), config.model.num_layers
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, theirs) as (work, chosen):
-        announce(f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size} processes")
-        first, *draws = [on_ranks(train, kind, work, chosen, UNKNOWN, draw, True) for draw in range(1 + DRAWS)]
+        announce(
+            f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size}"
+            " processes"
+        )
+        first, *draws = [
+            on_ranks(train, kind, work, chosen, UNKNOWN, draw, True) for draw in range(1 + DRAWS)
+        ]
         reference = measured(first, draws, config.train.precision)
         ours = on_ranks(train, Ours, work, chosen, reference, 0, True)
     curves = [each.ranks[0].steps for each in (ours, first, *draws)]
     cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
-    shares = [_share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance]) for row in ours.rows]
+    shares = [
+        _share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance])
+        for row in ours.rows
+    ]
     cases.append(Case(name="weights at the end", ratios=shares))
     loss = cases[0].series[2].samples
     return Benchmark(
         benchmark="against",
-        title=f"{theirs} {version(theirs)} beside this engine: {config.name}, {chosen.name}, {config.train.precision}",
+        title=(
+            f"{theirs} {version(theirs)} beside this engine: {config.name}, {chosen.name},"
+            f" {config.train.precision}"
+        ),
         cases=cases,
         disagreements=[
             f"{case.name}: {ratio.name} is beyond the tolerance, {ratio.value:.3g} times as large"
-            for case in cases for ratio in case.ratios if not ratio.is_reached
+            for case in cases
+            for ratio in case.ratios
+            if not ratio.is_reached
         ],
         notes=[
-            f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S is how far {DRAWS} runs "
-            f"of {theirs} come from its first when every weight is moved by up to a unit round-off before every "
-            "iteration, u the unit round-off of the format that x is held in (engine/compare/tensors.py).",
+            (
+                f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S"
+                f" is how far {DRAWS} runs of {theirs} come from its first when every weight is"
+                " moved by up to a unit round-off before every iteration, u the unit round-off of"
+                " the format that x is held in (engine/compare/tensors.py)."
+            ),
             "A ratio is the largest share of the tolerance that a difference takes.",
             *[f"Changed in {theirs} to run on CPUs: {patch}." for patch in kind.patches],
         ],
         setting={
-            "iterations": iterations, "trained on": _tokens(config),
+            "iterations": iterations,
+            "trained on": _tokens(config),
             "largest difference of the losses": f"{max(loss):.2g}",
         },
         environment=describe_environment(),
-    )  # fmt: skip
+    )
 
 
 def _tokens(config: RunConfig) -> str:
@@ -88,7 +108,9 @@ def _tokens(config: RunConfig) -> str:
     return f"{total:,} tokens of {'; '.join(card.source or card.name for card in cards)}"
 
 
-def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int) -> Case:
+def _case(
+    quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
+) -> Case:
     """Curves of ours, theirs and theirs with perturbed weights."""
     mine, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([mine, others]).all():
@@ -96,7 +118,9 @@ def _case(quantity: str, name: str, curves: list[list[StepResult]], theirs: str,
     allowed = curve_tolerance(others, moved, layers)
     apart = [abs(a - b) for a, b in zip(mine, others, strict=True)]
     shown = {"ours": mine, theirs: others, "difference": apart, "tolerance": allowed}
-    series = [Series(contender=each, measure=name, samples=values) for each, values in shown.items()]
+    series = [
+        Series(contender=each, measure=name, samples=values) for each, values in shown.items()
+    ]
     return Case(name=name, series=series, ratios=[_share("all iterations", apart, allowed)])
 
 
@@ -107,7 +131,8 @@ def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
-    """Write the result into a sealed run `name`, whose parents are its datasets; equal work gets the same directory."""
+    """Write the result into a sealed run `name`, whose parents are its datasets; equal work gets
+    the same directory."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what, settings = (
@@ -125,15 +150,18 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 def shared_work(
     config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Prepare a training for two engines, and its layout. Raises BadInput if the other `engine` cannot run it.
+    """Prepare a training for two engines, and its layout. Raises BadInput if the other `engine`
+    cannot run it.
 
-    The vocabulary has no padding rows, because other engines include them in the softmax. The schedule of 2019, which
-    Megatron-Core no longer has, becomes a cosine.
+    The vocabulary has no padding rows, because other engines include them in the softmax. The
+    schedule of 2019, which Megatron-Core no longer has, becomes a cosine.
     """
     chosen = comparable_layout(config, layout)
     decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
     config = with_vocabulary(config)
-    model = config.model.model_copy(update={"vocab_size": config.model.padded_vocab_size, "dropout": 0.0})
+    model = config.model.model_copy(
+        update={"vocab_size": config.model.padded_vocab_size, "dropout": 0.0}
+    )
     train = config.train.model_copy(update={"decay": decay})
     config = config.model_copy(update={"model": model, "train": train})
     built = GPT2(model, serial_mesh())

@@ -21,7 +21,8 @@ class LayoutFinding(Config):
     probe: str
     parameter: str
     value: float
-    """Measured number: a count of elements, or the largest difference from the serial run or another copy."""
+    """Measured number: a count of elements, or the largest difference from the serial run or
+    another copy."""
     expected: float
     """The count that it must be, or the largest difference that rounding explains."""
     where: str = ""
@@ -41,7 +42,8 @@ class LayoutFinding(Config):
             text = f"{self.parameter} begins with the same bits {self.where}"
         elif self.probe == "planted gradient":
             text = (
-                f"{self.parameter} counts {self.value:.6g} elements, must be {self.expected:.6g} {self.where}".strip()
+                f"{self.parameter} counts {self.value:.6g} elements, must be {self.expected:.6g}"
+                f" {self.where}".strip()
             )
         else:
             size = "" if self.ratio is None else f"is {self.ratio:.3f} × serial and "
@@ -65,36 +67,56 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def fold(
-    findings: Sequence[LayoutFinding], backward: Sequence[str], serial: Mapping[str, Array],
-    gradients: Sequence[Sequence[TensorPart]], shares: Mapping[str, Sequence[Array]],
-) -> list[LayoutFinding]:  # fmt: skip
+    findings: Sequence[LayoutFinding],
+    backward: Sequence[str],
+    serial: Mapping[str, Array],
+    gradients: Sequence[Sequence[TensorPart]],
+    shares: Mapping[str, Sequence[Array]],
+) -> list[LayoutFinding]:
     """One finding for each cause.
 
-    `backward` are parameters in the order in which a backward pass reaches them. `serial`, `gradients` (by rank) and
-    `shares` (after each microbatch) are those of the first iteration.
+    `backward` are parameters in the order in which a backward pass reaches them. `serial`,
+    `gradients` (by rank) and `shares` (after each microbatch) are those of the first iteration.
     """
     by_probe: dict[str, list[LayoutFinding]] = {}
     for each in findings:
         by_probe.setdefault(each.probe, []).append(each)
     causes = [
-        alike for probe in ("initial copies", "initial shards", "dropout") if (alike := _first(by_probe.pop(probe, [])))
+        alike
+        for probe in ("initial copies", "initial shards", "dropout")
+        if (alike := _first(by_probe.pop(probe, [])))
     ]
     counted: dict[float, list[LayoutFinding]] = {}
     for each in by_probe.pop("planted gradient", []):
         counted.setdefault(round(each.value / max(each.expected, 1), 3), []).append(each)
-    norms = [_first(group, f"counted {ratio:g} times in the norm") for ratio, group in counted.items()]
+    norms = [
+        _first(group, f"counted {ratio:g} times in the norm") for ratio, group in counted.items()
+    ]
     losses, wrong = by_probe.pop("loss", []), by_probe.pop("gradient", [])
-    copies, later = by_probe.pop("copies", []), [each for rest in by_probe.values() for each in rest]
+    copies, later = (
+        by_probe.pop("copies", []),
+        [each for rest in by_probe.values() for each in rest],
+    )
     if losses:
         kind = "the forward pass differs"
         causes.append(_first(losses[:1], kind, [*losses[1:], *wrong, *copies, *later]))
     else:
-        named = {parameter_of(each.parameter): each for each in wrong if each.parameter != "gradient norm"}
+        named = {
+            parameter_of(each.parameter): each
+            for each in wrong
+            if each.parameter != "gradient norm"
+        }
         for each in copies:
             if each.parameter.startswith("gradient of "):
                 named.setdefault(parameter_of(each.parameter), each)
-        groups = list(_gradients([name for name in backward if name in named], backward, serial, gradients, shares))
-        others = [each for each in wrong + copies if all(each is not known for known in named.values())] + later
+        groups = list(
+            _gradients(
+                [name for name in backward if name in named], backward, serial, gradients, shares
+            )
+        )
+        others = [
+            each for each in wrong + copies if all(each is not known for known in named.values())
+        ] + later
         for number, (names, ratio, kind) in enumerate(groups):
             first = named[names[0]]
             rest = [] if number else others
@@ -114,7 +136,9 @@ def fold(
 SPREADS = "what comes before it in the model differs too"
 
 
-def _first(alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()) -> Any:
+def _first(
+    alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()
+) -> Any:
     """The first of findings that are alike, with the names of the others; None of none."""
     if not alike:
         return None
@@ -128,10 +152,14 @@ def _first(alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[Layo
 
 
 def _gradients(
-    names: Sequence[str], backward: Sequence[str], serial: Mapping[str, Array],
-    gradients: Sequence[Sequence[TensorPart]], shares: Mapping[str, Sequence[Array]],
-) -> Iterator[tuple[list[str], float | None, str]]:  # fmt: skip
-    """Groups of parameters whose gradients are wrong in the same way, with the first one's ratio."""
+    names: Sequence[str],
+    backward: Sequence[str],
+    serial: Mapping[str, Array],
+    gradients: Sequence[Sequence[TensorPart]],
+    shares: Mapping[str, Sequence[Array]],
+) -> Iterator[tuple[list[str], float | None, str]]:
+    """Groups of parameters whose gradients are wrong in the same way, with the first one's
+    ratio."""
     if not names:
         return
     by_name: dict[str, list[list[TensorPart]]] = {name: [] for name in names}
@@ -154,26 +182,44 @@ def _gradients(
         yield alike, explained[alike[0]][0], kind
 
 
-def explain(ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]) -> tuple[float | None, str]:
-    """The ratio of a gradient, given by its parts on each rank, to the serial one, and what it looks like."""
+def explain(
+    ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]
+) -> tuple[float | None, str]:
+    """The ratio of a gradient, given by its parts on each rank, to the serial one, and what it
+    looks like."""
     try:
         whole = next(iter(assemble(part for parts in ranks for part in parts).values()))
     except Exception:  # of parts that do not make a whole nothing can be said
         return None, "the ranks' parts do not make a whole"
     size = float(np.linalg.norm(serial))
     if whole.shape != serial.shape or not size or not np.isfinite(whole).all():
-        return None, "the serial gradient is 0" if not size else "no such gradient in the serial run"
-    copies = [parts[0].value for parts in ranks if len(parts) == 1 and parts[0].value.shape == serial.shape]
+        return (
+            None,
+            "the serial gradient is 0" if not size else "no such gradient in the serial run",
+        )
+    copies = [
+        parts[0].value
+        for parts in ranks
+        if len(parts) == 1 and parts[0].value.shape == serial.shape
+    ]
     ratio = float((whole * serial).sum() / size**2)
 
     def near(value: Array) -> bool:
         return float(np.linalg.norm(value - serial)) < CLOSE * size
 
-    if len(copies) == len(ranks) > 1 and any(not np.allclose(copy, copies[0], 1e-6, 0) for copy in copies):
+    if len(copies) == len(ranks) > 1 and any(
+        not np.allclose(copy, copies[0], 1e-6, 0) for copy in copies
+    ):
         if near(np.sum(copies, 0)):
-            return ratio, "not reduced: each rank has its own part, and these add up to the serial gradient"
+            return (
+                ratio,
+                "not reduced: each rank has its own part, and these add up to the serial gradient",
+            )
         if near(np.mean(copies, 0)):
-            return ratio, "not averaged: each rank has its own gradient, whose mean is the serial one"
+            return (
+                ratio,
+                "not averaged: each rank has its own gradient, whose mean is the serial one",
+            )
         return ratio, "copies differ between ranks"
     if near(whole):
         return ratio, f"off by {float(np.linalg.norm(whole - serial)) / size:.1g} of its size"
@@ -182,17 +228,44 @@ def explain(ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequen
         if abs(times - round(times)) > CLOSE:
             return ratio, f"{ratio:.3f} times the serial gradient"
         if ratio > 1:
-            return ratio, f"{round(times)} times the serial gradient: added up where it is averaged, or counted again"
-        return ratio, f"1/{round(times)} of the serial gradient: divided once too often, or one rank's share alone"
+            return (
+                ratio,
+                (
+                    f"{round(times)} times the serial gradient: added up where it is averaged, or"
+                    " counted again"
+                ),
+            )
+        return (
+            ratio,
+            (
+                f"1/{round(times)} of the serial gradient: divided once too often, or one rank's"
+                " share alone"
+            ),
+        )
     if len(shares) > 1:
-        each = [np.ravel(share) - (np.ravel(before) if number else 0)
-                for number, (share, before) in enumerate(zip(shares, [shares[0], *shares], strict=False))]  # fmt: skip
+        each = [
+            np.ravel(share) - (np.ravel(before) if number else 0)
+            for number, (share, before) in enumerate(
+                zip(shares, [shares[0], *shares], strict=False)
+            )
+        ]
         counts, *_ = np.linalg.lstsq(parts := np.stack(each, 1), np.ravel(whole), rcond=None)
         if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
-            return ratio, f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times"
-    rows = np.flatnonzero(np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max())
+            return (
+                ratio,
+                f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times",
+            )
+    rows = np.flatnonzero(
+        np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
+    )
     if 0 < len(rows) < len(serial) and len(rows) == rows[-1] - rows[0] + 1:
         part = whole[rows], serial[rows]
         of_rows = float((part[0] * part[1]).sum() / max((part[1] ** 2).sum(), math.ulp(0)))
-        return ratio, f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {of_rows:.3f} × serial there"
+        return (
+            ratio,
+            (
+                f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {of_rows:.3f} ×"
+                " serial there"
+            ),
+        )
     return ratio, "not a multiple of the serial gradient"

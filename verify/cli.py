@@ -14,27 +14,41 @@ from mlm_repro.lineage.errors import KEEPS_NOTHING, BadInput, Diverged, Integrit
 from mlm_repro.lineage.lock import check_place, claim
 from mlm_repro.lineage.progress import announce, format_bytes
 
-app = CommandLine(help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True)
+app = CommandLine(
+    help="Check that runs are unchanged and that layouts and engines agree.", no_args_is_help=True
+)
 
 ENGINES = ("megatron-core",)
 SUBJECTS = ("megatron-core", "transformers", "torch")
-Configuration = Annotated[Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")]
-Layout = Annotated[str, typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")]
-Twin = Annotated[bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")]
+Configuration = Annotated[
+    Path, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")
+]
+Layout = Annotated[
+    str,
+    typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1."),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+Twin = Annotated[
+    bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
+]
 
 
 @app.command()
 def run(
     path: Annotated[Path, typer.Argument(help="Run or checkpoint directory.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Fail if something that belongs to it is not here.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if something that belongs to it is not here.")
+    ] = False,
 ) -> None:
-    """Check every file of a sealed directory against its digest, and every number of a run against its inputs.
+    """Check every file of a sealed directory against its digest, and every number of a run against
+    its inputs.
 
-    A run's identity is computed again. Each input that is on disk is compared with its digest, each checkpoint with the
-    one before it, each record with the metrics or evaluation behind it, and the report is made again. Of a folder each
-    run is checked. Every difference is named, and so is a file, a key or a name that no run of its kind has. It prints
-    what was compared and what was not.
+    A run's identity is computed again. Each input that is on disk is compared with its digest, each
+    checkpoint with the one before it, each record with the metrics or evaluation behind it, and the
+    report is made again. Of a folder each run is checked. Every difference is named, and so is a
+    file, a key or a name that no run of its kind has. It prints what was compared and what was not.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -51,7 +65,10 @@ def run(
     is_folder = bool(inner) and not is_sealed(path)
     if is_folder and (path / MANIFEST).is_file():
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
-        print(f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are not sealed yet")
+        print(
+            f"unfinished {path}: its {len(inner)} checkpoints belong together; its other files are"
+            " not sealed yet"
+        )
         return
     digest = "" if is_folder else f"{check_seal(path)[:16]} "
     check = RunCheck(path)
@@ -59,13 +76,18 @@ def run(
         print(f"attempt {number} {attempt}")
     if not (is_folder or check.manifest):
         check.absent.append(f"the run that this {check.word} is of")
-    print(f"compared: digests of {len(inner) + 1 - is_folder} sealed directories; {'; '.join(check.compared)}")
+    print(
+        f"compared: digests of {len(inner) + 1 - is_folder} sealed directories;"
+        f" {'; '.join(check.compared)}"
+    )
     for name in dict.fromkeys(check.absent):
         print(f"not compared, as it is not here: {name}")
     for sentence in dict.fromkeys(check.left):
         print(f"not made again: {sentence}")
     if strict and check.absent:
-        check.broken.append(f"{path.name}: {len({*check.absent})} things that belong to it were not compared")
+        check.broken.append(
+            f"{path.name}: {len({*check.absent})} things that belong to it were not compared"
+        )
     _refuse(check.broken)
     if check.manifest and check.kind:
         print(f"nothing contradicts: {'; '.join((*ALWAYS_FREE, *check.kind.free))}")
@@ -83,13 +105,16 @@ def _refuse(broken: list[str]) -> None:
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="Sealed training run.")],
-    segments: Annotated[int | None, typer.Option("--segments", min=1, help="How many; at most 3 by default.")] = None,
+    segments: Annotated[
+        int | None, typer.Option("--segments", min=1, help="How many; at most 3 by default.")
+    ] = None,
 ) -> None:
-    """Train randomly drawn segments of a run again; compare metrics, weights and optimizer state bit for bit.
+    """Train randomly drawn segments of a run again; compare metrics, weights and optimizer state
+    bit for bit.
 
-    A segment is from one kept checkpoint, or the beginning, to the next. It is trained at the layout it was trained at,
-    on a machine of the same numerics identity. Exit code 3 where something differs; the first line of the metrics and
-    the first tensor that differ are named.
+    A segment is from one kept checkpoint, or the beginning, to the next. It is trained at the
+    layout it was trained at, on a machine of the same numerics identity. Exit code 3 where
+    something differs; the first line of the metrics and the first tensor that differ are named.
     """
     from mlm_repro.lineage.run import RunDirectory
 
@@ -102,13 +127,16 @@ def replay(
 @app.command()
 def explain(
     first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Training run, complete or not.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Training run to hold beside it.")],
+    second: Annotated[
+        Path, typer.Argument(metavar="RUN_B", help="Training run to hold beside it.")
+    ],
 ) -> None:
-    """Say where two training runs part, by how much, and whether settings, rounding or a fault explain it.
+    """Say where two training runs part, by how much, and whether settings, rounding or a fault
+    explain it.
 
-    Settings, inputs, metrics and checkpoints are compared first. Then the iterations are trained again in float64 on
-    one rank. Where a run is farther from that than its number format explains, the known faults are tried, and the one
-    that gives the run's numbers is named (exit code 3).
+    Settings, inputs, metrics and checkpoints are compared first. Then the iterations are trained
+    again in float64 on one rank. Where a run is farther from that than its number format explains,
+    the known faults are tried, and the one that gives the run's numbers is named (exit code 3).
     """
     from mlm_repro.lineage.run import RunDirectory
 
@@ -124,15 +152,24 @@ def explain(
 def parallel(
     config: Configuration,
     layouts: Annotated[
-        str, typer.Option("--layouts", help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.")
+        str,
+        typer.Option(
+            "--layouts",
+            help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.",
+        ),
     ] = "all",
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most ranks.")] = 8,
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")] = 3,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")
+    ] = 3,
     overrides: Overrides = None,
     twin: Twin = False,
-    threads: Annotated[bool, typer.Option("--threads", help="Run the ranks as threads of this process.")] = False,
+    threads: Annotated[
+        bool, typer.Option("--threads", help="Run the ranks as threads of this process.")
+    ] = False,
 ) -> None:
-    """Train a few iterations serially and on each layout; compare losses, gradients and weights in float64.
+    """Train a few iterations serially and on each layout; compare losses, gradients and weights in
+    float64.
 
     The first tensor that differs is named. Without data.dataset the tokens are random.
     """
@@ -149,16 +186,22 @@ def parallel(
 
 @app.command()
 def against(
-    engine: Annotated[str, typer.Argument(help="megatron-core.")], config: Configuration,
+    engine: Annotated[str, typer.Argument(help="megatron-core.")],
+    config: Configuration,
     layout: Layout = "serial",
-    iterations: Annotated[int, typer.Option("--iterations", min=1, help="Iterations of each training.")] = 20,
-    overrides: Overrides = None, twin: Twin = False,
+    iterations: Annotated[
+        int, typer.Option("--iterations", min=1, help="Iterations of each training.")
+    ] = 20,
+    overrides: Overrides = None,
+    twin: Twin = False,
     out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
-) -> None:  # fmt: skip
-    """Train in this engine and in another from the same weights on the same samples; compare every iteration.
+) -> None:
+    """Train in this engine and in another from the same weights on the same samples; compare every
+    iteration.
 
-    The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit code 3 if a loss, a
-    gradient norm or a weight at the end is beyond it; the result is written either way.
+    The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit
+    code 3 if a loss, a gradient norm or a weight at the end is beyond it; the result is written
+    either way.
     """
     from mlm_repro.engine.run.resolved import read_run_config
     from mlm_repro.lineage.run import MANIFEST
@@ -177,7 +220,13 @@ def against(
     for case in result.cases:
         worst = max(case.ratios, key=lambda ratio: ratio.value)
         print(f"{case.name}: at most {worst.value:.2g} of the tolerance, {worst.name}")
-    print(*(f"- {line}" for line in (result.environment.sentence, *result.disagreements, *result.notes)), sep="\n")
+    print(
+        *(
+            f"- {line}"
+            for line in (result.environment.sentence, *result.disagreements, *result.notes)
+        ),
+        sep="\n",
+    )
     name = f"against-{engine}-{resolved.name}-{layout}-{resolved.train.precision}-{iterations}"
     print(f"written: {keep(result, name, resolved, out)}")
     if result.disagreements:
@@ -187,34 +236,56 @@ def against(
 @app.command()
 def layouts(
     program: Annotated[
-        str, typer.Argument(help="megatron-core, transformers, torch, or a function of yours: PATH.py:build.")
+        str,
+        typer.Argument(
+            help="megatron-core, transformers, torch, or a function of yours: PATH.py:build."
+        ),
     ],
     fields: Annotated[
-        list[str] | None, typer.Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable.")
+        list[str] | None,
+        typer.Option("--with", help="Set a field of its configuration: FIELD=VALUE; repeatable."),
     ] = None,
-    names: Annotated[str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2,fsdp2.")] = "all",
+    names: Annotated[
+        str, typer.Option("--layouts", help="all, or names such as tp2,tp2-sp,pp2,ep2,fsdp2.")
+    ] = "all",
     microbatches: Annotated[
-        int | None, typer.Option("--microbatches", min=1, help="Microbatches of a step; those of a rank in float64.")
+        int | None,
+        typer.Option(
+            "--microbatches", min=1, help="Microbatches of a step; those of a rank in float64."
+        ),
     ] = None,
     spec: Annotated[
-        str, typer.Option("--spec", help="Layers of Megatron-Core for its configuration: MODULE:FUNCTION.")
+        str,
+        typer.Option(
+            "--spec", help="Layers of Megatron-Core for its configuration: MODULE:FUNCTION."
+        ),
     ] = "",
-    imports: Annotated[list[str] | None, typer.Option("--import", help="Run a Python file first; repeatable.")] = None,
+    imports: Annotated[
+        list[str] | None, typer.Option("--import", help="Run a Python file first; repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write what was found to this file.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for a page of what was found, and for JUnit and SARIF files.")
+        Path | None,
+        typer.Option(
+            "--out", help="Folder for a page of what was found, and for JUnit and SARIF files."
+        ),
     ] = None,
     reproduce: Annotated[
-        Path | None, typer.Option("--reproduce", help="Folder for a program, without this suite, for each finding.")
+        Path | None,
+        typer.Option(
+            "--reproduce", help="Folder for a program, without this suite, for each finding."
+        ),
     ] = None,
 ) -> None:
     """Hold a program against its own serial run on each layout, probe by probe.
 
-    Probes are a planted gradient, copies, initial shards, losses, gradients, clipped steps, dropout and checkpoints.
-    Tolerances are measured, or those of float64. One line says one cause. Exit code 3 if something is found, each with
-    parameter, layout, value and what it must be; 7 if a rank is lost, with its layout; 2 if a layout that was named
-    cannot run here.
+    Probes are a planted gradient, copies, initial shards, losses, gradients, clipped steps, dropout
+    and checkpoints. Tolerances are measured, or those of float64. One line says one cause. Exit
+    code 3 if something is found, each with parameter, layout, value and what it must be; 7 if a
+    rank is lost, with its layout; 2 if a layout that was named cannot run here.
     """
     check_place("--json", json_file, '"findings"')
     check_place("--out", out and out / "index.html", "<html")
@@ -227,7 +298,10 @@ def layouts(
     for name in names.split(",") if names != "all" else ():
         parse_layout(name.strip())
     if program not in SUBJECTS and ".py:" not in program:
-        raise BadInput(f"{program!r} is not {', '.join(SUBJECTS)}, or a function to build a program, PATH.py:build")
+        raise BadInput(
+            f"{program!r} is not {', '.join(SUBJECTS)}, or a function to build a program,"
+            " PATH.py:build"
+        )
     if ":" in program and not Path(program.rpartition(":")[0]).is_file():
         raise BadInput(f"{program.rpartition(':')[0]} does not exist")
     if spec and program != "megatron-core":
@@ -238,7 +312,9 @@ def layouts(
     from mlm_repro.verify.reproductions import write_reproductions
     from mlm_repro.verify.subjects import Asked
 
-    report = run_layouts(Asked(program, fields or [], microbatches or 0, spec, imports or []), names, seed)
+    report = run_layouts(
+        Asked(program, fields or [], microbatches or 0, spec, imports or []), names, seed
+    )
     if json_file:
         write_text(json_file, report.model_dump_json(indent=1) + "\n")
     written = write_files(report, out) if out else []
@@ -249,9 +325,13 @@ def layouts(
     if report.findings:
         raise Diverged(f"{report.findings[0]} ({len(report.findings)} findings)")
     if report.lost:
-        raise RankLost("; ".join(f"{layout} lost a rank: {why}" for layout, why in report.lost.items()))
+        raise RankLost(
+            "; ".join(f"{layout} lost a rank: {why}" for layout, why in report.lost.items())
+        )
     if report.cannot_run and (names != "all" or len(report.cannot_run) + 1 == len(report.compared)):
-        raise BadInput("; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items()))
+        raise BadInput(
+            "; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items())
+        )
     ran = len(report.compared) - len(report.cannot_run)
     print(f"nothing found: {ran} layouts compute what the serial run computes")
 

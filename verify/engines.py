@@ -1,4 +1,5 @@
-"""Engines that train one configuration from the same weights on the same samples: ours and the base class of others."""
+"""Engines that train one configuration from the same weights on the same samples: ours and the base
+class of others."""
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -106,7 +107,8 @@ class Engine:
     """Place of this rank, in a sentence; by default its number."""
     work: Work
     shares: Mapping[str, list[Array]] = MappingProxyType({})
-    """Gradient of each parameter after each microbatch of the first iteration; of a serial Program alone."""
+    """Gradient of each parameter after each microbatch of the first iteration; of a serial Program
+    alone."""
     module = torch.nn.Module()
     """The model; its modules say where torch's dropout is called."""
     counts_norm = True
@@ -134,7 +136,8 @@ class Engine:
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, counted from 0, forward and backward; return the mean loss of the global batch."""
+        """Run an iteration, counted from 0, forward and backward; return the mean loss of the
+        global batch."""
         raise NotImplementedError
 
     def gradients(self) -> Named:
@@ -150,7 +153,8 @@ class Engine:
         return ()
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint after the first iteration, as the program itself does; every rank calls it."""
+        """Write a checkpoint after the first iteration, as the program itself does; every rank
+        calls it."""
         raise NotImplementedError("the program has no `save`")
 
     def restore(self, directory: Path) -> None:
@@ -158,7 +162,8 @@ class Engine:
         raise NotImplementedError
 
     def norm(self) -> float:
-        """Norm of the gradient, as the program's own step returns it. The training cannot go on afterwards."""
+        """Norm of the gradient, as the program's own step returns it. The training cannot go on
+        afterwards."""
         return self.update(0)[0]
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
@@ -167,7 +172,8 @@ class Engine:
 
     @torch.no_grad()
     def planted(self, tensors: Iterable[str]) -> dict[str, float]:
-        """Norm, as the program's own step returns it, of a gradient that is 1 in one parameter and 0 elsewhere.
+        """Norm, as the program's own step returns it, of a gradient that is 1 in one parameter and
+        0 elsewhere.
 
         Every rank calls it, for whole parameters.
         """
@@ -188,16 +194,27 @@ class Engine:
             self.show(recorder, "gradient of ", self.gradients())
         norm, rate = self.update(iteration)
         if recorder:
-            for tensor, number in (("mean loss", loss), ("gradient norm", norm), ("learning rate", rate)):
+            for tensor, number in (
+                ("mean loss", loss),
+                ("gradient norm", norm),
+                ("learning rate", rate),
+            ):
                 recorder.show(tensor, number)
             state = list(self.state())
             for what in dict.fromkeys(what for _, what, _ in state):
-                self.show(recorder, f"{what} of ", ((name, value) for name, kind, value in state if kind == what))
+                self.show(
+                    recorder,
+                    f"{what} of ",
+                    ((name, value) for name, kind, value in state if kind == what),
+                )
             self.show(recorder, "updated ", [*self.parameters(), *self.buffers()])
         return StepResult(loss, norm, rate)
 
-    def run(self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0) -> list[StepResult]:
-        """Train the iterations from `begun` on; in draws other than 0, weights are perturbed before each."""
+    def run(
+        self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0
+    ) -> list[StepResult]:
+        """Train the iterations from `begun` on; in draws other than 0, weights are perturbed before
+        each."""
         steps = []
         for iteration in range(begun, self.work.iterations):
             if draw:
@@ -218,9 +235,11 @@ class Engine:
 
     def load(self, whole: Weights) -> None:
         """Copy whole weights into this rank's parameters."""
-        self.assign(lambda shard: whole[shard.key][
-            tuple(slice(a, a + n) for a, n in zip(shard.start, shard.value.shape, strict=True))
-        ])  # fmt: skip
+        self.assign(
+            lambda shard: whole[shard.key][
+                tuple(slice(a, a + n) for a, n in zip(shard.start, shard.value.shape, strict=True))
+            ]
+        )
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
@@ -241,11 +260,17 @@ class Ours(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
         sizes = layout_of(config, layout.world_size)
-        self.work, self.config, self.mesh = work, config, build_mesh(sizes, layout.sequence_parallel)
+        self.work, self.config, self.mesh = (
+            work,
+            config,
+            build_mesh(sizes, layout.sequence_parallel),
+        )
         self.where = f"tp {self.mesh.tp.rank}, pp {self.mesh.pp.rank}, dp {self.mesh.dp.rank}"
         self.at_once = config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
-        self.model, self.training = build_step(config.model, config.train, config.parallel, self.mesh)
+        self.model, self.training = build_step(
+            config.model, config.train, config.parallel, self.mesh
+        )
         self.inputs = work.inputs(config, self.mesh)
 
     def parameters(self) -> Named:
@@ -254,7 +279,14 @@ class Ours(Engine):
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         of = {parameter.name: parameter for parameter in self.model.parameters}
         return [
-            Shard(name, name, tuple(of[name].axis.rank * n * (dim == of[name].dim) for dim, n in enumerate(x.shape)), x)
+            Shard(
+                name,
+                name,
+                tuple(
+                    of[name].axis.rank * n * (dim == of[name].dim) for dim, n in enumerate(x.shape)
+                ),
+                x,
+            )
             for name, x in named.items()
         ]
 
@@ -264,9 +296,12 @@ class Ours(Engine):
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration. Recording relies on every schedule taking a chunk through its microbatches in order."""
+        """Run an iteration. Recording relies on every schedule taking a chunk through its
+        microbatches in order."""
         microbatches = self.inputs.of(iteration)
-        firsts = [first for microbatch in microbatches for first in microbatch.places[:: self.at_once]]
+        firsts = [
+            first for microbatch in microbatches for first in microbatch.places[:: self.at_once]
+        ]
         with ExitStack() as watches:
             for chunk in self.model.chunks if recorder else ():
                 watches.callback(self._watch(chunk, firsts, recorder))
@@ -275,7 +310,9 @@ class Ours(Engine):
         return self.gradient.loss
 
     def gradients(self) -> Named:
-        return ((parameter.name, value) for parameter, value in whole_gradients(self.training.optimizer))
+        return (
+            (parameter.name, value) for parameter, value in whole_gradients(self.training.optimizer)
+        )
 
     def update(self, iteration: int) -> tuple[float, float]:
         rate = self.work.rate(iteration)
@@ -283,12 +320,19 @@ class Ours(Engine):
         return self.gradient.norm, rate
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        return ((parameter.name, what, value) for parameter, what, value in whole_state(self.training.optimizer)
-                if what != "master")  # fmt: skip
+        return (
+            (parameter.name, what, value)
+            for parameter, what, value in whole_state(self.training.optimizer)
+            if what != "master"
+        )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
         """Record a chunk's modules and its loss, which is not the output of a module."""
-        end_hooks, batch_loss, waiting = recorder.watch(chunk, firsts), chunk.batch_loss, iter(firsts)
+        end_hooks, batch_loss, waiting = (
+            recorder.watch(chunk, firsts),
+            chunk.batch_loss,
+            iter(firsts),
+        )
 
         def watched_loss(*args: Any) -> torch.Tensor:
             value: torch.Tensor = batch_loss(*args)
@@ -307,14 +351,19 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
     """The configuration with the vocabulary of its dataset, if it has one."""
     if not config.data.dataset:
         return config
-    return config.model_copy(update={"model": DatasetFacts.read(config.data.dataset).resize(config.model)})
+    return config.model_copy(
+        update={"model": DatasetFacts.read(config.data.dataset).resize(config.model)}
+    )
 
 
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Describe the training, on the dataset's files or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        scratch, facts = Path(folder), DatasetFacts.read(config.data.dataset) if config.data.dataset else None
+        scratch, facts = (
+            Path(folder),
+            DatasetFacts.read(config.data.dataset) if config.data.dataset else None,
+        )
         if facts:
             tokens = tuple(facts.prefixes("train"))
         else:
@@ -323,7 +372,8 @@ def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
 
 
 def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Path:
-    """Write documents of random tokens, a few of them frequent as in text; return the file's prefix."""
+    """Write documents of random tokens, a few of them frequent as in text; return the file's
+    prefix."""
     random = np.random.RandomState(config.train.seed)
     vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
     documents = iterations * config.train.global_batch_size * 2 + 2

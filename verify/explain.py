@@ -1,9 +1,11 @@
-"""The place where two trainings part, and whether rounding or a fault explains it: a replay in float64 decides.
+"""The place where two trainings part, and whether rounding or a fault explains it: a replay in
+float64 decides.
 
-A run is at fault where it is farther from the float64 replay of its own settings than rounding takes it. How far that
-is, is measured: the same iterations are trained once more on one rank in the run's own number format, from weights
-moved by a rounding. `TAIL` times its distance from float64 is allowed, the largest of all iterations so far and the
-next `SEEN_AHEAD`, because differences grow and a single distance may be 0 by chance.
+A run is at fault where it is farther from the float64 replay of its own settings than rounding
+takes it. How far that is, is measured: the same iterations are trained once more on one rank in the
+run's own number format, from weights moved by a rounding. `TAIL` times its distance from float64 is
+allowed, the largest of all iterations so far and the next `SEEN_AHEAD`, because differences grow
+and a single distance may be 0 by chance.
 """
 
 import math
@@ -17,12 +19,19 @@ from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import announce
 from mlm_repro.verify.replay import other_tensors
-from mlm_repro.verify.serial_replay import KnownFault, Numbers, RecordedRun, SerialReplay, Start, known_faults
+from mlm_repro.verify.serial_replay import (
+    KnownFault,
+    Numbers,
+    RecordedRun,
+    SerialReplay,
+    Start,
+    known_faults,
+)
 
 TAIL, SEEN_AHEAD = 10.0, 2
 OF_TENSORS = 256
-"""Units in the last place by which a tensor may differ in any case: Adam moves an element whose gradient is nearly 0 as
-far as any other, to a side that rounding chooses."""
+"""Units in the last place by which a tensor may differ in any case: Adam moves an element whose
+gradient is nearly 0 as far as any other, to a side that rounding chooses."""
 EXACT = ("batch_size", "samples", "loss_scale", "skipped")
 """Numbers that no rounding changes."""
 UNIT = 2.0**-53
@@ -30,7 +39,8 @@ UNIT = 2.0**-53
 SAME = 1e-10
 """Largest relative difference of two replays in float64 that compute the same."""
 FAR = 20
-"""Iterations, or as many as were needed to find a fault, that are replayed to see a checkpoint after it."""
+"""Iterations, or as many as were needed to find a fault, that are replayed to see a checkpoint
+after it."""
 
 
 class Beyond(NamedTuple):
@@ -62,11 +72,13 @@ class Judged:
         self.numbers: dict[int, Numbers] = {}
         """The numbers that float64 gives, by iteration."""
         self.bounds: dict[int, Numbers] = {}
-        """Distance, as a part of each number, of the replay in the run's own format, by iteration."""
+        """Distance, as a part of each number, of the replay in the run's own format, by
+        iteration."""
         self.number: Beyond | None = None
         """The first recorded number that rounding does not explain."""
         self.tensors: list[Beyond] = []
-        """The tensors of the first checkpoint that rounding does not explain, in the order of computation."""
+        """The tensors of the first checkpoint that rounding does not explain, in the order of
+        computation."""
         self.spread: dict[int, dict[str, float]] = {}
         """Part of the size of a checkpoint's tensor by which rounding explains a difference."""
 
@@ -96,7 +108,9 @@ class Judged:
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
             distance = abs(loose[name] - due) / abs(due) if due else 0.0
-            bounds[_pool(name)] = max(bounds.get(_pool(name), 0.0), math.inf if math.isnan(distance) else distance)
+            bounds[_pool(name)] = max(
+                bounds.get(_pool(name), 0.0), math.inf if math.isnan(distance) else distance
+            )
         self.bounds[iteration] = bounds
         self._judge(iteration - SEEN_AHEAD)
         if iteration in self.run.checkpoints:
@@ -113,7 +127,10 @@ class Judged:
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """The recorded numbers of an iteration that are not these."""
-        recorded, bounds = self.run.numbers(iteration), self.bounds[min(iteration + SEEN_AHEAD, self.last)]
+        recorded, bounds = (
+            self.run.numbers(iteration),
+            self.bounds[min(iteration + SEEN_AHEAD, self.last)],
+        )
         for name in [name for name in numbers if name in recorded]:
             part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
@@ -131,22 +148,36 @@ class Judged:
             if true.any()
         }
         kinds = {tensor: tensor.partition(" ")[0] for tensor in spread}
-        medians = {kind: median(spread[each] for each in spread if kinds[each] == kind) for kind in kinds.values()}
+        medians = {
+            kind: median(spread[each] for each in spread if kinds[each] == kind)
+            for kind in kinds.values()
+        }
         self.spread[iteration] = {
-            tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit for tensor, own in spread.items()
+            tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit
+            for tensor, own in spread.items()
         }
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """The tensors of a checkpoint that are not those of a replay, in the order of computation."""
+        """The tensors of a checkpoint that are not those of a replay, in the order of
+        computation."""
         due, precision = replay.tensors(), self.run.config.train.precision
-        for tensor, value in SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items():
+        for tensor, value in (
+            SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items()
+        ):
             stored, true = value.double(), due[tensor].double()
             size = float(true.norm())
             off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
             if not float(off.norm()) <= allowed:
-                row = int(off.flatten(1).norm(dim=1).argmax()) if tensor.endswith("word_embeddings.weight") else None
-                detail = f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} × float64"
+                row = (
+                    int(off.flatten(1).norm(dim=1).argmax())
+                    if tensor.endswith("word_embeddings.weight")
+                    else None
+                )
+                detail = (
+                    f"; it is {float((stored * true).sum()) / (size * size or math.nan):.4g} ×"
+                    " float64"
+                )
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
@@ -156,13 +187,19 @@ class Judged:
             said += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
             said += f"; {len(self.tensors)} tensors are off"
         kinds = self._kinds()
-        return f"{said}; {'kind: ' + ' or '.join(kinds) if kinds else 'no known fault gives these numbers'}"
+        return (
+            f"{said};"
+            f" {'kind: ' + ' or '.join(kinds) if kinds else 'no known fault gives these numbers'}"
+        )
 
     def _kinds(self) -> list[str]:
         """Known faults with which a replay gives every number and every tensor of this run."""
         rows = [each.row for each in self.tensors if each.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
-        announce(f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)} iterations each")
+        announce(
+            f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)}"
+            " iterations each"
+        )
         return list(dict.fromkeys(fault.kind for fault in known if self._fits(fault)))
 
     def _fits(self, fault: KnownFault) -> bool:
@@ -185,12 +222,18 @@ def _pool(name: str) -> str:
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings part and why. Raises Diverged if one is not what its settings compute."""
+    """Print where two trainings part and why. Raises Diverged if one is not what its settings
+    compute."""
     for run in (first, second):
         layout, train = run.run.layout, run.config.train
-        print(f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} × pp {layout.pp} × "
-              f"dp {layout.dp}, microbatches of {train.microbatch_size}")  # fmt: skip
-    facts = [flatten({**run.config.model_dump(mode="json"), "made of": run.run.parents}) for run in (first, second)]
+        print(
+            f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} ×"
+            f" pp {layout.pp} × dp {layout.dp}, microbatches of {train.microbatch_size}"
+        )
+    facts = [
+        flatten({**run.config.model_dump(mode="json"), "made of": run.run.parents})
+        for run in (first, second)
+    ]
     for key in sorted(facts[0].keys() | facts[1].keys()):
         if (before := facts[0].get(key)) != (after := facts[1].get(key)):
             print(f"settings: {key}: {before} → {after}")
@@ -199,7 +242,11 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
         print("the same bits in all that both runs have")
         return
     begun = _common_start(first, second, parting)
-    where = "the beginning" if begun is None else f"the checkpoint at {begun}, which has the same bits in both,"
+    where = (
+        "the beginning"
+        if begun is None
+        else f"the checkpoint at {begun}, which has the same bits in both,"
+    )
     print(f"replay: from {where} on one rank in float64", flush=True)
     judged = _replayed((first, second), begun)
     faults = []
@@ -209,22 +256,27 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
             print(f"fault: {each.sentence()}", flush=True)
         else:
             part = TAIL * max(each.unit, each.bounds[each.last]["loss"])
-            print(f"no fault: {each.run.name} is what its settings compute up to iteration {each.last}; there rounding "
-                  f"explains {part:.1g} of the loss")  # fmt: skip
+            print(
+                f"no fault: {each.run.name} is what its settings compute up to iteration"
+                f" {each.last}; there rounding explains {part:.1g} of the loss"
+            )
     if faults:
         raise Diverged(f"{' and '.join(faults)}: not what the settings compute")
     print(_verdict(*judged))
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print the first number, or else checkpoint, that has other bits; its iteration, None if there is none."""
+    """Print the first number, or else checkpoint, that has other bits; its iteration, None if there
+    is none."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine, other = first.numbers(number), second.numbers(number)
         for name in [name for name in mine if name in other and mine[name] != other[name]]:
             size = abs(mine[name] - other[name])
-            print(f"first other bits: {name.replace('_', ' ')} of iteration {number}, {mine[name]:.9g} and "
-                  f"{other[name]:.9g}, {size:.2g} apart")  # fmt: skip
+            print(
+                f"first other bits: {name.replace('_', ' ')} of iteration {number},"
+                f" {mine[name]:.9g} and {other[name]:.9g}, {size:.2g} apart"
+            )
             return number
         theirs, ours = first.checkpoints.get(number), second.checkpoints.get(number)
         if theirs and ours and (differing := other_tensors(theirs, ours)):
@@ -239,17 +291,26 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
 def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int | None:
     """The newest checkpoint before the iteration where the runs part that both have.
 
-    None, for the beginning, if there is none, and for a model whose memory is no tensor of a checkpoint.
+    None, for the beginning, if there is none, and for a model whose memory is no tensor of a
+    checkpoint.
     """
     has_memory = first.config.model.transformer_xl.memory_length
-    same = (number for number in first.checkpoints.keys() & second.checkpoints.keys() if number < parting)
+    same = (
+        number
+        for number in first.checkpoints.keys() & second.checkpoints.keys()
+        if number < parting
+    )
     return None if has_memory else max(same, default=None)
 
 
 def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Each run beside the replay of its settings, side by side until they end or a fault has been seen."""
+    """Each run beside the replay of its settings, side by side until they end or a fault has been
+    seen."""
     iterations = sum(len(run.steps) for run in runs)
-    announce(f"replays up to {iterations} iterations in float64 and as many in each run's own format, on one rank")
+    announce(
+        f"replays up to {iterations} iterations in float64 and as many in each run's own format, on"
+        " one rank"
+    )
     judged = [Judged(run, run.begin if common is None else run.start_at(common)) for run in runs]
     for number in sorted({number for run in runs for number in run.iterations}):
         for each in judged:
@@ -271,13 +332,21 @@ def _verdict(first: Judged, second: Judged) -> str:
         for name in [name for name in mine if name in other and name != "loss_scale"]:
             if abs(mine[name] - other[name]) > SAME * abs(mine[name]):
                 if name == "skipped":
-                    return f"overflow: iteration {number} made no update in one run, as its gradient was too large"
+                    return (
+                        f"overflow: iteration {number} made no update in one run, as its gradient"
+                        " was too large"
+                    )
                 return (
-                    f"settings: float64 too gives {name.replace('_', ' ')} {mine[name]:.9g} and {other[name]:.9g} in "
-                    f"iteration {number}: the runs were told to compute different things"
+                    f"settings: float64 too gives {name.replace('_', ' ')} {mine[name]:.9g} and"
+                    f" {other[name]:.9g} in iteration {number}: the runs were told to compute"
+                    " different things"
                 )
     pairs = [(first.run.numbers(number), second.run.numbers(number)) for number in common if number]
-    largest = max((abs(mine["loss"] - other["loss"]) / abs(mine["loss"]) for mine, other in pairs), default=0.0)
+    largest = max(
+        (abs(mine["loss"] - other["loss"]) / abs(mine["loss"]) for mine, other in pairs),
+        default=0.0,
+    )
     return (
-        f"rounding: in float64 both runs compute the same; what they record is at most {largest:.1g} of the loss apart"
+        "rounding: in float64 both runs compute the same; what they record is at most"
+        f" {largest:.1g} of the loss apart"
     )

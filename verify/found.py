@@ -1,4 +1,5 @@
-"""Findings of `mlm-verify layouts` as a page, JUnit, SARIF and programs that show it. Imports no torch."""
+"""Findings of `mlm-verify layouts` as a page, JUnit, SARIF and programs that show it. Imports no
+torch."""
 
 import json
 from pathlib import Path
@@ -13,18 +14,44 @@ from mlm_repro.verify.causes import LayoutFinding, parameter_of
 
 PROBES = {
     "initial copies": "every copy of a parameter begins with the same bits",
-    "initial shards": "two parts of a parameter that is drawn at random do not begin with the same bits",
-    "copies": "after a step, every copy of a parameter, its gradient and its moments has the same bits",
-    "loss": "the loss of every microbatch and token, and every output that the program shows, is the serial one",
+    "initial shards": (
+        "two parts of a parameter that is drawn at random do not begin with the same bits"
+    ),
+    "copies": (
+        "after a step, every copy of a parameter, its gradient and its moments has the same bits"
+    ),
+    "loss": (
+        "the loss of every microbatch and token, and every output that the program shows, is the"
+        " serial one"
+    ),
     "gradient": "the gradient of every parameter, and its norm, are the serial ones",
-    "step": "clipped steps with weight decay leave the serial weights and moments, at the serial rate",
-    "planted gradient": "of a gradient that is 1 in one parameter, the squared norm counts its elements",
-    "dropout": "tensor-parallel ranks drop the same elements of a copy, and others of their own parts",
-    "checkpoint": "a serial checkpoint goes on at this layout, and its own goes on serially, as without a stop",
+    "step": (
+        "clipped steps with weight decay leave the serial weights and moments, at the serial rate"
+    ),
+    "planted gradient": (
+        "of a gradient that is 1 in one parameter, the squared norm counts its elements"
+    ),
+    "dropout": (
+        "tensor-parallel ranks drop the same elements of a copy, and others of their own parts"
+    ),
+    "checkpoint": (
+        "a serial checkpoint goes on at this layout, and its own goes on serially, as without a"
+        " stop"
+    ),
 }
 """Statement that each probe proves where it finds nothing."""
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-COLOURS = ("#cc79a7", "#d55e00", "#e69f00", "#f0e442", "#2fb48a", "#56b4e9", "#b0b0b0", "#7fa3e0", "#c9a26b")
+COLOURS = (
+    "#cc79a7",
+    "#d55e00",
+    "#e69f00",
+    "#f0e442",
+    "#2fb48a",
+    "#56b4e9",
+    "#b0b0b0",
+    "#7fa3e0",
+    "#c9a26b",
+)
 
 
 class LayoutsReport(Config):
@@ -45,19 +72,25 @@ class LayoutsReport(Config):
     not_asked: dict[str, str]
     """Reason by layout that its checkpoints were not compared."""
     lost: dict[str, str] = Field(default_factory=dict)
-    """How a rank was lost, by layout; these are among those that cannot run, or were not asked, too."""
+    """How a rank was lost, by layout; these are among those that cannot run, or were not asked,
+    too."""
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
     """Write `index.html`, `junit.xml` and `findings.sarif`; return their paths."""
-    texts = {"index.html": page(report), "junit.xml": junit(report), "findings.sarif": sarif(report)}
+    texts = {
+        "index.html": page(report),
+        "junit.xml": junit(report),
+        "findings.sarif": sarif(report),
+    }
     for name, text in texts.items():
         write_text(directory / name, text)
     return [directory / name for name in texts]
 
 
 def junit(report: LayoutsReport) -> str:
-    """Each layout as a test, findings as failures, a lost rank as an error; one that cannot run is skipped."""
+    """Each layout as a test, findings as failures, a lost rank as an error; one that cannot run is
+    skipped."""
     suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
         case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
@@ -76,14 +109,22 @@ def sarif(report: LayoutsReport) -> str:
     rules = [{"id": probe, "shortDescription": {"text": text}} for probe, text in PROBES.items()]
     results = [
         {
-            "ruleId": each.probe, "level": "error", "message": {"text": str(each)},
+            "ruleId": each.probe,
+            "level": "error",
+            "message": {"text": str(each)},
             "partialFingerprints": {"layouts/v1": f"{each.layout} {each.probe} {each.parameter}"},
-            "locations": [{"logicalLocations": [{"fullyQualifiedName": parameter_of(each.parameter)}]}],
+            "locations": [
+                {"logicalLocations": [{"fullyQualifiedName": parameter_of(each.parameter)}]}
+            ],
         }
         for each in report.findings
-    ]  # fmt: skip
+    ]
     driver = {"name": "mlm-verify layouts", "rules": rules}
-    log = {"version": "2.1.0", "$schema": SARIF_SCHEMA, "runs": [{"tool": {"driver": driver}, "results": results}]}
+    log = {
+        "version": "2.1.0",
+        "$schema": SARIF_SCHEMA,
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
     return json.dumps(log, indent=1) + "\n"
 
 
@@ -93,10 +134,17 @@ def page(report: LayoutsReport) -> str:
     cells: dict[tuple[str, str], dict[int, LayoutFinding]] = {}
     for finding in report.findings:
         for name in (finding.parameter, *finding.alike):
-            cells.setdefault((parameter_of(name), finding.layout), {}).setdefault(numbers[finding.probe], finding)
-    template = Environment(loader=PackageLoader("mlm_repro.verify"), autoescape=True, undefined=StrictUndefined)
+            cells.setdefault((parameter_of(name), finding.layout), {}).setdefault(
+                numbers[finding.probe], finding
+            )
+    template = Environment(
+        loader=PackageLoader("mlm_repro.verify"), autoescape=True, undefined=StrictUndefined
+    )
     return template.get_template("findings.html").render(
-        report=report, cells=cells, colours=COLOURS, probes=PROBES,
+        report=report,
+        cells=cells,
+        colours=COLOURS,
+        probes=PROBES,
         rows=dict.fromkeys([*report.parameters, *(row for row, _ in cells)]),
         fields=", ".join(f"{name}={value}" for name, value in report.fields.items()),
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an engine."""
+"""Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an
+engine."""
 
 import copy
 import inspect
@@ -28,23 +29,33 @@ from mlm_repro.verify.engines import Engine, Named, Shard, Weights, Work
 from mlm_repro.verify.parity import ParityLayout
 
 PATCHES = (
-    "tensors that it makes on `cuda` or moves there are made and stay on the CPU, and their type says cuda",
+    (
+        "tensors that it makes on `cuda` or moves there are made and stay on the CPU, and their"
+        " type says cuda"
+    ),
     "torch.cuda.current_device is the CPU, streams and events of torch.cuda wait for nothing",
     "the generator states that it keeps for dropout are those of the CPU's generator",
     "torch.compile, with which it fuses bias and GeLU, leaves functions as they are",
     "the router of experts finds the name te_general_gemm, as None, without Transformer Engine",
     "the processes that write its checkpoints are forked",
     "attention without Transformer Engine takes values of another head size than keys",
-    "on context-parallel ranks it gathers the sequence, attends over all of it, and keeps its own part",
+    (
+        "on context-parallel ranks it gathers the sequence, attends over all of it, and keeps its"
+        " own part"
+    ),
     "the exchange of the experts' tokens has their numbers as lists",
-    "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its gradients marked",
+    (
+        "its layer norm without Apex and Transformer Engine takes sequence parallelism, with its"
+        " gradients marked"
+    ),
 )
 TRIED = "0.16.1"
 SEED = 1234
 CHECKPOINT = {
-    "non_homogeneous_layers": True, "distrib_optim_sharding_type": "fully_reshardable",
+    "non_homogeneous_layers": True,
+    "distrib_optim_sharding_type": "fully_reshardable",
     "distrib_optim_fully_reshardable_mem_efficient": False,
-}  # fmt: skip
+}
 
 
 def core(name: str) -> Any:
@@ -94,8 +105,11 @@ def make_it_run_on_cpus() -> None:
     OnCpu().__enter__()
 
 
-def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """Make a layer norm as the package does, of a configuration that its check of sequence parallelism lets pass."""
+def plain_layer_norm(
+    make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
+) -> torch.nn.Module:
+    """Make a layer norm as the package does, of a configuration that its check of sequence
+    parallelism lets pass."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
     norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
@@ -105,7 +119,8 @@ def plain_layer_norm(make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Make a core attention as the package does for the whole sequence; values may have another head size than keys."""
+    """Make a core attention as the package does for the whole sequence; values may have another
+    head size than keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -115,14 +130,19 @@ def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwa
 
 
 def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Attend over the sequence that context-parallel ranks have in parts [s/cp, b, heads, d]; keep this rank's."""
+    """Attend over the sequence that context-parallel ranks have in parts [s/cp, b, heads, d]; keep
+    this rank's."""
     group = core("parallel_state").get_context_parallel_group()
     if (ranks := group.size()) == 1:
         return attend(self, *args, **kwargs)
-    gather = partial(core("tensor_parallel.mappings").gather_from_sequence_parallel_region, group=group)
+    gather = partial(
+        core("tensor_parallel.mappings").gather_from_sequence_parallel_region, group=group
+    )
     places = [places_of(len(args[0]) * ranks, ranks, rank) for rank in range(ranks)]
     order = torch.cat(places).argsort()
-    output: torch.Tensor = attend(self, *(gather(each)[order] for each in args[:3]), *args[3:], **kwargs)
+    output: torch.Tensor = attend(
+        self, *(gather(each)[order] for each in args[:3]), *args[3:], **kwargs
+    )
     return output[places[group.rank()]]
 
 
@@ -134,46 +154,79 @@ def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
     """Exchange parts of tensors whose numbers of rows may be tensors."""
-    return exchange(*args, **{name: each.tolist() if hasattr(each, "tolist") else each
-                              for name, each in kwargs.items()})  # fmt: skip
+    return exchange(
+        *args,
+        **{
+            name: each.tolist() if hasattr(each, "tolist") else each
+            for name, each in kwargs.items()
+        },
+    )
 
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
-    """GPTModel of this rank, on the groups of its layout, of the layers that `spec` gives for its configuration."""
+    """GPTModel of this rank, on the groups of its layout, of the layers that `spec` gives for its
+    configuration."""
     make_it_run_on_cpus()
     if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
     groups, tensors = core("parallel_state"), core("tensor_parallel")
     groups.initialize_model_parallel(**values["groups"])
     tensors.model_parallel_cuda_manual_seed(values["seed"])
     kind = getattr(core("transformer.transformer_config"), values["kind"])
-    config = kind(**values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads)
+    config = kind(
+        **values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads
+    )
     specs, extra = core("models.gpt.gpt_layer_specs"), JSON()
-    settings = {"normalization": config.normalization, "qk_l2_norm": getattr(config, "qk_l2_norm", False)}
-    layers = spec(config) if spec else specs.get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, **taken(settings, specs.get_gpt_decoder_block_spec)
-    )  # fmt: skip
+    settings = {
+        "normalization": config.normalization,
+        "qk_l2_norm": getattr(config, "qk_l2_norm", False),
+    }
+    layers = (
+        spec(config)
+        if spec
+        else specs.get_gpt_decoder_block_spec(
+            config,
+            use_transformer_engine=False,
+            **taken(settings, specs.get_gpt_decoder_block_spec),
+        )
+    )
     if getattr(config, "mtp_num_layers", None):
-        extra["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(config, layers, use_transformer_engine=False)
+        extra["mtp_block_spec"] = specs.get_gpt_mtp_block_spec(
+            config, layers, use_transformer_engine=False
+        )
     return core("models.gpt").GPTModel(
-        config, layers, pre_process=groups.is_pipeline_first_stage(), post_process=groups.is_pipeline_last_stage(),
-        **extra, **values["model"],
-    )  # fmt: skip
+        config,
+        layers,
+        pre_process=groups.is_pipeline_first_stage(),
+        post_process=groups.is_pipeline_last_stage(),
+        **extra,
+        **values["model"],
+    )
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
     """Values that a class or a function takes, which differ from release to release."""
-    return {name: value for name, value in values.items() if name in inspect.signature(taker).parameters}
+    return {
+        name: value for name, value in values.items() if name in inspect.signature(taker).parameters
+    }
 
 
-def distribute(values: Mapping[str, Any], module: torch.nn.Module, config: Any) -> tuple[Any, Any, Any]:
+def distribute(
+    values: Mapping[str, Any], module: torch.nn.Module, config: Any
+) -> tuple[Any, Any, Any]:
     """The module under DistributedDataParallel, its optimizer and its schedule."""
     distributed, optimizers = core("distributed"), core("optimizer")
     model = distributed.DistributedDataParallel(
         config, distributed.DistributedDataParallelConfig(**values["distributed"]), module
     )
-    optimizer = optimizers.get_megatron_optimizer(optimizers.OptimizerConfig(**values["optimizer"]), [model])
-    schedule = core("optimizer_param_scheduler").OptimizerParamScheduler(optimizer, **values["schedule"])
+    optimizer = optimizers.get_megatron_optimizer(
+        optimizers.OptimizerConfig(**values["optimizer"]), [model]
+    )
+    schedule = core("optimizer_param_scheduler").OptimizerParamScheduler(
+        optimizer, **values["schedule"]
+    )
     return model, optimizer, schedule
 
 
@@ -184,13 +237,16 @@ def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Shards of tensors like the parameters of these names, which lie in their place while the package is asked."""
+    """Shards of tensors like the parameters of these names, which lie in their place while the
+    package is asked."""
     own, held = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}, {}
     by_storage: dict[int, str] = {}
     for name, parameter in own.items():
         held[name] = parameter.data
         given = named.get(name, parameter).detach()
-        parameter.data = given if given.untyped_storage().nbytes() == given.nbytes else given.clone()
+        parameter.data = (
+            given if given.untyped_storage().nbytes() == given.nbytes else given.clone()
+        )
         by_storage[parameter.data.untyped_storage().data_ptr()] = name
     try:
         state = gpt.sharded_state_dict(metadata=CHECKPOINT)
@@ -224,15 +280,21 @@ def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
 
 def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
     """Load the package's own distributed checkpoint."""
-    content = core("dist_checkpointing").load(checkpoint_of(gpt, optimizer, schedule, True), str(path))
+    content = core("dist_checkpointing").load(
+        checkpoint_of(gpt, optimizer, schedule, True), str(path)
+    )
     for name, part in (("model", gpt), ("optimizer", optimizer), ("scheduler", schedule)):
         part.load_state_dict(content[name])
 
 
-def backward(model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]) -> None:
-    """Run microbatches of tokens, labels, loss masks and positions [b, s] as the package's training loop does.
+def backward(
+    model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]
+) -> None:
+    """Run microbatches of tokens, labels, loss masks and positions [b, s] as the package's training
+    loop does.
 
-    `take` has each microbatch's masked losses [b, s]. A mean is over the tokens of all context-parallel ranks.
+    `take` has each microbatch's masked losses [b, s]. A mean is over the tokens of all
+    context-parallel ranks.
     """
     group = core("parallel_state").get_context_parallel_group()
 
@@ -253,9 +315,13 @@ def backward(model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[
     optimizer.zero_grad()
     size, length = batches[0][0].shape
     core("pipeline_parallel").get_forward_backward_func()(
-        forward_step_func=forward, data_iterator=iter(batches), model=[model], num_microbatches=len(batches),
-        seq_length=length * group.size(), micro_batch_size=size,
-    )  # fmt: skip
+        forward_step_func=forward,
+        data_iterator=iter(batches),
+        model=[model],
+        num_microbatches=len(batches),
+        seq_length=length * group.size(),
+        micro_batch_size=size,
+    )
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
@@ -265,72 +331,124 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Settings of a rank, with the fields that the work sets, under the package's own names as `alone` takes them."""
+    """Settings of a rank, with the fields that the work sets, under the package's own names as
+    `alone` takes them."""
     model, train = work.config.model, work.config.train
     dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
     sizes = {
-        "tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp,
-        "context_parallel_size": layout.cp, "expert_model_parallel_size": layout.ep,
-    }  # fmt: skip
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+    }
     config = sizes | dict(  # noqa: C408  # the package's names
-        num_layers=model.num_layers, hidden_size=model.hidden_size, num_attention_heads=model.num_heads,
-        hidden_dropout=model.dropout, attention_dropout=model.dropout, layernorm_epsilon=1e-5,
-        init_method_std=model.init_std, sequence_parallel=layout.sequence_parallel, params_dtype=dtype,
-        pipeline_dtype=dtype, bf16=dtype == torch.bfloat16, bias_activation_fusion=True, bias_dropout_fusion=True,
-        masked_softmax_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_heads,
+        hidden_dropout=model.dropout,
+        attention_dropout=model.dropout,
+        layernorm_epsilon=1e-5,
+        init_method_std=model.init_std,
+        sequence_parallel=layout.sequence_parallel,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        bias_activation_fusion=True,
+        bias_dropout_fusion=True,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        persist_layer_norm=False,
         use_cpu_initialization=False,
-    )  # fmt: skip
-    gpt = {"vocab_size": model.padded_vocab_size, "max_sequence_length": model.seq_length,
-           "share_embeddings_and_output_weights": True, "position_embedding_type": "learned_absolute"}  # fmt: skip
+    )
+    gpt = {
+        "vocab_size": model.padded_vocab_size,
+        "max_sequence_length": model.seq_length,
+        "share_embeddings_and_output_weights": True,
+        "position_embedding_type": "learned_absolute",
+    }
     optimizer = dict(  # noqa: C408
-        optimizer="adam", lr=train.learning_rate, min_lr=train.min_learning_rate, weight_decay=train.weight_decay,
-        adam_beta1=train.adam_beta1, adam_beta2=train.adam_beta2, adam_eps=train.adam_epsilon,
-        clip_grad=train.clip_gradient, bf16=dtype == torch.bfloat16, params_dtype=dtype,
+        optimizer="adam",
+        lr=train.learning_rate,
+        min_lr=train.min_learning_rate,
+        weight_decay=train.weight_decay,
+        adam_beta1=train.adam_beta1,
+        adam_beta2=train.adam_beta2,
+        adam_eps=train.adam_epsilon,
+        clip_grad=train.clip_gradient,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
         use_distributed_optimizer=sharded,
-    )  # fmt: skip
+    )
     schedule = dict(  # noqa: C408
-        init_lr=0.0, max_lr=train.learning_rate, min_lr=train.min_learning_rate,
-        lr_warmup_steps=train.warmup_iterations * batch, lr_decay_steps=train.iterations * batch,
-        lr_decay_style=train.decay, start_wd=train.weight_decay, end_wd=train.weight_decay, wd_incr_steps=0,
+        init_lr=0.0,
+        max_lr=train.learning_rate,
+        min_lr=train.min_learning_rate,
+        lr_warmup_steps=train.warmup_iterations * batch,
+        lr_decay_steps=train.iterations * batch,
+        lr_decay_style=train.decay,
+        start_wd=train.weight_decay,
+        end_wd=train.weight_decay,
+        wd_incr_steps=0,
         wd_incr_style="constant",
-    )  # fmt: skip
+    )
     distributed = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded}
     kind, given = config_class(work.fields), partial(taken, work.fields)
     return {
-        "seed": SEED, "groups": sizes | given(core("parallel_state").initialize_model_parallel),
-        "kind": kind.__name__, "config": config | given(kind),
+        "seed": SEED,
+        "groups": sizes | given(core("parallel_state").initialize_model_parallel),
+        "kind": kind.__name__,
+        "config": config | given(kind),
         "model": gpt | given(core("models.gpt").GPTModel),
         "distributed": distributed | given(core("distributed").DistributedDataParallelConfig),
-        "optimizer": optimizer | given(core("optimizer").OptimizerConfig), "schedule": schedule,
-    }  # fmt: skip
+        "optimizer": optimizer | given(core("optimizer").OptimizerConfig),
+        "schedule": schedule,
+    }
 
 
 class MegatronCore(Engine):
-    """GPTModel under DistributedDataParallel, with get_megatron_optimizer and OptimizerParamScheduler."""
+    """GPTModel under DistributedDataParallel, with get_megatron_optimizer and
+    OptimizerParamScheduler."""
 
     patches = PATCHES
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the package, so that forked ranks have it. Raises BadInput if it is absent or its names changed."""
+        """Import the package, so that forked ranks have it. Raises BadInput if it is absent or its
+        names changed."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 import_extra("megatron.core", "test")
-                for name in ("models.gpt.gpt_layer_specs", "optimizer_param_scheduler", "dist_checkpointing.mapping",
-                             "dist_checkpointing.strategies.torch",
-                             "datasets.blended_megatron_dataset_builder", "dist_checkpointing.dict_utils"):  # fmt: skip
+                for name in (
+                    "models.gpt.gpt_layer_specs",
+                    "optimizer_param_scheduler",
+                    "dist_checkpointing.mapping",
+                    "dist_checkpointing.strategies.torch",
+                    "datasets.blended_megatron_dataset_builder",
+                    "dist_checkpointing.dict_utils",
+                ):
                     core(name)
-            core("transformer.torch_norm").WrappedTorchNorm, core("tensor_parallel.random")._set_cuda_rng_state
+            (
+                core("transformer.torch_norm").WrappedTorchNorm,
+                core("tensor_parallel.random")._set_cuda_rng_state,
+            )
         except (ImportError, AttributeError) as error:
             own = f"megatron-core {version('megatron-core')}"
-            raise BadInput(f"{own} has other names than the version tried, {TRIED}: {error}") from error
+            raise BadInput(
+                f"{own} has other names than the version tried, {TRIED}: {error}"
+            ) from error
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         if layout.schedule != "1f1b" or layout.recompute != "none":
-            raise BadInput("megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or zero1")
+            raise BadInput(
+                "megatron-core is run with 1F1B and without recomputation: name tp, pp, dp, sp or"
+                " zero1"
+            )
         if layout.mb and not work.fields.get("calculate_per_token_loss"):
-            raise BadInput("a mean over microbatches depends on their size: --with calculate_per_token_loss=True")
+            raise BadInput(
+                "a mean over microbatches depends on their size: --with"
+                " calculate_per_token_loss=True"
+            )
         self.work, self.layout, self.train = work, layout, work.config.train
         values = values_of(work, layout)
         self.module = self.gpt = build(values, work.spec)
@@ -346,10 +464,14 @@ class MegatronCore(Engine):
         model, generator = self.work.config.model, torch.Generator().manual_seed(self.train.seed)
         words = model.vocab_size * 7 // 8  # the last rows of the vocabulary are padding
         tokens = torch.randint(words, (count, model.seq_length + 1), generator=generator)
-        lengths = torch.randint(model.seq_length // 2, model.seq_length + 1, (count, 1), generator=generator)
+        lengths = torch.randint(
+            model.seq_length // 2, model.seq_length + 1, (count, 1), generator=generator
+        )
         masks = (torch.arange(model.seq_length) < lengths).float()
-        return [{"tokens": row[:-1], "labels": row[1:], "loss_mask": mask}
-                for row, mask in zip(tokens, masks, strict=True)]  # fmt: skip
+        return [
+            {"tokens": row[:-1], "labels": row[1:], "loss_mask": mask}
+            for row, mask in zip(tokens, masks, strict=True)
+        ]
 
     def _samples(self, count: int) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
@@ -357,21 +479,32 @@ class MegatronCore(Engine):
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
         weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
         described = config.GPTDatasetConfig(
-            random_seed=self.train.seed, sequence_length=model.seq_length, blend=(prefixes, weights), split="1,0,0",
-            path_to_cache=str(self.work.scratch / "index"), reset_position_ids=False,
-            reset_attention_mask=False, eod_mask_loss=False,
-            tokenizer=SimpleNamespace(eod=0, pad=None, vocab_size=model.vocab_size, unique_identifiers={}),
-        )  # fmt: skip
+            random_seed=self.train.seed,
+            sequence_length=model.seq_length,
+            blend=(prefixes, weights),
+            split="1,0,0",
+            path_to_cache=str(self.work.scratch / "index"),
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            tokenizer=SimpleNamespace(
+                eod=0, pad=None, vocab_size=model.vocab_size, unique_identifiers={}
+            ),
+        )
         builder = core("datasets.blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards where the package's checkpoints put them; in our names if the samples are those of our files."""
+        """Shards where the package's checkpoints put them; in our names if the samples are those of
+        our files."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards
         names = read_names("megatron-core")
-        return [shard._replace(key=names.ours(shard.key, names.parameters, 0) or shard.key) for shard in shards]
+        return [
+            shard._replace(key=names.ours(shard.key, names.parameters, 0) or shard.key)
+            for shard in shards
+        ]
 
     def buffers(self) -> Named:
         return buffers_of(self.gpt)
@@ -388,13 +521,19 @@ class MegatronCore(Engine):
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
         batch, ranks = self.train.global_batch_size, self.groups.get_context_parallel_group()
-        size, rank = self.layout.mb or self.train.microbatch_size, self.groups.get_data_parallel_rank()
+        size, rank = (
+            self.layout.mb or self.train.microbatch_size,
+            self.groups.get_data_parallel_rank(),
+        )
         places = list(place_groups(batch, size, rank, self.layout.dp))
         own = places_of(self.work.config.model.seq_length, ranks.size(), ranks.rank())
         batches = []
         for group in places:
             items = [self.samples[iteration * batch + place] for place in group]
-            tensors = [torch.stack([item[key] for item in items])[:, own] for key in ("tokens", "labels", "loss_mask")]
+            tensors = [
+                torch.stack([item[key] for item in items])[:, own]
+                for key in ("tokens", "labels", "loss_mask")
+            ]
             batches.append([*tensors, own.expand_as(tensors[0])])
         outputs: list[torch.Tensor] = []  # on the last stage
         backward(self.model, self.optimizer, batches, outputs.append)
@@ -403,16 +542,27 @@ class MegatronCore(Engine):
             sums += torch.stack((output.sum(), counts.sum()))
             if recorder and self.work.tokens:
                 recorder.loss(output.sum() / counts.sum(), first, size)
-            for part, place in zip(output.chunk(2, 1), own.chunk(2), strict=True) if recorder else ():
+            for part, place in (
+                zip(output.chunk(2, 1), own.chunk(2), strict=True) if recorder else ()
+            ):
                 recorder.show("loss of tokens", part, (first, int(place[0])))  # type: ignore[union-attr]
-        torch.distributed.all_reduce(sums, group=self.groups.get_data_parallel_group(with_context_parallel=True))
+        torch.distributed.all_reduce(
+            sums, group=self.groups.get_data_parallel_group(with_context_parallel=True)
+        )
         torch.distributed.all_reduce(sums, group=self.groups.get_pipeline_model_parallel_group())
         return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
         """Whole gradients; those that a distributed optimizer has in parts are gathered."""
         for name, parameter in self.gpt.named_parameters():
-            yield name, self._gathered(parameter, "gradient") if self.layout.shard_optimizer else parameter.main_grad
+            yield (
+                name,
+                (
+                    self._gathered(parameter, "gradient")
+                    if self.layout.shard_optimizer
+                    else parameter.main_grad
+                ),
+            )
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
         return self.gpt.get_parameter(parameter).main_grad
@@ -433,17 +583,23 @@ class MegatronCore(Engine):
         return float(self.optimizer.get_grad_norm())  # which its step clips by and returns
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        states = {id(main): state for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
-                  for main, state in chained.optimizer.state.items()}  # fmt: skip
+        states = {
+            id(main): state
+            for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
+            for main, state in chained.optimizer.state.items()
+        }
         for name, parameter in self.gpt.named_parameters():
             for what in ("exp_avg", "exp_avg_sq"):
                 if self.layout.shard_optimizer:
                     yield name, what, self._gathered(parameter, what)
-                elif what in (state := states.get(id(getattr(parameter, "main_param", parameter)), {})):
+                elif what in (
+                    state := states.get(id(getattr(parameter, "main_param", parameter)), {})
+                ):
                     yield name, what, state[what]
 
     def _gathered(self, parameter: torch.Tensor, what: str) -> torch.Tensor:
-        """Gradient or moment of a parameter, whose parts the ranks of a distributed optimizer own; a collective."""
+        """Gradient or moment of a parameter, whose parts the ranks of a distributed optimizer own;
+        a collective."""
         whole = torch.zeros(parameter.shape)
         for owner in self.optimizer.chained_optimizers:
             if parameter in owner.model_param_gbuf_map:
@@ -455,5 +611,7 @@ class MegatronCore(Engine):
                 whole.view(-1)[own.start : own.end] = part
         dense = self.groups.get_data_parallel_group(with_context_parallel=True)
         is_dense = getattr(parameter, "allreduce", True)
-        torch.distributed.all_reduce(whole, group=dense if is_dense else self.groups.get_expert_data_parallel_group())
+        torch.distributed.all_reduce(
+            whole, group=dense if is_dense else self.groups.get_expert_data_parallel_group()
+        )
         return whole

@@ -16,9 +16,12 @@ TOLERANCE = 1e-10
 """Largest absolute difference from the serial run, in float64, of any element of any tensor."""
 
 PARTS: dict[str, JSON] = {
-    **{name: {"schedule": name} for name in get_args(ScheduleName)}, "recompute": {"recompute": "full"},
-    "selective": {"recompute": "selective"}, "sp": {"sequence_parallel": True}, "zero1": {"shard_optimizer": True},
-}  # fmt: skip
+    **{name: {"schedule": name} for name in get_args(ScheduleName)},
+    "recompute": {"recompute": "full"},
+    "selective": {"recompute": "selective"},
+    "sp": {"sequence_parallel": True},
+    "zero1": {"shard_optimizer": True},
+}
 """Settings that each part of a name stands for, if it has no number."""
 NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
 """Keys of the section `parallel` that a name sets."""
@@ -45,11 +48,21 @@ class ParityLayout(ParallelConfig):
     def name(self) -> str:
         """Name made of the settings that differ from the serial run."""
         sizes = {
-            "tp": self.tp, "pp": self.pp, "dp": self.dp if self.dp != self.ep else 1, "fsdp": self.fsdp, "cp": self.cp,
+            "tp": self.tp,
+            "pp": self.pp,
+            "dp": self.dp if self.dp != self.ep else 1,
+            "fsdp": self.fsdp,
+            "cp": self.cp,
             "ep": self.ep,
-        }  # fmt: skip
+        }
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
-        order = f"chunks{self.chunks}" if self.chunks > 1 else "" if self.schedule == "1f1b" else self.schedule
+        order = (
+            f"chunks{self.chunks}"
+            if self.chunks > 1
+            else ""
+            if self.schedule == "1f1b"
+            else self.schedule
+        )
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
         parts = [
             *axes,
@@ -62,7 +75,8 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Set the layout in a configuration of this engine, which has no size of its own for microbatches."""
+        """Set the layout in a configuration of this engine, which has no size of its own for
+        microbatches."""
         if self.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})
@@ -82,7 +96,9 @@ def parse_layout(text: str) -> ParityLayout:
         given = {sized[1]: int(sized[2])} if sized else PARTS.get(part)
         if given is None:
             like = "tp2-pp2-dp2-chunks2-sp-recompute"
-            raise BadInput(f"{text!r} is not a layout: {part!r} is not a part of a name such as {like}")
+            raise BadInput(
+                f"{text!r} is not a layout: {part!r} is not a part of a name such as {like}"
+            )
         if given.keys() & values.keys():
             raise BadInput(f"{text!r} is not a layout: {part!r} contradicts another part")
         values |= given
@@ -93,21 +109,34 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Every tp × pp × dp of at most `ranks`, of more than 8 those of powers of 2, with every schedule and option.
+    """Every tp × pp × dp of at most `ranks`, of more than 8 those of powers of 2, with every
+    schedule and option.
 
-    The serial run is left out. The interleaved schedule has two chunks per rank; `selective` recomputation and more
-    chunks are to be had by name.
+    The serial run is left out. The interleaved schedule has two chunks per rank; `selective`
+    recomputation and more chunks are to be had by name.
     """
     sizes = [size for size in range(1, ranks + 1) if ranks <= 8 or size.bit_count() == 1]
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
     for tp, pp, dp, (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
         sizes, sizes, sizes, orders, (False, True), (False, True), ("none", "full")
     ):
-        is_double = (pp == 1 and schedule != "1f1b") or (tp == 1 and sequence_parallel) or (dp == 1 and sharded)
-        layout = ParityLayout.model_validate({
-            "tp": tp, "pp": pp, "dp": dp, "schedule": schedule, "chunks": chunks, "recompute": recompute,
-            "sequence_parallel": sequence_parallel, "shard_optimizer": sharded,
-        })  # fmt: skip
+        is_double = (
+            (pp == 1 and schedule != "1f1b")
+            or (tp == 1 and sequence_parallel)
+            or (dp == 1 and sharded)
+        )
+        layout = ParityLayout.model_validate(
+            {
+                "tp": tp,
+                "pp": pp,
+                "dp": dp,
+                "schedule": schedule,
+                "chunks": chunks,
+                "recompute": recompute,
+                "sequence_parallel": sequence_parallel,
+                "shard_optimizer": sharded,
+            }
+        )
         if tp * pp * dp <= ranks and not is_double and layout != SERIAL:
             yield layout
 
@@ -125,10 +154,20 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
     """The layout of that name. Raises BadInput where another engine cannot train on it."""
-    if config.model.family != "gpt2" or config.train.optimizer != "adam" or config.train.rampup_batch_size:
-        raise BadInput("only a GPT-2 trained by Adam without a growing batch can be compared with other engines")
+    if (
+        config.model.family != "gpt2"
+        or config.train.optimizer != "adam"
+        or config.train.rampup_batch_size
+    ):
+        raise BadInput(
+            "only a GPT-2 trained by Adam without a growing batch can be compared with other"
+            " engines"
+        )
     if config.train.precision not in ("fp32", "bf16"):
-        raise BadInput(f"precision {config.train.precision} is not compared: --set train.precision=fp32 or bf16")
+        raise BadInput(
+            f"precision {config.train.precision} is not compared: --set train.precision=fp32 or"
+            " bf16"
+        )
     chosen = parse_layout(layout)
     if reason := misfit(chosen, config):
         raise BadInput(f"{chosen.name} does not fit: {reason}")
@@ -138,7 +177,8 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
 def choose_layouts(
     names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Layouts that `--layouts` names, fewest ranks first, and those of `all` that do not fit, by the reason.
+    """Layouts that `--layouts` names, fewest ranks first, and those of `all` that do not fit, by
+    the reason.
 
     Raises BadInput if a layout that was named does not fit or is the serial run.
     """
@@ -152,7 +192,9 @@ def choose_layouts(
         if layout == SERIAL:
             raise BadInput("tp1 is the serial run itself; name a layout to compare with it")
         if layout.world_size > ranks:
-            raise BadInput(f"{layout.name} needs {layout.world_size} ranks and --ranks allows {ranks}")
+            raise BadInput(
+                f"{layout.name} needs {layout.world_size} ranks and --ranks allows {ranks}"
+            )
         if reason := misfit(layout, config):
             raise BadInput(f"{layout.name} does not fit: {reason}")
     return chosen, {}

@@ -24,7 +24,8 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 
 EXACT = 1e-9
-"""Largest difference of an element in float64, in multiples of the largest element of the serial tensor."""
+"""Largest difference of an element in float64, in multiples of the largest element of the serial
+tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -43,27 +44,36 @@ class Program(Engine):
     drops_at_zero = False
 
     def __init__(
-        self, model: torch.nn.Module, gradient: Callable[[], float] | None = None,
-        step: Callable[[], float] | None = None, starts: Mapping[str, tuple[int, ...]] | None = None,
-        optimizer: torch.optim.Optimizer | None = None, save: Callable[[Path], None] | None = None,
-        restore: Callable[[Path], None] | None = None, clip: Callable[[], Any] | None = None,
+        self,
+        model: torch.nn.Module,
+        gradient: Callable[[], float] | None = None,
+        step: Callable[[], float] | None = None,
+        starts: Mapping[str, tuple[int, ...]] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        save: Callable[[Path], None] | None = None,
+        restore: Callable[[Path], None] | None = None,
+        clip: Callable[[], Any] | None = None,
         named: Mapping[str, torch.nn.Parameter] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Describe the program.
 
-        `gradient` runs the same batch at every layout, forward and backward, reduces the gradients and returns the mean
-        loss; by default the loss of every microbatch of this rank goes backward. `step` clips, updates and returns the
-        norm of the whole gradient; by default `clip` clips and returns it, and the optimizer updates. Without both no
-        norm is asked for. `named` are the parameters by their names in the whole model, where this rank's model has
-        others. `starts` has the begins of this rank's parts of parameters in the whole; DTensors say it
-        themselves, others are whole. Moments of the `optimizer` are compared, by default AdamW. `save` writes a
-        checkpoint into a new directory, `restore` loads one of any layout; every rank calls them.
+        `gradient` runs the same batch at every layout, forward and backward, reduces the gradients
+        and returns the mean loss; by default the loss of every microbatch of this rank goes
+        backward. `step` clips, updates and returns the norm of the whole gradient; by default
+        `clip` clips and returns it, and the optimizer updates. Without both no norm is asked for.
+        `named` are the parameters by their names in the whole model, where this rank's model has
+        others. `starts` has the begins of this rank's parts of parameters in the whole; DTensors
+        say it themselves, others are whole. Moments of the `optimizer` are compared, by default
+        AdamW. `save` writes a checkpoint into a new directory, `restore` loads one of any layout;
+        every rank calls them.
         """
         self.module, self.gradient, self.starts = model, gradient, starts or {}
         self.own = dict(named or model.named_parameters())
         self.optimizer = optimizer
         if optimizer is None and step is None:
-            self.optimizer = torch.optim.AdamW(self.own.values(), lr=1e-2, eps=1e-3, weight_decay=0.1, foreach=False)
+            self.optimizer = torch.optim.AdamW(
+                self.own.values(), lr=1e-2, eps=1e-3, weight_decay=0.1, foreach=False
+            )
         self.clip, self.clip_and_update, self.shares = clip, step, {}
         self.counts_norm = bool(step or clip)
         if save and restore:
@@ -74,11 +84,17 @@ class Program(Engine):
 
     def buffers(self) -> Named:
         saved = self.module.state_dict()
-        return ((name, value) for name, value in self.module.named_buffers()
-                if name in saved and value.is_floating_point())  # fmt: skip
+        return (
+            (name, value)
+            for name, value in self.module.named_buffers()
+            if name in saved and value.is_floating_point()
+        )
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        return [Shard(name, name, *part_of(value, self.starts.get(name))) for name, value in named.items()]
+        return [
+            Shard(name, name, *part_of(value, self.starts.get(name)))
+            for name, value in named.items()
+        ]
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
@@ -93,7 +109,10 @@ class Program(Engine):
         if self.gradient:
             return float(self.gradient())
         self.module.zero_grad()
-        total, keeps = torch.zeros(()), bool(recorder) and not dist.is_initialized() and not self.shares
+        total, keeps = (
+            torch.zeros(()),
+            bool(recorder) and not dist.is_initialized() and not self.shares,
+        )
         for microbatch in self.microbatches:
             loss = whole_of(self.loss(self.module, microbatch)) / len(self.microbatches)
             loss.backward()
@@ -106,7 +125,11 @@ class Program(Engine):
         return total.item()
 
     def gradients(self) -> Named:
-        return ((name, parameter.grad) for name, parameter in self.own.items() if parameter.grad is not None)
+        return (
+            (name, parameter.grad)
+            for name, parameter in self.own.items()
+            if parameter.grad is not None
+        )
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
         own = self.own[parameter]
@@ -131,12 +154,14 @@ class Program(Engine):
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in float64 what a program computes in fp32 on purpose, such as norms: nothing rounds then."""
+    """Computes in float64 what a program computes in fp32 on purpose, such as norms: nothing rounds
+    then."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]
         named: dict[str, Any] = {
-            name: torch.float64 if each is torch.float32 else each for name, each in (kwargs or {}).items()
+            name: torch.float64 if each is torch.float32 else each
+            for name, each in (kwargs or {}).items()
         }
         call: Any = torch.Tensor.double if func is torch.Tensor.float else func
         return call(*wide, **named)
@@ -168,12 +193,21 @@ class HeldTraining:
             InDouble().__enter__()
         built = self.build(layout)
         parts = built if isinstance(built, tuple) else (built,)
-        program = built if isinstance(built, Program) else Program(parts[0], optimizer=parts[1] if parts[1:] else None)
+        program = (
+            built
+            if isinstance(built, Program)
+            else Program(parts[0], optimizer=parts[1] if parts[1:] else None)
+        )
         program.work, data = work, layout.dp * layout.fsdp
         if program.gradient is None:
             rank = (dist.get_rank() if dist.is_initialized() else 0) // layout.tp % data
-            places, of = range(rank * self.microbatches, (rank + 1) * self.microbatches), data * self.microbatches
-            program.microbatches = [tree_map(partial(_rows, place, of), self.batch) for place in places]
+            places, of = (
+                range(rank * self.microbatches, (rank + 1) * self.microbatches),
+                data * self.microbatches,
+            )
+            program.microbatches = [
+                tree_map(partial(_rows, place, of), self.batch) for place in places
+            ]
             vars(program)["loss"] = self.loss
         return program
 
@@ -201,10 +235,14 @@ def whole_of(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def part_of(value: torch.Tensor, given: tuple[int, ...] | None) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Begin in the whole and value of this rank's part of a tensor; a DTensor says it by its own placements.
+def part_of(
+    value: torch.Tensor, given: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], torch.Tensor]:
+    """Begin in the whole and value of this rank's part of a tensor; a DTensor says it by its own
+    placements.
 
-    A collective for a DTensor that is a partial sum, or divided twice along one dim: the whole is its part then.
+    A collective for a DTensor that is a partial sum, or divided twice along one dim: the whole is
+    its part then.
     """
     if not _is_dtensor(value):
         return given or (0,) * value.dim(), value
@@ -219,14 +257,15 @@ def part_of(value: torch.Tensor, given: tuple[int, ...] | None) -> tuple[tuple[i
 
 
 def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """This rank's part of a whole tensor, divided as a DTensor is: where the numbers of its own elements lie."""
+    """This rank's part of a whole tensor, divided as a DTensor is: where the numbers of its own
+    elements lie."""
     from torch.distributed.tensor import DTensor
 
     own, first = like.to_local(), dist.get_rank() * 2.0**32
     numbers = first + torch.arange(own.numel(), dtype=torch.float64).view(own.shape)
     of = DTensor.from_local(
         numbers, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
-    )  # fmt: skip
+    )
     places = (of.full_tensor().flatten() - first).long()
     mine = (places >= 0) & (places < own.numel())
     part = torch.empty(own.numel(), dtype=whole.dtype)

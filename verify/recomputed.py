@@ -1,7 +1,9 @@
-"""Check a directory against what it was made of by making its numbers, sums and page again. Imports no torch.
+"""Check a directory against what it was made of by making its numbers, sums and page again. Imports
+no torch.
 
-If somebody edits files and seals them anew, the other files of the run, and the runs it was made of, contradict it.
-Rooms declare how the files of each kind follow (`KINDS`); one loop makes them again.
+If somebody edits files and seals them anew, the other files of the run, and the runs it was made
+of, contradict it. Rooms declare how the files of each kind follow (`KINDS`); one loop makes them
+again.
 """
 
 import tempfile
@@ -43,10 +45,12 @@ FOLDER = "folder of runs"
 
 
 class RunCheck:
-    """Differences between a directory and what it was made of, down to the leaves, and all that was not compared."""
+    """Differences between a directory and what it was made of, down to the leaves, and all that was
+    not compared."""
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
-        """Compare all that the kind's room declares; directories that were `seen` on the way here are left out."""
+        """Compare all that the kind's room declares; directories that were `seen` on the way here
+        are left out."""
         self.place, self.seen = place, seen if seen is not None else set()
         self.broken: list[str] = []
         """A sentence for each difference."""
@@ -56,13 +60,19 @@ class RunCheck:
         """Sentences on what was not made again, with what it needs."""
         self.compared: list[str] = []
         """Names of what was compared."""
-        self.manifest = read_document(place / MANIFEST, Manifest) if (place / MANIFEST).is_file() else None
+        self.manifest = (
+            read_document(place / MANIFEST, Manifest) if (place / MANIFEST).is_file() else None
+        )
         is_folder = not (self.manifest or self.seen or is_sealed(place))
         self.word = FOLDER if is_folder else self.manifest.kind if self.manifest else kind_of(place)
         self.kind = KINDS.get(self.word)
         self.seen.add(place.resolve())
         if not self.kind:
-            known = f"of the kind {self.word!r}, of which nothing is known" if self.word else "of no kind that is known"
+            known = (
+                f"of the kind {self.word!r}, of which nothing is known"
+                if self.word
+                else "of no kind that is known"
+            )
             self.broken.append(f"{place} is {known}")
             return
         for part in self.kind.made if is_folder else (self.files, *self.kind.made):
@@ -70,11 +80,28 @@ class RunCheck:
                 for each in part(place):
                     self._note(each)
                 self.compared.append(
-                    part.__name__ if part != self.files else
-                    "files, keys, name and identity" if self.manifest else f"files of a {self.word}"
-                )  # fmt: skip
-            except (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-                said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {one_line(error)}"
+                    part.__name__
+                    if part != self.files
+                    else (
+                        "files, keys, name and identity"
+                        if self.manifest
+                        else f"files of a {self.word}"
+                    )
+                )
+            except (
+                UserError,
+                OSError,
+                LookupError,
+                TypeError,
+                ValueError,
+                AttributeError,
+                ArithmeticError,
+            ) as error:
+                said = (
+                    str(error)
+                    if isinstance(error, UserError)
+                    else f"{type(error).__name__}: {one_line(error)}"
+                )
                 said = f"{error} is missing" if isinstance(error, KeyError) else said
                 self.broken.append(f"{place.name} cannot be checked: {said}")
 
@@ -90,16 +117,25 @@ class RunCheck:
                 self.broken.append(each)
 
     def _follow(self, parent: Parent) -> None:
-        """Check an input: its digest, if it is on disk, every byte of it, and then the input as a run, once."""
+        """Check an input: its digest, if it is on disk, every byte of it, and then the input as a
+        run, once."""
         name, place, made = parent.name, parent.place, self.manifest
         if name and made:
             if not is_sealed(place):
                 self.absent.append(f"{name} ({place.name})")
                 return
             if parent.digest_of(place) != made.parents.get(name):
-                self.broken.append(f"{self.place.name} was not made of {place.name} as it is here: its digest differs")
-            elif parent.digest_of is read_digest and read_object(place / MANIFEST)["created"] > made.created:
-                self.broken.append(f"{self.place.name} was created before {place.name}, of which it was made")
+                self.broken.append(
+                    f"{self.place.name} was not made of {place.name} as it is here: its digest"
+                    " differs"
+                )
+            elif (
+                parent.digest_of is read_digest
+                and read_object(place / MANIFEST)["created"] > made.created
+            ):
+                self.broken.append(
+                    f"{self.place.name} was created before {place.name}, of which it was made"
+                )
         if place.resolve() in self.seen:
             return
         for directory in (place, *parts_within(place)):
@@ -111,7 +147,8 @@ class RunCheck:
         self.broken += other.broken
 
     def files(self, place: Path) -> Comparisons:
-        """Check that it has the files, keys and name of its kind, and belongs together with what lies in it."""
+        """Check that it has the files, keys and name of its kind, and belongs together with what
+        lies in it."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)
@@ -121,12 +158,18 @@ class RunCheck:
                 yield from misread(read_object(path), schema, f"{name} of {place.name}")
         if not self.manifest:
             return
-        if (path := place / RECORDS).is_file() and records_bytes(read_records(path)) != path.read_bytes():
+        if (path := place / RECORDS).is_file() and records_bytes(
+            read_records(path)
+        ) != path.read_bytes():
             yield f"{RECORDS} of {place.name} is not written as records are"
         yield from broken_links(place)
-        if not datetime.fromisoformat(self.manifest.created) <= datetime.now(UTC) + timedelta(days=1):
+        if not datetime.fromisoformat(self.manifest.created) <= datetime.now(UTC) + timedelta(
+            days=1
+        ):
             yield f"{place.name} was created {self.manifest.created}, which is still to come"
-        yield from (Absent(f"{name} in {place.name}, which no seal covers") for name in hidden(place))
+        yield from (
+            Absent(f"{name} in {place.name}, which no seal covers") for name in hidden(place)
+        )
 
 
 def kind_of(place: Path) -> str:
@@ -144,10 +187,16 @@ def against(run: Path) -> Comparisons:
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
     for case in (case for case in result.cases if case.series):
         mine, theirs, apart, allowed = (np.array(series.samples) for series in case.series)
-        yield Remade(f"{AGAINST}: differences of the {case.name}", [*apart], [*np.abs(mine - theirs)])
-        share = np.divide(apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0).max()
+        yield Remade(
+            f"{AGAINST}: differences of the {case.name}", [*apart], [*np.abs(mine - theirs)]
+        )
+        share = np.divide(
+            apart, allowed, out=np.where(apart > 0, np.inf, 0.0), where=allowed > 0
+        ).max()
         value = case.ratios[0].value
-        yield Remade(f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share))
+        yield Remade(
+            f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share)
+        )
     beyond = [ratio.name for case in result.cases for ratio in case.ratios if not ratio.is_reached]
     yield Remade(f"{AGAINST}: number of disagreements", len(result.disagreements), len(beyond))
 
@@ -173,8 +222,9 @@ def report(run: Path) -> Comparisons:
         made, here = _digests(Path(folder)), _digests(run / REPORT)
         if others := sorted(name for name in made | here if made.get(name) != here.get(name)):
             yield (
-                f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not): it was changed, "
-                f"or made by another version or elsewhere; `{inputs.command}` makes it again"
+                f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not):"
+                f" it was changed, or made by another version or elsewhere; `{inputs.command}`"
+                " makes it again"
             )
 
 
@@ -186,23 +236,38 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def runs(folder: Path) -> Comparisons:
     """Check each run in a folder."""
-    for run in (path.parent for path in sorted(folder.rglob(MANIFEST)) if "/." not in f"/{path.relative_to(folder)}"):
+    for run in (
+        path.parent
+        for path in sorted(folder.rglob(MANIFEST))
+        if "/." not in f"/{path.relative_to(folder)}"
+    ):
         yield Parent(run) if is_sealed(run) else Absent(f"{run.name}, which is not sealed")
 
 
 def _settings_of_against(config: JSON) -> JSON:
     recipe = {key: value for key, value in config.items() if key in RunConfig.model_fields}
-    return {key: value for key, value in config.items() if key not in recipe} | differing(RunConfig, recipe)
+    return {key: value for key, value in config.items() if key not in recipe} | differing(
+        RunConfig, recipe
+    )
 
 
 KINDS = {
-    **of_data.KINDS, **of_engine.KINDS, **of_experiments.KINDS,
-    "against": Kind({AGAINST: None}, name=lambda config: f"against-{NAME}", outside=frozenset({"data"}),
-                    settings=_settings_of_against, made=(against,)),
-    REPORT: Kind(dict.fromkeys(("index.html", "sources.json")), rf"figures/{NAME}\.(csv|svg|pdf|tex)"),
+    **of_data.KINDS,
+    **of_engine.KINDS,
+    **of_experiments.KINDS,
+    "against": Kind(
+        {AGAINST: None},
+        name=lambda config: f"against-{NAME}",
+        outside=frozenset({"data"}),
+        settings=_settings_of_against,
+        made=(against,),
+    ),
+    REPORT: Kind(
+        dict.fromkeys(("index.html", "sources.json")), rf"figures/{NAME}\.(csv|svg|pdf|tex)"
+    ),
     FOLDER: Kind({}, made=(runs,)),
     "oracle": Kind(dict.fromkeys(("README.md", "table.csv")), "(model|tasks|texts)/.+"),
-}  # fmt: skip
+}
 KINDS["reproduction"] = KINDS["reproduction"]._replace(made=(*KINDS["reproduction"].made, report))
 """Kinds of directories by the word in their manifests."""
 WITHOUT_MANIFEST = "checkpoint", "imported checkpoint", REPORT, "oracle"

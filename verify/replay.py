@@ -1,4 +1,5 @@
-"""Train segments of a run again, each at the layout it was trained at, and compare the results bit for bit."""
+"""Train segments of a run again, each at the layout it was trained at, and compare the results bit
+for bit."""
 
 import random
 import tempfile
@@ -19,10 +20,23 @@ from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.run.files import read_metrics
 from mlm_repro.engine.run.resolved import resolve, resolve_begun
 from mlm_repro.engine.train import train
-from mlm_repro.lineage.chain import CONFIG, INDEX, STATE, checkpoint_path, complete_checkpoints, iteration_of
+from mlm_repro.lineage.chain import (
+    CONFIG,
+    INDEX,
+    STATE,
+    checkpoint_path,
+    complete_checkpoints,
+    iteration_of,
+)
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import check_seal, is_sealed, sealed_files
-from mlm_repro.lineage.errors import BadInput, Diverged, HardwareMissing, IntegrityFailure, Interrupted
+from mlm_repro.lineage.errors import (
+    BadInput,
+    Diverged,
+    HardwareMissing,
+    IntegrityFailure,
+    Interrupted,
+)
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.run import RunDirectory
@@ -34,7 +48,8 @@ DEFAULT_SEGMENTS = 3
 
 
 class Segment(NamedTuple):
-    """The iterations from one kept checkpoint, or the beginning, to the next, and how they were trained."""
+    """The iterations from one kept checkpoint, or the beginning, to the next, and how they were
+    trained."""
 
     start: int
     end: int
@@ -46,8 +61,8 @@ class Segment(NamedTuple):
 def replay(run: Path, count: int | None) -> None:
     """Draw `count` segments of a sealed run at random, train each again and print what differs.
 
-    Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another numerics identity,
-    Diverged where a metric, a weight or the optimizer's state differs.
+    Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another
+    numerics identity, Diverged where a metric, a weight or the optimizer's state differs.
     """
     directory = RunDirectory.open(run, "training")
     config = resolve_begun(directory).config
@@ -56,13 +71,23 @@ def replay(run: Path, count: int | None) -> None:
     every = list(zip([0, *ends], ends, strict=False))
     wanted = min(DEFAULT_SEGMENTS, len(every)) if count is None else count
     if not 0 < wanted <= len(every):
-        raise BadInput(f"{run} has {len(every)} segments, from one kept checkpoint to the next: not {wanted} or more")
+        raise BadInput(
+            f"{run} has {len(every)} segments, from one kept checkpoint to the next: not {wanted}"
+            " or more"
+        )
     drawn = sorted(random.SystemRandom().sample(every, wanted))
     segments = [_read_segment(directory.path, config, start, end) for start, end in drawn]
-    iterations, most = sum(end - start for start, end in drawn), max(each.layout.world_size for each in segments)
-    announce(f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes")
-    print(f"draws {wanted} of {len(every)} segments; misses a single forged one with probability "
-          f"{1 - wanted / len(every):.3g}")  # fmt: skip
+    iterations, most = (
+        sum(end - start for start, end in drawn),
+        max(each.layout.world_size for each in segments),
+    )
+    announce(
+        f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes"
+    )
+    print(
+        f"draws {wanted} of {len(every)} segments; misses a single forged one with probability "
+        f"{1 - wanted / len(every):.3g}"
+    )
     differences = []
     for segment in segments:
         differs = _replay_segment(directory.path, segment)
@@ -76,18 +101,22 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """The segment that ends at a checkpoint, at the layout that it or, in earlier versions, the manifest records."""
+    """The segment that ends at a checkpoint, at the layout that it or, in earlier versions, the
+    manifest records."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
     for name, value in numerics_identity(local_device().type == "cuda").items():
         if recorded.get(name) != value:
             raise HardwareMissing(
-                f"{path.name} was computed with the {name} {recorded.get(name)!r} and here it is {value!r}: "
-                "the same bits are promised for one numerics identity"
+                f"{path.name} was computed with the {name} {recorded.get(name)!r} and here it is"
+                f" {value!r}: the same bits are promised for one numerics identity"
             )
     try:
-        layout, threads = Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")}), int(recorded["threads"])
+        layout, threads = (
+            Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")}),
+            int(recorded["threads"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path} does not record its layout and threads: {error}") from error
     stored = read_object(path / CONFIG).get("parallel") or config.parallel.model_dump()
@@ -96,21 +125,30 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
-    """Train a segment again in a temporary folder; the first difference of the metrics and of the checkpoint."""
+    """Train a segment again in a temporary folder; the first difference of the metrics and of the
+    checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))
         except IntegrityFailure as error:
-            return [f"training cannot go on from the checkpoint at iteration {segment.start}: {error}"]
-        return [*_compare_metrics(run, again, segment), *_compare_checkpoints(run, again, segment.end)]
+            return [
+                f"training cannot go on from the checkpoint at iteration {segment.start}: {error}"
+            ]
+        return [
+            *_compare_metrics(run, again, segment),
+            *_compare_checkpoints(run, again, segment.end),
+        ]
 
 
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
-    """A run directory below `root`, trained from the run's checkpoint at the segment's start to its end."""
+    """A run directory below `root`, trained from the run's checkpoint at the segment's start to its
+    end."""
     config, start, end = segment.config, segment.start, segment.end
     schedule = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
     record = config.record.model_copy(update={"loggers": ()})
-    config = config.model_copy(update={"train": config.train.model_copy(update=schedule), "record": record})
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update=schedule), "record": record}
+    )
     resolved = resolve(config, segment.layout.world_size)
     again = resolved.begin(root)
     if start:
@@ -140,12 +178,18 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
     """The first line of the metrics that differs, and the key that does."""
     within = range(segment.start + bool(segment.start), segment.end + 1)
-    stated, computed = ([line for line in read_metrics(path) if line["iteration"] in within] for path in (run, again))
+    stated, computed = (
+        [line for line in read_metrics(path) if line["iteration"] in within]
+        for path in (run, again)
+    )
     for line, true in zip_longest(stated, computed, fillvalue=dict[str, Any]()):
         for name in {**true, **line}:
             if name not in NOT_COMPUTED and line.get(name) != true.get(name):
                 at = "{kind} at iteration {iteration}".format(**(true or line))
-                yield f"the metrics first differ in {name} of {at}, {line.get(name)!r} for {true.get(name)!r}"
+                yield (
+                    f"the metrics first differ in {name} of {at}, {line.get(name)!r} for"
+                    f" {true.get(name)!r}"
+                )
                 return
 
 
@@ -161,16 +205,22 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 
 
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
-    """Names that differ in two checkpoints: weights in the order of the model, then the optimizer's, then memory."""
+    """Names that differ in two checkpoints: weights in the order of the model, then the
+    optimizer's, then memory."""
     stated, computed = read_object(theirs / INDEX), read_object(ours / INDEX)
     differing = []
     for name in sorted({**computed, **stated}, key=lambda name: name.startswith(OPTIMIZER_STATE)):
         if name not in computed or name not in stated:
             differing.append(f"{name}, which only one of the two has")
             continue
-        tensor, true = read_whole(theirs, stated, name).reshape(-1), read_whole(ours, computed, name).reshape(-1)
+        tensor, true = (
+            read_whole(theirs, stated, name).reshape(-1),
+            read_whole(ours, computed, name).reshape(-1),
+        )
         if (tensor.dtype, tensor.shape) != (true.dtype, true.shape):
-            differing.append(f"{name}, {tensor.dtype} {list(tensor.shape)} for {true.dtype} {list(true.shape)}")
+            differing.append(
+                f"{name}, {tensor.dtype} {list(tensor.shape)} for {true.dtype} {list(true.shape)}"
+            )
         elif count := int((_bytes(tensor) != _bytes(true)).any(-1).sum()):
             differing.append(f"{name}, in {count:,} of {tensor.numel():,} numbers")
     files, true_files = sealed_files(theirs), sealed_files(ours)

@@ -22,8 +22,10 @@ MODEL = """def prepare(folder: str) -> None:
 
 def build(parallel: bool, folder: str) -> torch.nn.Module:
     axes = DistributedConfig(**{axes}) if parallel else None
-    plain = {{"attn_implementation": "eager", "experts_implementation": "eager"}}  # which compute in float64
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, distributed_config=axes, **plain)
+    # These implementations compute in float64.
+    plain = {{"attn_implementation": "eager", "experts_implementation": "eager"}}
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, distributed_config=axes, **plain)
 
 
 def batch() -> torch.Tensor:
@@ -77,11 +79,17 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
     paths = []
     for finding in report.findings:
         if text := program(finding, report):
-            name = re.sub(r"[^\w.-]", "-", f"{finding.layout}-{finding.probe}-{parameter_of(finding.parameter)}")
+            name = re.sub(
+                r"[^\w.-]",
+                "-",
+                f"{finding.layout}-{finding.probe}-{parameter_of(finding.parameter)}",
+            )
             write_text(path := directory / f"{name}.py", text)
             paths.append(path)
         else:
-            print(f"no program is written for {finding.layout}: {finding.probe}: it needs this suite")
+            print(
+                f"no program is written for {finding.layout}: {finding.probe}: it needs this suite"
+            )
     return paths
 
 
@@ -89,56 +97,82 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
     """The program of a finding; empty for what cannot be shown without this suite."""
     layout, key = parse_layout(finding.layout), parameter_of(finding.parameter)
     told: JSON = {
-        "subject": report.subject, "title": f"{finding.probe} of {key}", "layout": layout.name, "key": repr(key),
-    }  # fmt: skip
+        "subject": report.subject,
+        "title": f"{finding.probe} of {key}",
+        "layout": layout.name,
+        "key": repr(key),
+    }
     if report.program == "megatron-core":
         if finding.probe not in ("planted gradient", "gradient", "loss") or report.spec:
             return ""
         return _filled("megatron-core.py.txt", told | {"runs": _runs(report, layout)})
-    told |= {"ranks": layout.world_size, "microbatches": report.microbatches or 1, "tp": layout.tp, "needs": ""}
+    told |= {
+        "ranks": layout.world_size,
+        "microbatches": report.microbatches or 1,
+        "tp": layout.tp,
+        "needs": "",
+    }
     told["data"] = layout.dp * layout.fsdp
     path, _, function = report.program.rpartition(":")
     if report.program == "transformers":
         kind, sizes = sizes_of(import_extra("transformers", "bench"), report.fields)
         told |= {
-            "needs": " and transformers", "body": MODEL.format(kind=kind, sizes=sizes, axes=axes_of(layout)),
-            "imports": "from transformers import AutoConfig, AutoModelForCausalLM\n"
-                       "from transformers.distributed import DistributedConfig\n",
-        }  # fmt: skip
+            "needs": " and transformers",
+            "body": MODEL.format(kind=kind, sizes=sizes, axes=axes_of(layout)),
+            "imports": (
+                "from transformers import AutoConfig, AutoModelForCausalLM\n"
+                "from transformers.distributed import DistributedConfig\n"
+            ),
+        }
     elif report.program == "torch" and layout.dp * layout.fsdp == layout.world_size:
         fields, kind = report.fields, report.fields.get("reduce_dtype", "")
         factor = fields.get("gradient_divide_factor")
         divide = f"model.set_gradient_divide_factor({factor})" if factor else ""
         told |= {
-            "key": "'weight'", "imports": "from torch.distributed.device_mesh import init_device_mesh\n"
-            "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n",
-            "body": SHARDED.format(
-                sizes=(layout.dp, layout.fsdp), kind=f"torch.{kind}" if kind else None, divide=divide
+            "key": "'weight'",
+            "imports": (
+                "from torch.distributed.device_mesh import init_device_mesh\n"
+                "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
             ),
-        }  # fmt: skip
+            "body": SHARDED.format(
+                sizes=(layout.dp, layout.fsdp),
+                kind=f"torch.{kind}" if kind else None,
+                divide=divide,
+            ),
+        }
     elif ".py" in path and "mlm_repro" not in Path(path).read_text(encoding="utf-8"):
         axes = [
-            {name: getattr(each, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")} for each in (layout, SERIAL)
+            {name: getattr(each, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
+            for each in (layout, SERIAL)
         ]
-        told |= {"imports": "from types import SimpleNamespace\n", "body": OWN.format(
-            path=str(Path(path).resolve()), function=function, axes=axes[0], serial=axes[1])}  # fmt: skip
+        told |= {
+            "imports": "from types import SimpleNamespace\n",
+            "body": OWN.format(
+                path=str(Path(path).resolve()), function=function, axes=axes[0], serial=axes[1]
+            ),
+        }
     else:
         return ""
     return _filled("torch.py.txt", told)
 
 
 def _filled(name: str, told: JSON) -> str:
-    return Template((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")).substitute(told)
+    return Template(
+        (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+    ).substitute(told)
 
 
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
     """Python text of Megatron-Core's settings, serially, on the layout and serially again."""
-    work = small_work(report.seed, 2, core_fields([f"{name}={value}" for name, value in report.fields.items()]))
+    work = small_work(
+        report.seed, 2, core_fields([f"{name}={value}" for name, value in report.fields.items()])
+    )
     texts = []
     for name, each in (("serial", SERIAL), (layout.name, layout), ("again", SERIAL)):
         values = values_of(work, each) | {"ranks": each.world_size}
         settings = {
-            key: values[key] for key in ("ranks", "groups", "kind", "config", "model", "distributed", "optimizer")
+            key: values[key]
+            for key in ("ranks", "groups", "kind", "config", "model", "distributed", "optimizer")
         }
         texts.append(f"{name!r}: {_source(settings)}")
     return "{" + ", ".join(texts) + "}"

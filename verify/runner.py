@@ -1,4 +1,5 @@
-"""The one runner: trains an engine on the ranks of a layout and holds every tensor against a reference."""
+"""The one runner: trains an engine on the ranks of a layout and holds every tensor against a
+reference."""
 
 import os
 import time
@@ -27,7 +28,15 @@ from mlm_repro.engine.launch.threads import RanksFailed, run_threads
 from mlm_repro.lineage.environment import memory_bytes
 from mlm_repro.lineage.errors import BadInput, Diverged
 from mlm_repro.lineage.progress import announce
-from mlm_repro.verify.engines import Engine, Kind, Ours, StepResult, Work, with_samples, with_vocabulary
+from mlm_repro.verify.engines import (
+    Engine,
+    Kind,
+    Ours,
+    StepResult,
+    Work,
+    with_samples,
+    with_vocabulary,
+)
 from mlm_repro.verify.parity import SERIAL, TOLERANCE, ParityLayout, choose_layouts
 
 PATIENCE = 20
@@ -57,13 +66,17 @@ class Computed:
     initial: list[TensorPart] = field(default_factory=list)
     """Parameters as they were built."""
     planted: dict[str, float] = field(default_factory=dict)
-    """Squared norm that the optimizer finds of a gradient that is 1 in one parameter, by parameter."""
+    """Squared norm that the optimizer finds of a gradient that is 1 in one parameter, by
+    parameter."""
     shares: Mapping[str, list[Array]] = field(default_factory=dict)
-    """Gradient of each parameter after each microbatch of the first iteration, where the program is a serial one."""
+    """Gradient of each parameter after each microbatch of the first iteration, where the program is
+    a serial one."""
     masks: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     """Module, digest of the input and digest of the mask of every dropout of an iteration."""
 
-    def take(self, engine: Engine, reference: Reference, keeps: bool = False) -> Callable[[TensorPart], None]:
+    def take(
+        self, engine: Engine, reference: Reference, keeps: bool = False
+    ) -> Callable[[TensorPart], None]:
         """A function for a recorder of the engine."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
@@ -77,10 +90,15 @@ class Computed:
 
 
 def train(
-    kind: Kind, work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, draw: int = 0,
+    kind: Kind,
+    work: Work,
+    layout: ParityLayout,
+    reference: Reference = UNKNOWN,
+    draw: int = 0,
     at_the_end: bool = False,
-) -> Computed:  # fmt: skip
-    """Train on one rank; record every tensor, or the weights at the end alone. Forked ranks inherit the reference."""
+) -> Computed:
+    """Train on one rank; record every tensor, or the weights at the end alone. Forked ranks inherit
+    the reference."""
     engine, computed = kind(work, layout), Computed()
     if work.initial:
         engine.load(work.initial)
@@ -112,7 +130,8 @@ class Outcome:
 
     @property
     def whole(self) -> dict[Key, Array]:
-        """Whole tensors that the ranks computed. Raises IntegrityFailure if parts overlap or leave holes."""
+        """Whole tensors that the ranks computed. Raises IntegrityFailure if parts overlap or leave
+        holes."""
         return assemble(part for rank in self.ranks for part in rank.parts)
 
 
@@ -123,28 +142,58 @@ def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Refere
 
 
 def hold(
-    program: Any, kind: Kind, work: Work, layout: ParityLayout, reference: Reference, *args: Any,
-    run: Callable[..., list[Any]] = run_forked, seconds: float = 24 * 3600.0,
-) -> Outcome:  # fmt: skip
-    """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes against the reference."""
-    place = {tensor: number for number, tensor in enumerate(computation_order(name for _, name in reference.whole))}
+    program: Any,
+    kind: Kind,
+    work: Work,
+    layout: ParityLayout,
+    reference: Reference,
+    *args: Any,
+    run: Callable[..., list[Any]] = run_forked,
+    seconds: float = 24 * 3600.0,
+) -> Outcome:
+    """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes
+    against the reference."""
+    place = {
+        tensor: number
+        for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
+    }
     start, ranks, failure, lost = time.monotonic(), list[Computed](), "", False
     try:
-        ranks = run(program, layout.world_size, kind, work, layout, reference, *args, timeout_seconds=seconds)
+        ranks = run(
+            program,
+            layout.world_size,
+            kind,
+            work,
+            layout,
+            reference,
+            *args,
+            timeout_seconds=seconds,
+        )
     except RanksFailed as raised:
         failure, lost = raised.sentence, raised.lost
     except Exception as error:  # of a thread
         traceback.print_exc()
-        failure = f"{' '.join(getattr(error, '__notes__', ()))}: {type(error).__name__}: {error}".splitlines()[0]
-    rows = merge((each for rank in ranks for each in rank.differences), reference.whole) if ranks else []
+        notes = " ".join(getattr(error, "__notes__", ()))
+        failure = f"{notes}: {type(error).__name__}: {error}".splitlines()[0]
+    rows = (
+        merge((each for rank in ranks for each in rank.differences), reference.whole)
+        if ranks
+        else []
+    )
     rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
     return Outcome(layout, ranks, rows, failure, time.monotonic() - start, lost)
 
 
 def on_ranks(
-    program: Any, kind: Kind, work: Work, layout: ParityLayout, reference: Reference = UNKNOWN, *args: Any
+    program: Any,
+    kind: Kind,
+    work: Work,
+    layout: ParityLayout,
+    reference: Reference = UNKNOWN,
+    *args: Any,
 ) -> Outcome:
-    """Hold one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank fails otherwise."""
+    """Hold one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank
+    fails otherwise."""
     outcome = hold(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
@@ -161,13 +210,19 @@ def table_row(outcome: Outcome, result: str) -> str:
     return f"{outcome.layout.name:30}  {largest:7}  {result:7}  {outcome.seconds:7.1f}  {tensor}"
 
 
-def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False) -> None:
-    """Compare the layouts `names` stands for with the serial run, a line each; `threads` take one sequence at a time.
+def run_parity(
+    config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False
+) -> None:
+    """Compare the layouts `names` stands for with the serial run, a line each; `threads` take one
+    sequence at a time.
 
-    Raises Diverged for the first that is beyond the tolerance, BadInput for a layout that does not fit.
+    Raises Diverged for the first that is beyond the tolerance, BadInput for a layout that does not
+    fit.
     """
     config = with_vocabulary(config)
-    changed = {"precision": "fp64"} | ({"microbatch_size": 1} if threads else {})  # more data-parallel ranks fit
+    changed = {"precision": "fp64"} | (
+        {"microbatch_size": 1} if threads else {}
+    )  # more data-parallel ranks fit
     config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
     chosen, others = choose_layouts(names, ranks, config)
     for reason, layouts in others.items():
@@ -175,30 +230,41 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
     model, half = config.model, (memory_bytes() or 0) / 2
-    outputs = (12 * model.num_layers + 2) * config.train.global_batch_size * model.seq_length * model.hidden_size
+    outputs = (
+        (12 * model.num_layers + 2)
+        * config.train.global_batch_size
+        * model.seq_length
+        * model.hidden_size
+    )
     needed = 8 * iterations * (2 * outputs + 4 * parameter_count(model))
     if 0 < half < needed:
         raise BadInput(
-            f"the tensors of {iterations} iterations take {needed / 2**30:,.0f} GiB and half of the memory here is "
-            f"{half / 2**30:,.0f}: --twin, a smaller train.global_batch_size or fewer --iterations make it less"
+            f"the tensors of {iterations} iterations take {needed / 2**30:,.0f} GiB and half of the"
+            f" memory here is {half / 2**30:,.0f}: --twin, a smaller train.global_batch_size or"
+            " fewer --iterations make it less"
         )
     most = max(layout.world_size for layout in chosen)
     kind = "threads" if threads else "processes"
-    announce(f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}")
+    announce(
+        f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}"
+    )
     torch.set_num_threads(1)
     wrong: list[str] = []
     with with_samples(config, iterations) as work:
         serial = on_ranks(train, Ours, work, SERIAL)
         print(
-            f"{config.name}: {iterations} iterations of {config.train.global_batch_size} sequences in float64; "
-            f"the serial run took {serial.seconds:.1f} s, the tolerance is {TOLERANCE:.0e}"
+            f"{config.name}: {iterations} iterations of {config.train.global_batch_size} sequences"
+            f" in float64; the serial run took {serial.seconds:.1f} s, the tolerance is"
+            f" {TOLERANCE:.0e}"
         )
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
         patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
         for layout in chosen:
             outcome = hold(train, Ours, work, layout, reference, run=run, seconds=patience)
-            finding = outcome.failure or next((row.sentence("the serial run") for row in outcome.beyond), "")
+            finding = outcome.failure or next(
+                (row.sentence("the serial run") for row in outcome.beyond), ""
+            )
             print(table_row(outcome, "DIFFERS" if finding else "ok"))
             if finding:
                 print(f"{'':12}  first: {finding}")
@@ -206,4 +272,7 @@ def run_parity(config: RunConfig, names: str, ranks: int, iterations: int, threa
     if wrong:
         more = f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" if len(wrong) > 1 else ""
         raise Diverged(wrong[0] + more)
-    print(f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in float64")
+    print(
+        f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in"
+        " float64"
+    )

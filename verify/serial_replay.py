@@ -1,5 +1,5 @@
-"""A recorded run trained again by the engine's own trainer on one rank, in any number format, as its settings say or
-with one known fault."""
+"""A recorded run trained again by the engine's own trainer on one rank, in any number format, as
+its settings say or with one known fault."""
 
 import math
 import re
@@ -35,12 +35,21 @@ from mlm_repro.lineage.run import RunDirectory
 
 Numbers = dict[str, float]
 """The numbers of an iteration, in the order in which they are computed."""
-OF_A_STEP = ("batch_size", "samples", "learning_rate", "loss_scale", "loss", "gradient_norm", "skipped")
+OF_A_STEP = (
+    "batch_size",
+    "samples",
+    "learning_rate",
+    "loss_scale",
+    "loss",
+    "gradient_norm",
+    "skipped",
+)
 MASTER = "master"
 
 
 class Start(NamedTuple):
-    """The place where a training begins: iterations done, and a checkpoint; random weights without one."""
+    """The place where a training begins: iterations done, and a checkpoint; random weights without
+    one."""
 
     iteration: int = 0
     place: Path | None = None
@@ -67,7 +76,11 @@ class RecordedRun:
             self.begin = Start(seam.iteration if seam else 0, place, origin.digest, bool(seam))
             if seam:
                 self.checkpoints[seam.iteration] = place
-        self.steps = {step.iteration: step for step in steps_in(lines) if step.iteration > self.begin.iteration}
+        self.steps = {
+            step.iteration: step
+            for step in steps_in(lines)
+            if step.iteration > self.begin.iteration
+        }
         first = self.begin.iteration + 1
         if list(self.steps) != list(range(first, first + len(self.steps))) or not self.steps:
             raise BadInput(f"{path} does not have a line for each iteration from {first} on")
@@ -106,27 +119,44 @@ NO_FAULT = KnownFault("")
 
 
 class SerialReplay(Trainer, Guard):
-    """The trainer of a recorded run, on one rank. It is its own guard: what the run left out is left out."""
+    """The trainer of a recorded run, on one rank. It is its own guard: what the run left out is
+    left out."""
 
     def __init__(
-        self, recorded: RecordedRun, start: Start, precision: Precision = "fp64", is_moved: bool = False,
+        self,
+        recorded: RecordedRun,
+        start: Start,
+        precision: Precision = "fp64",
+        is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
-    ) -> None:  # fmt: skip
-        """Build the model at its start; `is_moved` moves master weights by up to half a unit in their last place."""
+    ) -> None:
+        """Build the model at its start; `is_moved` moves master weights by up to half a unit in
+        their last place."""
         config, changed = recorded.config, {"precision": precision, **fault.train}
-        train, model = config.train.model_copy(update=changed), config.model.model_copy(update=fault.model)
+        train, model = (
+            config.train.model_copy(update=changed),
+            config.model.model_copy(update=fault.model),
+        )
         config = config.model_copy(update={"parallel": SERIAL, "train": train, "model": model})
-        super().__init__(replace(recorded.run, config=config), RunDirectory(recorded.path), serial_mesh(local_device()))
+        super().__init__(
+            replace(recorded.run, config=config),
+            RunDirectory(recorded.path),
+            serial_mesh(local_device()),
+        )
         self.recorded, self.guards = recorded, [self]
         optimizer = self.step.optimizer
         if start.place:
             own = start.place, start.digest, self.model.parameters, optimizer
             self.state = start_from(*own, start.is_whole)
-            if start.is_whole and precision == "fp64":  # the weights of a mixed run are those of its optimizer
+            if (
+                start.is_whole and precision == "fp64"
+            ):  # the weights of a mixed run are those of its optimizer
                 start_from(*own, is_whole=False)
                 optimizer.steps = self.state.optimizer_steps
         updated = self.state.updated_samples
-        self.updated_samples = self.schedule.samples_before(start.iteration) if updated is None else updated
+        self.updated_samples = (
+            self.schedule.samples_before(start.iteration) if updated is None else updated
+        )
         self.scaler = LossScaler(**self.state.loss_scaler or {"scale": train.initial_loss_scale})
         """The loss scale that follows from the overflows of the run."""
         for group in optimizer.groups if is_moved else ():
@@ -135,7 +165,8 @@ class SerialReplay(Trainer, Guard):
         fault.plant(self)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Train a recorded iteration, of 0 nothing; the numbers that it computes, validations among them."""
+        """Train a recorded iteration, of 0 nothing; the numbers that it computes, validations among
+        them."""
         numbers: Numbers = {}
         if now := self.recorded.steps.get(iteration):
             train, overflows = self.recorded.config.train, now.gradient_norm is None
@@ -144,9 +175,15 @@ class SerialReplay(Trainer, Guard):
             line = self.iterate(iteration - 1)[0]
             line.skipped = overflows or (train.skip_spikes and bool(now.spike))
             line.loss_scale = self.scaler.scale if train.precision == "fp16" else 1.0
-            numbers = {name: math.inf if (has := getattr(line, name)) is None else has for name in OF_A_STEP}
+            numbers = {
+                name: math.inf if (has := getattr(line, name)) is None else has
+                for name in OF_A_STEP
+            }
             self.scaler.update(overflow=overflows)
-        again = (self._validate(iteration, each.samples, each.kind) for each in self.recorded.validations[iteration])
+        again = (
+            self._validate(iteration, each.samples, each.kind)
+            for each in self.recorded.validations[iteration]
+        )
         return numbers | {_named(each): each.loss for each in again}
 
     def before(self, number: int) -> None:
@@ -160,8 +197,13 @@ class SerialReplay(Trainer, Guard):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights and moments by name, in the order of computation."""
-        state = {f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)}
-        weights = {f"updated {p.name}": state.pop(f"{MASTER} of {p.name}", p.local.data) for p in self.model.parameters}
+        state = {
+            f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
+        }
+        weights = {
+            f"updated {p.name}": state.pop(f"{MASTER} of {p.name}", p.local.data)
+            for p in self.model.parameters
+        }
         return {name: (state | weights)[name] for name in computation_order([*state, *weights])}
 
 
@@ -216,12 +258,18 @@ def _row_left_out(row: int, replay: SerialReplay) -> None:
             is_row = inputs[0].T.eq(row).unsqueeze(-1)
             output.register_hook(lambda gradient: gradient.masked_fill(is_row, 0.0))
 
-    replay.model.chunks[0].get_submodule("embedding.word_embeddings").register_forward_hook(leave_out)
+    replay.model.chunks[0].get_submodule("embedding.word_embeddings").register_forward_hook(
+        leave_out
+    )
 
 
 def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
     """Give each microbatch another dropout in the place of its own."""
-    _passed(replay.inputs, "of", lambda batch: [replace(each, dropout=again(each.dropout)) for each in batch])
+    _passed(
+        replay.inputs,
+        "of",
+        lambda batch: [replace(each, dropout=again(each.dropout)) for each in batch],
+    )
 
 
 class OneLayer(Dropout):
@@ -237,32 +285,46 @@ def _named(validation: Validation) -> str:
 
 
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
-    """The known faults that this run can have; `row` is the row of the word embedding that is farthest off."""
+    """The known faults that this run can have; `row` is the row of the word embedding that is
+    farthest off."""
     model, train, dp = recorded.config.model, recorded.config.train, recorded.run.layout.dp
     batch, count = train.global_batch_size, train.global_batch_size // (train.microbatch_size * dp)
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
     yield KnownFault(counts, train={"clock": other})
     if other == "samples":  # by an end that is in updates, without the batch itself or with
-        yield KnownFault(counts, train={"clock": other, "decay_iterations": train.decay_iterations or train.iterations})
+        yield KnownFault(
+            counts,
+            train={"clock": other, "decay_iterations": train.decay_iterations or train.iterations},
+        )
         yield KnownFault(counts, _ahead)
     if train.weight_decay:
         yield KnownFault("biases and layer norms are decayed", _decayed)
     if model.padded_vocab_size > model.vocab_size:
-        yield KnownFault("the embedding's padding rows take part in the softmax",
-                    model={"vocab_size": model.padded_vocab_size})  # fmt: skip
+        yield KnownFault(
+            "the embedding's padding rows take part in the softmax",
+            model={"vocab_size": model.padded_vocab_size},
+        )
     if row is not None:
         looked_up = f"row {row} of the word embedding has no gradient where it is looked up"
         yield KnownFault(looked_up, partial(_row_left_out, row))
     if model.family == "bert":
-        told, not_told = "the loss is a mean of the microbatches' means, not of the batch", "microbatch"
+        told, not_told = (
+            "the loss is a mean of the microbatches' means, not of the batch",
+            "microbatch",
+        )
         if train.normalise != "batch":
-            told, not_told = "the loss is the mean of the batch, not of microbatches' means", "batch"
+            told, not_told = (
+                "the loss is the mean of the batch, not of microbatches' means",
+                "batch",
+            )
         yield KnownFault(told, train={"normalise": not_told})
     if train.precision == "fp16" and train.clip_gradient:
         clipped = "the gradient is clipped before the loss scale is taken out"
         yield KnownFault(clipped, _clipped_scaled)
-        yield KnownFault(clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay)))
+        yield KnownFault(
+            clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay))
+        )
     if model.dropout:
         first, each = tuple(range(train.microbatch_size)), batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
@@ -274,9 +336,20 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
             ),
         }
         for of in list(reuses)[: 3 + (dp > 1)]:
-            yield KnownFault(f"dropout masks are reused: those of the first {of}", partial(_reused, reuses[of]))
-    sizes = {dp * count: f"all {dp * count} microbatches", count: f"a rank's {count} microbatches",
-             dp: f"the {dp} data-parallel ranks"}  # fmt: skip
+            yield KnownFault(
+                f"dropout masks are reused: those of the first {of}", partial(_reused, reuses[of])
+            )
+    sizes = {
+        dp * count: f"all {dp * count} microbatches",
+        count: f"a rank's {count} microbatches",
+        dp: f"the {dp} data-parallel ranks",
+    }
     for size in [size for size in sizes if size > 1]:
-        yield KnownFault(f"the gradient is multiplied once too often by {sizes[size]}", partial(_multiplied, size))
-        yield KnownFault(f"the gradient is divided once too often by {sizes[size]}", partial(_multiplied, 1 / size))
+        yield KnownFault(
+            f"the gradient is multiplied once too often by {sizes[size]}",
+            partial(_multiplied, size),
+        )
+        yield KnownFault(
+            f"the gradient is divided once too often by {sizes[size]}",
+            partial(_multiplied, 1 / size),
+        )

@@ -29,7 +29,10 @@ from mlm_repro.verify.transformers_models import literal
 TABLES = read_toml(Path(__file__).with_name("small.toml"))
 MODEL, TRAIN = TABLES["model"], TABLES["train"]
 """Sizes of the model, which `--with` may change, and one step that clips."""
-LAYOUTS = "(tensor_model|pipeline_model|context|expert_model)_parallel_size|sequence_parallel|use_distributed_optimizer"
+LAYOUTS = (
+    "(tensor_model|pipeline_model|context|expert_model)_parallel_size"
+    "|sequence_parallel|use_distributed_optimizer"
+)
 
 
 LARGEST_BATCH = 8
@@ -43,7 +46,8 @@ class Asked(NamedTuple):
     fields: Sequence[str] = ()
     """FIELD=VALUE, of the program's configurations."""
     microbatches: int = 0
-    """Microbatches of the serial batch in Megatron-Core, and of every rank elsewhere; 0 for the usual number."""
+    """Microbatches of the serial batch in Megatron-Core, and of every rank elsewhere; 0 for the
+    usual number."""
     spec: str = ""
     """Function that gives Megatron-Core's layers: MODULE:FUNCTION or PATH.py:FUNCTION."""
     imports: Sequence[str] = ()
@@ -68,7 +72,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     if name == "megatron-core":
         MegatronCore.prepare()
         work = replace(
-            small_work(seed, 2, core_fields(given), train), spec=function_of(asked.spec) if asked.spec else None
+            small_work(seed, 2, core_fields(given), train),
+            spec=function_of(asked.spec) if asked.spec else None,
         )
         yield MegatronCore, work, f"{name} {version(name)}", "tp2,tp2-sp,pp2,dp2,dp2-zero1"
     elif name == "transformers":
@@ -80,10 +85,17 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
         from mlm_repro.verify import torch_blocks
 
         kind = torch_blocks.training(texts, seed, count or 1)
-        yield kind, small_work(seed, 3), f"{name} {torch.__version__}", "tp2,tp2-sp,fsdp2,dp2,dp2-fsdp2,fsdp2-tp2,pp2"
+        yield (
+            kind,
+            small_work(seed, 3),
+            f"{name} {torch.__version__}",
+            "tp2,tp2-sp,fsdp2,dp2,dp2-fsdp2,fsdp2-tp2,pp2",
+        )
     else:
         if given:
-            raise BadInput(f"--with is for megatron-core, transformers and torch; {name} builds what it builds")
+            raise BadInput(
+                f"--with is for megatron-core, transformers and torch; {name} builds what it builds"
+            )
         build = function_of(name)
         beside = vars(sys.modules[build.__module__])
         kind = HeldTraining(build, beside.get("batch"), beside.get("loss", own_loss), count or 1)
@@ -106,7 +118,8 @@ def _module(path: str, name: str) -> Any:
 
 
 def function_of(name: str) -> Any:
-    """The function that MODULE:FUNCTION or PATH.py:FUNCTION names. Raises BadInput if there is none."""
+    """The function that MODULE:FUNCTION or PATH.py:FUNCTION names. Raises BadInput if there is
+    none."""
     path, _, function = name.rpartition(":")
     module = _module(path, Path(path).stem)
     if not callable(member := getattr(module, function, None)):
@@ -115,15 +128,27 @@ def function_of(name: str) -> Any:
 
 
 def small_work(
-    seed: int, iterations: int, fields: Mapping[str, Any] = MappingProxyType({}),
+    seed: int,
+    iterations: int,
+    fields: Mapping[str, Any] = MappingProxyType({}),
     train: Mapping[str, int] = MappingProxyType({}),
-) -> Work:  # fmt: skip
-    """Steps of a small model on random tokens. Raises BadInput for sizes that do not fit each other."""
+) -> Work:
+    """Steps of a small model on random tokens. Raises BadInput for sizes that do not fit each
+    other."""
     shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
-    shape |= {"num_heads": shape.pop("num_attention_heads"), "padded_vocab_size": shape["vocab_size"]}
+    shape |= {
+        "num_heads": shape.pop("num_attention_heads"),
+        "padded_vocab_size": shape["vocab_size"],
+    }
     model = parse_config(shape, ModelConfig, "--with")
     trained = parse_config({**TRAIN, "seed": seed, **train}, TrainConfig, "--with")
-    return Work(RunConfig(name="layouts", model=model, train=trained), iterations, (), first_rate=0, fields=fields)
+    return Work(
+        RunConfig(name="layouts", model=model, train=trained),
+        iterations,
+        (),
+        first_rate=0,
+        fields=fields,
+    )
 
 
 def core_fields(given: Sequence[str]) -> JSON:
@@ -134,16 +159,24 @@ def core_fields(given: Sequence[str]) -> JSON:
     texts = dict(text.partition("=")[::2] for text in given)
     kinds = [
         config_class({"multi_latent_attention": texts.get("multi_latent_attention") == "True"}),
-        core("models.gpt").GPTModel.__init__, core("optimizer").OptimizerConfig,
+        core("models.gpt").GPTModel.__init__,
+        core("optimizer").OptimizerConfig,
         core("distributed").DistributedDataParallelConfig,
-    ]  # fmt: skip
-    hints = {name: (kind, hint) for kind in reversed(kinds) for name, hint in typing.get_type_hints(kind).items()}
+    ]
+    hints = {
+        name: (kind, hint)
+        for kind in reversed(kinds)
+        for name, hint in typing.get_type_hints(kind).items()
+    }
     fields: JSON = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
         if re.fullmatch(LAYOUTS, name):
             raise BadInput(f"{name} is set by --layouts")
         if name not in hints:
-            raise BadInput(f"Megatron-Core has no field {name!r}: {did_you_mean(name, hints, 'none is like it')}")
+            raise BadInput(
+                f"Megatron-Core has no field {name!r}:"
+                f" {did_you_mean(name, hints, 'none is like it')}"
+            )
         fields[name] = _typed(name, text, hints[name][1])
     return fields
 
@@ -156,7 +189,9 @@ def _typed(name: str, text: str, hint: Any) -> Any:
         raise BadInput(f"{name}={text}: torch.nn.functional has no such function")
     value = literal(text)
     try:
-        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value)
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
+            value
+        )
     except ValidationError as error:
         wanted = inspect.formatannotation(hint).replace("typing.", "")
         raise BadInput(f"{name}={text}: the field must be {wanted}, not {value!r}") from error

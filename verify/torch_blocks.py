@@ -1,4 +1,5 @@
-"""torch's own building blocks of parallel training, on a small model, for `mlm-verify layouts torch`."""
+"""torch's own building blocks of parallel training, on a small model, for `mlm-verify layouts
+torch`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +34,11 @@ CLIP = 0.1
 ROUNDINGS = 8
 """Units of rounding that a gradient may be off by if it is reduced in a shorter type."""
 KINDS = {
-    "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64,
-}  # fmt: skip
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 """Number formats that gradients are reduced in, by name; torch's own choice has none."""
 
 
@@ -60,7 +64,9 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = nn.RMSNorm(HEAD, eps=1e-6), nn.RMSNorm(HEAD, eps=1e-6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.view(*part.shape[:2], -1, HEAD) for part in (self.q(x), self.k(x), self.v(x)))
+        q, k, v = (
+            part.view(*part.shape[:2], -1, HEAD) for part in (self.q(x), self.k(x), self.v(x))
+        )
         q, k, v = (part.transpose(1, 2) for part in (self.q_norm(q), self.k_norm(k), v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         output: torch.Tensor = self.o(mixed.transpose(1, 2).flatten(2))
@@ -123,7 +129,8 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
-    """Clip by torch's functions, which take no parameters of several meshes at once; return the norm."""
+    """Clip by torch's functions, which take no parameters of several meshes at once; return the
+    norm."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in own.values():
         if parameter.grad is not None:
@@ -150,7 +157,11 @@ class Builder:
 
     def __call__(self, layout: ParityLayout) -> Program:
         """Build this rank. Raises BadInput for a layout that these blocks do not have."""
-        if layout.cp * layout.ep > 1 or layout.shard_optimizer or layout.pp > 1 != layout.world_size // layout.pp > 1:
+        if (
+            layout.cp * layout.ep > 1
+            or layout.shard_optimizer
+            or layout.pp > 1 != layout.world_size // layout.pp > 1
+        ):
             raise BadInput("torch's blocks are run with tp, sp, fsdp and dp, or with pp alone")
         torch.manual_seed(self.seed)
         model = Decoder(self.fields.tied)
@@ -180,22 +191,33 @@ class Builder:
         for name in model.layers:
             heads = SequenceParallel(sequence_dim=2, use_local_output=True)
             layer = {
-                "attention.q": ColwiseParallel(), "attention.k": ColwiseParallel(), "attention.v": ColwiseParallel(),
-                "attention.q_norm": heads, "attention.k_norm": heads, "up": ColwiseParallel(),
-                "attention.o": RowwiseParallel(output_layouts=stream), "down": RowwiseParallel(output_layouts=stream),
-            }  # fmt: skip
+                "attention.q": ColwiseParallel(),
+                "attention.k": ColwiseParallel(),
+                "attention.v": ColwiseParallel(),
+                "attention.q_norm": heads,
+                "attention.k_norm": heads,
+                "up": ColwiseParallel(),
+                "attention.o": RowwiseParallel(output_layouts=stream),
+                "down": RowwiseParallel(output_layouts=stream),
+            }
             if sequence_parallel:
                 layer |= {
-                    "attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel(),
-                    "attention": PrepareModuleInput(input_layouts=(stream,), desired_input_layouts=(Replicate(),)),
+                    "attention_norm": SequenceParallel(),
+                    "mlp_norm": SequenceParallel(),
+                    "attention": PrepareModuleInput(
+                        input_layouts=(stream,), desired_input_layouts=(Replicate(),)
+                    ),
                     "up": ColwiseParallel(input_layouts=stream),
-                }  # fmt: skip
+                }
             plan |= {f"layers.{name}.{part}": style for part, style in layer.items()}
         parallelize_module(model, mesh, plan)
 
     def shard(self, model: Decoder, mesh: Any) -> None:
         """Divide parameters over the data-parallel ranks with FSDP2."""
-        more = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)), "mesh": mesh}
+        more = {
+            "mp_policy": MixedPrecisionPolicy(reduce_dtype=KINDS.get(self.fields.reduce_dtype)),
+            "mesh": mesh,
+        }
         for layer in (*model.layers.values(), model):
             fully_shard(layer, **more)
         for module in model.modules():
@@ -211,10 +233,16 @@ class Builder:
         if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):  # there and back again
             numbers = [rank, 2 * layout.pp - 1 - rank]
         of, device = layout.pp * each, torch.device("cpu")
-        stages = [PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers]
+        stages = [
+            PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers
+        ]
         held = nn.Module()
         held.own = nn.ModuleList([stage.submod for stage in stages])
-        run = schedule(stages if not issubclass(schedule, PipelineScheduleSingle) else stages[0], count, cross_entropy)
+        run = schedule(
+            stages if not issubclass(schedule, PipelineScheduleSingle) else stages[0],
+            count,
+            cross_entropy,
+        )
         last = any(stage.is_last for stage in stages)
         first = any(stage.is_first for stage in stages)
 
@@ -222,12 +250,16 @@ class Builder:
             losses: list[torch.Tensor] = []
             held.zero_grad()
             inputs = (self.batch["tokens"],) if first else ()
-            run.step(*inputs, **({"target": self.batch["labels"], "losses": losses} if last else {}))
+            run.step(
+                *inputs, **({"target": self.batch["labels"], "losses": losses} if last else {})
+            )
             total = torch.stack(losses).mean() if last else torch.zeros(())
             dist.all_reduce(total)
             return total.item()
 
-        own = {name.partition(".")[2].partition(".")[2]: each for name, each in held.named_parameters()}
+        own = {
+            name.partition(".")[2].partition(".")[2]: each for name, each in held.named_parameters()
+        }
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
@@ -236,5 +268,7 @@ class Builder:
         per = LAYERS // of
         part.embed = model.embed if number == 0 else None
         part.norm, part.head = (model.norm, model.head) if number == of - 1 else (None, None)
-        part.layers = nn.ModuleDict({str(k): model.layers[str(k)] for k in range(number * per, (number + 1) * per)})
+        part.layers = nn.ModuleDict(
+            {str(k): model.layers[str(k)] for k in range(number * per, (number + 1) * per)}
+        )
         return part

@@ -1,4 +1,5 @@
-"""A causal model of transformers, made small, on its own DistributedConfig, for `mlm-verify layouts transformers`."""
+"""A causal model of transformers, made small, on its own DistributedConfig, for `mlm-verify layouts
+transformers`."""
 
 import ast
 import tempfile
@@ -25,13 +26,19 @@ ROWS, LENGTH = 8, 12
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """A small model of `model_type`, saved with its own initial values, which each rank loads for its layout.
+    """A small model of `model_type`, saved with its own initial values, which each rank loads for
+    its layout.
 
-    Raises BadInput for an architecture, or a field of its configuration, that transformers does not have.
+    Raises BadInput for an architecture, or a field of its configuration, that transformers does not
+    have.
     """
     transformers, _, _ = (
         import_extra(name, "bench")  # once, before ranks are forked
-        for name in ("transformers", "transformers.distributed", "torch.distributed.tensor.parallel")
+        for name in (
+            "transformers",
+            "transformers.distributed",
+            "torch.distributed.tensor.parallel",
+        )
     )
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -42,17 +49,22 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
             model.save_pretrained(folder)
         except Exception as error:
-            raise BadInput(f"transformers builds no {config.model_type}: {type(error).__name__}: {error}") from error
+            raise BadInput(
+                f"transformers builds no {config.model_type}: {type(error).__name__}: {error}"
+            ) from error
         yield HeldTraining(Loaded(Path(folder)), batch_of(seed), token_loss, microbatches)
 
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
-    """The configuration of a small model. Raises BadInput for a name that transformers does not have."""
+    """The configuration of a small model. Raises BadInput for a name that transformers does not
+    have."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
     except Exception as error:
-        raise BadInput(f"{kind} cannot be made small: {type(error).__name__}: {error}".splitlines()[0]) from error
+        raise BadInput(
+            f"{kind} cannot be made small: {type(error).__name__}: {error}".splitlines()[0]
+        ) from error
 
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
@@ -61,7 +73,10 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if kind not in causal:
-        raise BadInput(f"transformers has no causal model_type {kind!r}: {did_you_mean(kind, causal, NONE_NEAR)}")
+        raise BadInput(
+            f"transformers has no causal model_type {kind!r}:"
+            f" {did_you_mean(kind, causal, NONE_NEAR)}"
+        )
     config = transformers.CONFIG_MAPPING[kind]().get_text_config()
     known = config.to_dict()
     sizes: JSON = {name: value for name, value in SMALL.items() if known.get(name) is not None}
@@ -96,9 +111,14 @@ class Loaded:
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
         """Load this rank's part. Raises BadInput for a layout that transformers has no word for."""
         transformers = import_extra("transformers", "bench")
-        more: JSON = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in float64
+        more: JSON = {
+            "attn_implementation": "eager",
+            "experts_implementation": "eager",
+        }  # in float64
         if layout != SERIAL:
-            more["distributed_config"] = transformers.distributed.DistributedConfig(**axes_of(layout))
+            more["distributed_config"] = transformers.distributed.DistributedConfig(
+                **axes_of(layout)
+            )
         model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
             self.folder, dtype=torch.float64, **more
         )
@@ -106,12 +126,18 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """The layout as transformers' DistributedConfig takes it. Raises BadInput if it has no word for it."""
+    """The layout as transformers' DistributedConfig takes it. Raises BadInput if it has no word for
+    it."""
     if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
         raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
     if layout.ep > 1 and layout.fsdp == 1:
         return {"tp_size": layout.tp, "fsdp_size": layout.dp, "ep_size": layout.ep}
-    return {"tp_size": layout.tp, "fsdp_size": layout.fsdp, "ep_size": layout.ep, "dp_replicate_size": layout.dp}
+    return {
+        "tp_size": layout.tp,
+        "fsdp_size": layout.fsdp,
+        "ep_size": layout.ep,
+        "dp_replicate_size": layout.dp,
+    }
 
 
 def batch_of(seed: int) -> dict[str, torch.Tensor]:
@@ -122,13 +148,22 @@ def batch_of(seed: int) -> dict[str, torch.Tensor]:
     attended = torch.arange(LENGTH) < lengths
     prompt = torch.arange(LENGTH) < torch.randint(0, 4, (ROWS, 1), generator=generator)
     labels = tokens.masked_fill(~attended | prompt, -100)
-    return {"input_ids": tokens.masked_fill(~attended, 0), "attention_mask": attended.long(), "labels": labels,
-            "counted": (labels[:, 1:] >= 0).sum().expand(ROWS)}  # fmt: skip
+    return {
+        "input_ids": tokens.masked_fill(~attended, 0),
+        "attention_mask": attended.long(),
+        "labels": labels,
+        "counted": (labels[:, 1:] >= 0).sum().expand(ROWS),
+    }
 
 
 def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Sum of the tokens' losses over the mean number of tokens that so many rows have in the whole batch."""
-    logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False).logits
+    """Sum of the tokens' losses over the mean number of tokens that so many rows have in the whole
+    batch."""
+    logits = model(
+        input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False
+    ).logits
     labels = rows["labels"][:, 1:].flatten()
-    total = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels, ignore_index=-100, reduction="sum")
+    total = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels, ignore_index=-100, reduction="sum"
+    )
     return total * ROWS / (len(labels) // (LENGTH - 1)) / rows["counted"][0]

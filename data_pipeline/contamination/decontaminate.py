@@ -1,11 +1,11 @@
 """Removal of test-set text (Megatron-LM tools/openwebtext/filter_ngrams.py).
 
-A document is cut where it shares an n-gram of words with a test set. The text on either side of the margin, from
-sentence to sentence, is kept if it is long enough.
+A document is cut where it shares an n-gram of words with a test set. The text on either side of the
+margin, from sentence to sentence, is kept if it is long enough.
 
-WikiText's own marks do not hide a match with the text it was made from: `3 @-@ 4`, `10 @,@ 000` and `Teddy 's` have the
-words of `3-4`, `10,000` and `Teddy's`. `<unk>` stands for one word outside WikiText's vocabulary, which no other text
-has there, so a passage ends at it and another begins.
+WikiText's own marks do not hide a match with the text it was made from: `3 @-@ 4`, `10 @,@ 000` and
+`Teddy 's` have the words of `3-4`, `10,000` and `Teddy's`. `<unk>` stands for one word outside
+WikiText's vocabulary, which no other text has there, so a passage ends at it and another begins.
 """
 
 import re
@@ -25,9 +25,10 @@ SENTENCE_END = ".!?"
 def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int = 200) -> list[str]:
     """Parts of the text without its matches; `[text]` if there is no match.
 
-    At the first match, the left part ends with the last sentence end at least `margin` characters before it, and the
-    right part starts after the first sentence end at least `margin` characters behind it; a part is kept if it is
-    longer than `min_part` characters, and the right part is searched again. Time is linear in the text.
+    At the first match, the left part ends with the last sentence end at least `margin` characters
+    before it, and the right part starts after the first sentence end at least `margin` characters
+    behind it; a part is kept if it is longer than `min_part` characters, and the right part is
+    searched again. Time is linear in the text.
     """
     parts: list[str] = []
     begin = 0
@@ -59,7 +60,10 @@ def decontaminate(
         return Drop("test-set text")
     if len(parts) > max_parts:
         return Drop(f"test-set text in more than {max_parts} parts")
-    return [replace(document, id=f"{document.id}#{number}", text=part) for number, part in enumerate(parts)]
+    return [
+        replace(document, id=f"{document.id}#{number}", text=part)
+        for number, part in enumerate(parts)
+    ]
 
 
 UNKNOWN_WORD = "<unk>"
@@ -70,16 +74,18 @@ WIKITEXT_TITLE = re.compile(r" = [^=].*[^=] = ")
 def read_documents(path: Path) -> list[list[str]]:
     """Documents of a test-set file, each a list of passages.
 
-    A document is the `text` of a line of a `.jsonl` file, an article of WikiText's `.tokens`, whose lines are its
-    passages, or a line of any other file. Every passage is divided at `<unk>`. Raises BadInput for a file that cannot
-    be read so.
+    A document is the `text` of a line of a `.jsonl` file, an article of WikiText's `.tokens`, whose
+    lines are its passages, or a line of any other file. Every passage is divided at `<unk>`. Raises
+    BadInput for a file that cannot be read so.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the test set {path} cannot be read: {cause(error)}") from error
     if path.suffix == ".jsonl":
-        grouped = [[_text(path, number, line)] for number, line in enumerate(lines, 1) if line.strip()]
+        grouped = [
+            [_text(path, number, line)] for number, line in enumerate(lines, 1) if line.strip()
+        ]
     elif path.suffix == WIKITEXT_SUFFIX:
         grouped = list(_articles(lines))
     else:
@@ -90,8 +96,15 @@ def read_documents(path: Path) -> list[list[str]]:
 @lru_cache(maxsize=2)
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
     """The n-grams of every passage of the test-set files that has at least `min_words` words."""
-    passages = (words_of(passage) for path in paths for document in read_documents(path) for passage in document)
-    return Ngrams(tuple(" ".join(passage) for passage in passages if len(passage) >= max(1, min_words)), words)
+    passages = (
+        words_of(passage)
+        for path in paths
+        for document in read_documents(path)
+        for passage in document
+    )
+    return Ngrams(
+        tuple(" ".join(passage) for passage in passages if len(passage) >= max(1, min_words)), words
+    )
 
 
 def _text(path: Path, number: int, line: str) -> str:
@@ -100,12 +113,15 @@ def _text(path: Path, number: int, line: str) -> str:
     except ValueError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise BadInput(f"the test set {path}, line {number}, is not a JSON object with a string `text`")
+        raise BadInput(
+            f"the test set {path}, line {number}, is not a JSON object with a string `text`"
+        )
     return str(record["text"])
 
 
 def _articles(lines: list[str]) -> Iterator[list[str]]:
-    """Non-empty lines from one title to the next; a formula may look like a title but has no empty lines around it."""
+    """Non-empty lines from one title to the next; a formula may look like a title but has no empty
+    lines around it."""
     article: list[str] = []
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
         if WIKITEXT_TITLE.fullmatch(line) and not before.strip() and not after.strip():

@@ -1,7 +1,7 @@
 """Finds test sets and the GPT-2 vocabulary.
 
-A published file is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the Hugging Face hub. A file
-from the hub is cached only if its SHA-256 is the published one.
+A published file is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the
+Hugging Face hub. A file from the hub is cached only if its SHA-256 is the published one.
 """
 
 import hashlib
@@ -29,7 +29,8 @@ class PublishedFile(Config):
     subset: str | None = None
     split: str = "test"
     rows: Literal["file", "wikitext", "jsonl", "lines"] = "file"
-    """Form on the hub: the file itself, or rows of text, which `ROWS` turns into parts of the file."""
+    """Form on the hub: the file itself, or rows of text, which `ROWS` turns into parts of the
+    file."""
 
 
 class Published(Config):
@@ -57,7 +58,10 @@ def check_test_set_name(name: str) -> None:
     kind, colon, path = name.partition(":")
     if colon and kind in FILE_KINDS:
         if not path or (kind == "jsonl") != path.endswith(".jsonl"):
-            raise ValueError(f"test set {name!r}: jsonl: stands before a path that ends in .jsonl, text: before others")
+            raise ValueError(
+                f"test set {name!r}: jsonl: stands before a path that ends in .jsonl, text: before"
+                " others"
+            )
     elif name not in TEST_SETS:
         others = f"known: {', '.join(TEST_SETS)}, jsonl:PATH, text:PATH"
         raise ValueError(f"unknown test set {name!r}; {did_you_mean(name, TEST_SETS, others)}")
@@ -83,10 +87,11 @@ def find_gpt2_vocabulary() -> tuple[Path, Path]:
 
 
 def fetch_published(out: Path) -> Iterator[Path]:
-    """Write every test set and GPT-2's vocabulary to `out` as MLM_DATA_DIR has them; their paths, SHA256SUMS last.
+    """Write every test set and GPT-2's vocabulary to `out` as MLM_DATA_DIR has them; their paths,
+    SHA256SUMS last.
 
-    Existing files are kept. Raises IntegrityFailure for another file, and at the end DataMissing for the first that is
-    nowhere.
+    Existing files are kept. Raises IntegrityFailure for another file, and at the end DataMissing
+    for the first that is nowhere.
     """
     written: list[PublishedFile] = []
     missing: DataMissing | None = None
@@ -101,7 +106,9 @@ def fetch_published(out: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content)
         if sha256_file(path) != file.sha256:
-            raise IntegrityFailure(f"{path} is not the published file: remove it, and MLM_DATA_DIR if it names another")
+            raise IntegrityFailure(
+                f"{path} is not the published file: remove it, and MLM_DATA_DIR if it names another"
+            )
         written.append(file)
         yield path
     write_text(out / "SHA256SUMS", "".join(f"{file.sha256}  {file.place}\n" for file in written))
@@ -124,14 +131,18 @@ def _find(file: PublishedFile) -> Path:
     if not path.is_file():
         content = _download(file)
         if hashlib.sha256(content).hexdigest() != file.sha256:
-            raise DataMissing(f"{file.repository} on the hub is not the published {file.place}: {_remedy(file)}")
+            raise DataMissing(
+                f"{file.repository} on the hub is not the published {file.place}: {_remedy(file)}"
+            )
         write_bytes(path, content)
     return path
 
 
 def _download(file: PublishedFile) -> bytes:
     if not hub_is_reachable():
-        raise DataMissing(f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}")
+        raise DataMissing(
+            f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}"
+        )
     try:
         if file.rows == "file":
             from huggingface_hub import hf_hub_download
@@ -142,7 +153,9 @@ def _download(file: PublishedFile) -> bytes:
         rows = load_dataset(file.repository, file.subset, split=file.split)
         return "".join(map(ROWS[file.rows], rows["text"])).encode("utf-8")
     except Exception as error:  # the hub's client raises errors of many libraries
-        raise DataMissing(f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}") from error
+        raise DataMissing(
+            f"{file.repository} could not be read from the hub ({error}): {_remedy(file)}"
+        ) from error
 
 
 def _remedy(file: PublishedFile) -> str:

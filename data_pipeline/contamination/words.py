@@ -12,8 +12,13 @@ from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 TAG, LINK = r"<[^<>]{1,2000}>", r"\]\([^()\s]{1,2000}\)"
 MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")
 """A soft hyphen, a tag, or what follows the words of a link in Markdown."""
-SPACED = {(True, False): re.compile(TAG), (False, True): re.compile(LINK), (True, True): re.compile(f"{TAG}|{LINK}")}
-"""The marks that are read as spaces, by whether a text has `<` and `](`: one kind is found faster than two."""
+SPACED = {
+    (True, False): re.compile(TAG),
+    (False, True): re.compile(LINK),
+    (True, True): re.compile(f"{TAG}|{LINK}"),
+}
+"""The marks that are read as spaces, by whether a text has `<` and `](`: one kind is found faster
+than two."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,20 @@ class Ngrams:
     @cached_property
     def ngrams(self) -> frozenset[str]:
         """Distinct n-grams."""
-        return frozenset(ngram for text in self.texts for ngram in runs_of(text.split(" "), self.words))
+        return frozenset(
+            ngram for text in self.texts for ngram in runs_of(text.split(" "), self.words)
+        )
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Lengths in words, longest first."""
-        return tuple(sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True))
+        return tuple(
+            sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True)
+        )
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Character position and n-gram of each match, from left to right; the longest comes first at one place.
+        """Character position and n-gram of each match, from left to right; the longest comes first
+        at one place.
 
         Soft hyphens, tags and the targets of links hide no match.
         """
@@ -66,16 +76,20 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """`matches` of a text without marks: the words at every place that the index finds are compared."""
+        """`matches` of a text without marks: the words at every place that the index finds are
+        compared."""
         for start in self.index.candidates(text):
-            words = [word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])]
+            words = [
+                word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])
+            ]
             for length in self.lengths:
                 if length <= len(words) and (ngram := " ".join(words[:length])) in self.ngrams:
                     yield start, ngram
 
 
 def _without_marks(text: str) -> list[tuple[int, str]]:
-    """The text in parts with the place of each: soft hyphens are left out, tags and targets of links are spaces."""
+    """The text in parts with the place of each: soft hyphens are left out, tags and targets of
+    links are spaces."""
     parts, end = [], 0
     for mark in MARK.finditer(text):
         parts.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))

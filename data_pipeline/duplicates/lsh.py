@@ -1,12 +1,13 @@
 """Locality-sensitive hashing: documents whose signatures agree in a whole band share a bucket.
 
-A document's fingerprint is a row of 64-bit words: one key for each band, then its sketch, the lowest byte of every
-minimum. Keys propose pairs; sketches estimate the similarity of a pair (two minima agree with a probability equal to
-the Jaccard similarity), so that unrelated documents, which share a bucket of few rows by the thousand in a large
-corpus, are told apart without their texts.
+A document's fingerprint is a row of 64-bit words: one key for each band, then its sketch, the
+lowest byte of every minimum. Keys propose pairs; sketches estimate the similarity of a pair (two
+minima agree with a probability equal to the Jaccard similarity), so that unrelated documents, which
+share a bucket of few rows by the thousand in a large corpus, are told apart without their texts.
 
-With `rows` r and `bands` b, two documents of Jaccard similarity j share a band with probability 1 - (1 - j^r)^b, the
-S-curve (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2).
+With `rows` r and `bands` b, two documents of Jaccard similarity j share a band with probability 1 -
+(1 - j^r)^b, the S-curve (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section
+3.4.2).
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,8 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 
 @compiled
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of each band of signatures [texts, permutations], [texts, bands]: equal bands have equal keys."""
+    """A 64-bit hash of each band of signatures [texts, permutations], [texts, bands]: equal bands
+    have equal keys."""
     documents, rows = minima.shape[0], minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
     for document in range(documents):
@@ -69,7 +71,8 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
 
 
 def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The lowest byte of each minimum of signatures [..., permutations]; zeros fill the last word."""
+    """The lowest byte of each minimum of signatures [..., permutations]; zeros fill the last
+    word."""
     words = np.zeros((*minima.shape[:-1], -(-minima.shape[-1] // WORD_BYTES)), np.uint64)
     words.view(np.uint8)[..., : minima.shape[-1]] = minima & 0xFF
     return words
@@ -77,7 +80,8 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @compiled
 def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
-    """Number of equal bytes of two sketches, padding included; of less than `required` a part of them."""
+    """Number of equal bytes of two sketches, padding included; of less than `required` a part of
+    them."""
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
     count, words = np.int64(0), left.shape[0]
     for start in range(0, words, 4):
@@ -92,13 +96,15 @@ def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
 
 
 def required_agreement(config: DeduplicateConfig) -> int:
-    """Equal bytes that two sketches need to be compared: `min_agreement` plus the padding, which is always equal."""
+    """Equal bytes that two sketches need to be compared: `min_agreement` plus the padding, which is
+    always equal."""
     return config.min_agreement + -config.num_permutations % WORD_BYTES
 
 
 @compiled
 def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
-    """Documents of each run of two or more equal keys, in order, and the starts of these runs; the total is last."""
+    """Documents of each run of two or more equal keys, in order, and the starts of these runs; the
+    total is last."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
     start, filled, runs = 0, 0, 0
@@ -122,16 +128,20 @@ HISTOGRAM_BINS = 20
 def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> float:
     """Probability that a pair of this Jaccard similarity is compared.
 
-    It must share a whole band and agree in at least `min_agreement` of all bands x rows minima, each of which
-    agrees with the probability `similarity`.
+    It must share a whole band and agree in at least `min_agreement` of all bands x rows minima,
+    each of which agrees with the probability `similarity`.
     """
-    band = np.array([comb(rows, k) * similarity**k * (1 - similarity) ** (rows - k) for k in range(rows + 1)])
+    band = np.array(
+        [comb(rows, k) * similarity**k * (1 - similarity) ** (rows - k) for k in range(rows + 1)]
+    )
     partial = band.copy()
     partial[rows] = 0
     agreeing, without_a_band = np.ones(1), np.ones(1)
     for _ in range(bands):
         agreeing, without_a_band = np.convolve(agreeing, band), np.convolve(without_a_band, partial)
-    return float(np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1))
+    return float(
+        np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1)
+    )
 
 
 class Compared(NamedTuple):
@@ -146,14 +156,22 @@ class Compared(NamedTuple):
 
 
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
-    """Description of the banding for the ledger: parameters, S-curve, recall, and the pairs that were compared."""
+    """Description of the banding for the ledger: parameters, S-curve, recall, and the pairs that
+    were compared."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(
-        **config.model_dump(exclude={"bands", "rows", "min_recall", "against"}), bands=bands, rows=rows,
-        permutations=config.num_permutations, min_agreement=config.min_agreement,
+        **config.model_dump(exclude={"bands", "rows", "min_recall", "against"}),
+        bands=bands,
+        rows=rows,
+        permutations=config.num_permutations,
+        min_agreement=config.min_agreement,
         s_curve=[(similarity, found_at(similarity)) for similarity in CURVE],
-        expected_recall={str(each): found_at(each) for each in sorted({*SIMILARITIES, config.threshold})},
-        compared_pairs=int(compared.by_similarity.sum()), compared_pairs_by_similarity=compared.by_similarity.tolist(),
-        partly_compared_documents=compared.partly, uncompared_pairs=compared.left,
-    )  # fmt: skip
+        expected_recall={
+            str(each): found_at(each) for each in sorted({*SIMILARITIES, config.threshold})
+        },
+        compared_pairs=int(compared.by_similarity.sum()),
+        compared_pairs_by_similarity=compared.by_similarity.tolist(),
+        partly_compared_documents=compared.partly,
+        uncompared_pairs=compared.left,
+    )

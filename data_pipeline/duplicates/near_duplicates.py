@@ -1,8 +1,10 @@
-"""Components of linked documents; which documents of each are dropped, and which survivor stands for each.
+"""Components of linked documents; which documents of each are dropped, and which survivor stands
+for each.
 
-A forest is an array that holds for each document an earlier one of its set, or itself for the first of a set. Two
-documents are linked if they share a bucket and their sketches agree often enough. Sketches matter: in a corpus of a
-hundred thousand documents almost all unrelated ones are connected through chance buckets of five rows.
+A forest is an array that holds for each document an earlier one of its set, or itself for the first
+of a set. Two documents are linked if they share a bucket and their sketches agree often enough.
+Sketches matter: in a corpus of a hundred thousand documents almost all unrelated ones are connected
+through chance buckets of five rows.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlm_repro.data_pipeline.duplicates.lsh import HISTOGRAM_BINS, Words, agreement, buckets, required_agreement
+from mlm_repro.data_pipeline.duplicates.lsh import (
+    HISTOGRAM_BINS,
+    Words,
+    agreement,
+    buckets,
+    required_agreement,
+)
 from mlm_repro.data_pipeline.duplicates.similarity import ShingledTexts
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.lineage.loops import compiled
@@ -54,30 +62,42 @@ def join(forest: Forest, left: int, right: int) -> None:
 
 
 MOST_OFFERED = 4096
-"""Most documents of a bucket that later ones are compared with, the first ones. So each of a million pages of one
-template, all similar and none a duplicate, costs the same; pairs that are duplicates share rarer buckets as well. What
-is not compared for that is counted."""
+"""Most documents of a bucket that later ones are compared with, the first ones. So each of a
+million pages of one template, all similar and none a duplicate, costs the same; pairs that are
+duplicates share rarer buckets as well. What is not compared for that is counted."""
 MOST_COMPARED = 1000
-"""Most earlier documents that a document is compared with, those that agree with it in the most minima."""
+"""Most earlier documents that a document is compared with, those that agree with it in the most
+minima."""
 
 
 @compiled
 def link(
-    forest: Forest, documents: Forest, starts: Forest, sketches: Words, required: int, partly: NDArray[np.bool_],
+    forest: Forest,
+    documents: Forest,
+    starts: Forest,
+    sketches: Words,
+    required: int,
+    partly: NDArray[np.bool_],
     most: int = MOST_OFFERED,
-) -> tuple[int, int]:  # fmt: skip
-    """Join, in place, the sets of documents of each bucket whose sketches agree in `required` bytes.
+) -> tuple[int, int]:
+    """Join, in place, the sets of documents of each bucket whose sketches agree in `required`
+    bytes.
 
-    Each is compared with the `most` first of its bucket. Members of one set are not compared again, so a bucket of
-    near-duplicates costs one comparison for each. They form a chain: `following` leads from `heads` to `tails`.
-    Returns the number of pairs that could be of two sets and were not compared, whose later documents are marked in
-    `partly` [documents of the corpus], and the number of pairs that were compared and are not alike.
+    Each is compared with the `most` first of its bucket. Members of one set are not compared again,
+    so a bucket of near-duplicates costs one comparison for each. They form a chain: `following`
+    leads from `heads` to `tails`. Returns the number of pairs that could be of two sets and were
+    not compared, whose later documents are marked in `partly` [documents of the corpus], and the
+    number of pairs that were compared and are not alike.
     """
     uncompared, unlike, longest = 0, 0, 0
     for bucket in range(starts.shape[0] - 1):
         longest = max(longest, starts[bucket + 1] - starts[bucket])
     longest = min(longest, most)
-    following, heads, tails = np.empty(longest, np.int64), np.empty(longest, np.int64), np.empty(longest, np.int64)
+    following, heads, tails = (
+        np.empty(longest, np.int64),
+        np.empty(longest, np.int64),
+        np.empty(longest, np.int64),
+    )
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]
         chains, apart = 0, 0
@@ -90,7 +110,10 @@ def link(
                 other = heads[chain]
                 linked = _first(forest, members[other]) == _first(forest, document)
                 while not linked and other >= 0:
-                    linked = agreement(sketches[members[other]], sketches[document], required) >= required
+                    linked = (
+                        agreement(sketches[members[other]], sketches[document], required)
+                        >= required
+                    )
                     unlike += not linked
                     other = following[other]
                 if linked:
@@ -113,7 +136,8 @@ def link(
                 heads[chains] = tails[chains] = place
                 chains += 1
             elif not is_offered:
-                # One that is linked to every chain is of one set with all later ones but those linked to none.
+                # One that is linked to every chain is of one set with all later ones but those
+                # linked to none.
                 missed = place - most if unlinked else apart
                 uncompared += missed
                 partly[document] |= missed > 0
@@ -127,8 +151,8 @@ GIVEN_BACK = 1 << 12
 """Members after which the pages of mapped files are given back."""
 PLACE_BITS = 32
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
-"""A document that is dropped, the earlier one that is kept for it, and the exact similarity of the two. With
-`megatron-2019`, the largest similarity of the document to any other."""
+"""A document that is dropped, the earlier one that is kept for it, and the exact similarity of the
+two. With `megatron-2019`, the largest similarity of the document to any other."""
 
 
 class Resolution(NamedTuple):
@@ -137,46 +161,68 @@ class Resolution(NamedTuple):
     decisions: NDArray[Any]
     """DECISION of each dropped document, component by component, in order in each."""
     compared: NDArray[np.int64]
-    """Pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0, 1], the last one closed."""
+    """Pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0, 1], the
+    last one closed."""
     partly: NDArray[np.int64]
     """Documents that share a bucket with more earlier ones than they were compared with."""
     uncompared: int
-    """Pairs of these that were not compared, at most: one is counted for each bucket that it shares."""
+    """Pairs of these that were not compared, at most: one is counted for each bucket that it
+    shares."""
 
 
 class _Held:
-    """The documents of some components that later ones are compared with, by their place among the members.
+    """The documents of some components that later ones are compared with, by their place among the
+    members.
 
-    `buckets` [members, bands] are places of buckets in `slots` [bands, 1.5 members], or -1 where a member is alone.
-    There a bucket has its number of documents held, and then the first ones of these.
+    `buckets` [members, bands] are places of buckets in `slots` [bands, 1.5 members], or -1 where a
+    member is alone. There a bucket has its number of documents held, and then the first ones of
+    these.
     """
 
     def __init__(
-        self, members: NDArray[np.int64], starts: NDArray[np.int64], keys_of: Callable[[int], Words], sketches: Words,
-        config: DeduplicateConfig, scratch: Path | None,
-    ) -> None:  # fmt: skip
+        self,
+        members: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        keys_of: Callable[[int], Words],
+        sketches: Words,
+        config: DeduplicateConfig,
+        scratch: Path | None,
+    ) -> None:
         bands, size = config.banding[0], len(members)
         places = bands * size, bands * (size + size // 2)
         self.pages = [_mapped(4 * max(1, count), scratch) for count in places]
-        own, slots = (np.frombuffer(*each) for each in zip(self.pages, (np.int32, np.int32), places, strict=True))
+        own, slots = (
+            np.frombuffer(*each)
+            for each in zip(self.pages, (np.int32, np.int32), places, strict=True)
+        )
         self._buckets, self._slots = own.reshape(size, bands), slots.reshape(bands, -1)
         component = np.repeat(np.arange(len(starts) - 1, dtype=np.uint64) * SPREAD, np.diff(starts))
         for band in range(bands):
             sharing, first = buckets(keys_of(band) ^ component)
             self._buckets[:, band] = -1
-            self._buckets[sharing, band] = np.repeat(first[:-1] + np.arange(len(first) - 1), np.diff(first))
+            self._buckets[sharing, band] = np.repeat(
+                first[:-1] + np.arange(len(first) - 1), np.diff(first)
+            )
             self.pages[0].madvise(MADV_DONTNEED)
-        self._sketches, self._members, self._required = sketches, members, required_agreement(config)
+        self._sketches, self._members, self._required = (
+            sketches,
+            members,
+            required_agreement(config),
+        )
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
         self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int]:
-        """Held documents, in order, that share a bucket with this document and agree with it often enough.
+        """Held documents, in order, that share a bucket with this document and agree with it often
+        enough.
 
-        Of more than MOST_COMPARED, those that agree most often. Returns also how many more there may be.
+        Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
+        may be.
         """
         where = (self._buckets, self._slots, self._sketches, self._members)
-        ranked, left = _candidates(place, *where, self._required, self._most, self._found, self._seen)
+        ranked, left = _candidates(
+            place, *where, self._required, self._most, self._found, self._seen
+        )
         if len(ranked) > MOST_COMPARED:
             left += len(ranked) - MOST_COMPARED
             ranked = np.partition(ranked, MOST_COMPARED)[:MOST_COMPARED]
@@ -196,10 +242,18 @@ def _mapped(size: int, folder: Path | None) -> mmap:
 
 @compiled
 def _candidates(
-    place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], sketches: Words, members: Forest, required: int,
-    most: int, found: Forest, seen: NDArray[np.int32],
-) -> tuple[Forest, int]:  # fmt: skip
-    """Places of candidates, their disagreement above PLACE_BITS; and how often a full bucket did not offer one."""
+    place: int,
+    buckets: NDArray[np.int32],
+    slots: NDArray[np.int32],
+    sketches: Words,
+    members: Forest,
+    required: int,
+    most: int,
+    found: Forest,
+    seen: NDArray[np.int32],
+) -> tuple[Forest, int]:
+    """Places of candidates, their disagreement above PLACE_BITS; and how often a full bucket did
+    not offer one."""
     count, left, own = 0, 0, sketches[members[place]]
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
@@ -229,33 +283,47 @@ def _hold(place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], most
 
 
 def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1], the last one closed."""
+    """Number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1], the last one
+    closed."""
     edges = np.arange(1, HISTOGRAM_BINS) / HISTOGRAM_BINS
     return np.bincount(np.searchsorted(edges, similarities, side="right"), minlength=HISTOGRAM_BINS)
 
 
 def resolve(
-    members: NDArray[np.int64], starts: NDArray[np.int64], keys_of: Callable[[int], Words], sketches: Words,
-    text_of: Callable[[int], str], config: DeduplicateConfig, held_before: int = 0,
-    copies: NDArray[np.int64] | None = None, pages: mmap | None = None, scratch: Path | None = None,
-) -> Resolution:  # fmt: skip
-    """Decide for the documents `members`, component by component from `starts` to the next, in order in each.
+    members: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    keys_of: Callable[[int], Words],
+    sketches: Words,
+    text_of: Callable[[int], str],
+    config: DeduplicateConfig,
+    held_before: int = 0,
+    copies: NDArray[np.int64] | None = None,
+    pages: mmap | None = None,
+    scratch: Path | None = None,
+) -> Resolution:
+    """Decide for the documents `members`, component by component from `starts` to the next, in
+    order in each.
 
-    `keys_of` gives the members' keys of a band, [members], and `sketches` those of all documents, in mapped `pages`.
-    Buckets lie in files in `scratch`: a member takes 40 bytes of memory and 10 of disk for each band.
+    `keys_of` gives the members' keys of a band, [members], and `sketches` those of all documents,
+    in mapped `pages`. Buckets lie in files in `scratch`: a member takes 40 bytes of memory and 10
+    of disk for each band.
 
-    By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an earlier document
-    that is kept, shares a bucket with it and agrees with it in `min_agreement` minima is at least the threshold; its
-    survivor is the first such document. If there are more than MOST_COMPARED such documents, those that agree in the
-    most minima are compared, and a bucket offers its MOST_OFFERED first documents that are kept; what is not compared
-    for that is counted. Documents before number `held_before` are kept. Members without such a partner may be added to
-    the component or left out: nothing changes. Pairs of a document of which there are so many `copies` count as often.
+    By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
+    earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`
+    minima is at least the threshold; its survivor is the first such document. If there are more
+    than MOST_COMPARED such documents, those that agree in the most minima are compared, and a
+    bucket offers its MOST_OFFERED first documents that are kept; what is not compared for that is
+    counted. Documents before number `held_before` are kept. Members without such a partner may be
+    added to the component or left out: nothing changes. Pairs of a document of which there are so
+    many `copies` count as often.
 
-    By the rule `megatron-2019` (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of
-    v2.6) one document of a bucket is compared with all others in it, pairs above 0.5 are listed, those of at least
-    the threshold are linked, and one document of each linked group is kept. Where the published code takes an
-    arbitrary one (of a bucket, of an unordered set), the first in input order is taken. As in that code, the last
-    shingle of a text is left out of the comparison, and a text without shingles is similar to none.
+    By the rule `megatron-2019`
+    (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of v2.6) one
+    document of a bucket is compared with all others in it, pairs above 0.5 are listed, those of at
+    least the threshold are linked, and one document of each linked group is kept. Where the
+    published code takes an arbitrary one (of a bucket, of an unordered set), the first in input
+    order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
+    text without shingles is similar to none.
     """
     is_published, size = config.rule == "megatron-2019", len(members)
     held = _Held(members, starts, keys_of, sketches, config, scratch)
@@ -272,7 +340,9 @@ def resolve(
         others, left = held.candidates(place) if document >= held_before else ([], 0)
         similarities = np.empty(0)
         if others:
-            similarities = texts.similarities(place, others, np.inf if is_published else config.threshold)
+            similarities = texts.similarities(
+                place, others, np.inf if is_published else config.threshold
+            )
             similarities *= not is_published or len(text(place)) >= config.shingle_characters
             compared += histogram(similarities) * (1 if copies is None else 1 + int(copies[place]))
         if is_published:
@@ -294,6 +364,9 @@ def resolve(
     if is_published:
         gone = np.flatnonzero(flatten(forest) != np.arange(size))
         dropped = len(gone)
-        decisions["document"][:dropped], decisions["survivor"][:dropped] = members[gone], members[forest[gone]]
+        decisions["document"][:dropped], decisions["survivor"][:dropped] = (
+            members[gone],
+            members[forest[gone]],
+        )
         decisions["jaccard"][:dropped] = best[gone]
     return Resolution(decisions[:dropped], compared, members[partly], uncompared)

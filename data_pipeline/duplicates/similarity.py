@@ -1,7 +1,7 @@
 """The exact Jaccard similarity of texts: that of their sets of shingles, as keys.
 
-A key of up to eight bytes is the shingle itself (`shingles.pack`). A longer shingle has a hash of 56 bits, so about one
-comparison in ten million of two long texts could count a shingle too many.
+A key of up to eight bytes is the shingle itself (`shingles.pack`). A longer shingle has a hash of
+56 bits, so about one comparison in ten million of two long texts could count a shingle too many.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pa
 from mlm_repro.lineage.loops import compiled
 
 MOST_REMEMBERED = 1 << 23
-"""Keys, of eight bytes: those of the 4,096 documents that a bucket offers, of two thousand characters each."""
+"""Keys, of eight bytes: those of the 4,096 documents that a bucket offers, of two thousand
+characters each."""
 WHOLE = np.uint64(0xFF << 56)
 """The lowest key of a text that is shorter than a shingle; all others are below."""
 
@@ -22,7 +23,8 @@ Keys = NDArray[np.uint64]
 
 
 def shingle_keys(text: str, characters: int) -> Keys:
-    """Keys of the distinct shingles of a text, ascending; a shorter text is its own only shingle."""
+    """Keys of the distinct shingles of a text, ascending; a shorter text is its own only
+    shingle."""
     data = as_bytes(text)
     if len(text) >= characters:
         every = np.sort(_keys(data, characters))
@@ -33,7 +35,11 @@ def shingle_keys(text: str, characters: int) -> Keys:
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
     every = np.empty(data.shape[0], np.uint64)
-    keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
+    keys, starts, ends = (
+        np.empty(CHUNK, np.uint64),
+        np.empty(CHUNK, np.int64),
+        np.empty(CHUNK, np.int64),
+    )
     filled, start, end = 0, 0, first_end(data, characters)
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
@@ -44,7 +50,8 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 @compiled
 def count_shared(left: Keys, right: Keys) -> int:
-    """How many keys two ascending arrays share; no step depends on a branch, which could not be foreseen."""
+    """How many keys two ascending arrays share; no step depends on a branch, which could not be
+    foreseen."""
     shared, place, other = 0, 0, 0
     while place < left.shape[0] and other < right.shape[0]:
         key, theirs = left[place], right[other]
@@ -55,9 +62,12 @@ def count_shared(left: Keys, right: Keys) -> int:
 
 
 class ShingledTexts:
-    """Texts by number, read with `text_of` and remembered as their keys. At `most` keys all are forgotten."""
+    """Texts by number, read with `text_of` and remembered as their keys. At `most` keys all are
+    forgotten."""
 
-    def __init__(self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED) -> None:
+    def __init__(
+        self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
+    ) -> None:
         self._text_of, self._characters, self._most = text_of, characters, most
         self._known, self._held = dict[int, Keys](), 0
 
@@ -71,7 +81,9 @@ class ShingledTexts:
             self._known[number] = keys
         return self._known[number]
 
-    def similarities(self, number: int, others: Sequence[int], enough: float) -> NDArray[np.float64]:
+    def similarities(
+        self, number: int, others: Sequence[int], enough: float
+    ) -> NDArray[np.float64]:
         """Shared keys over all keys of a text and each other, up to the first that is `enough`."""
         own, similar = self._keys(number), list[float]()
         for other in others:

@@ -1,4 +1,5 @@
-"""Fast paths that must give the reference's answer; a path that does not is given up at first use."""
+"""Fast paths that must give the reference's answer; a path that does not is given up at first
+use."""
 
 import io
 import sys
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from mlm_repro.lineage.remembered import digest_of, recall, remember
 
 LAST_LETTER = 0x1FFFF
-"""Last code point that can be an upper-case letter or a mark; all later ones are ideographs, tags or private."""
+"""Last code point that can be an upper-case letter or a mark; all later ones are ideographs, tags
+or private."""
 Arrays = dict[str, NDArray[Any]]
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,20 +29,27 @@ def checked(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """The fast function `fast` makes if it agrees with `reference` on every sample, else `reference`.
+    """The fast function `fast` makes if it agrees with `reference` on every sample, else
+    `reference`.
 
-    Giving a fast path up is announced on standard error; the result of the work is the same either way.
+    Giving a fast path up is announced on standard error; the result of the work is the same either
+    way.
     """
     try:
         candidate = fast()
-        differing = next((sample for sample in samples if not same(candidate(sample), reference(sample))), None)
+        differing = next(
+            (sample for sample in samples if not same(candidate(sample), reference(sample))), None
+        )
     except Exception as error:
         reason = f"failed with {type(error).__name__}: {error}"
     else:
         if differing is None:
             return candidate
         reason = f"differs on {differing!r:.80}"
-    print(f"warning: the fast {name} {reason}; its reference is used, which is slower", file=sys.stderr)
+    print(
+        f"warning: the fast {name} {reason}; its reference is used, which is slower",
+        file=sys.stderr,
+    )
     return reference
 
 
@@ -53,10 +62,12 @@ def checked_with_tables(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """`checked` for what `fast` makes of arrays, which are kept: later processes need neither the library nor a check.
+    """`checked` for what `fast` makes of arrays, which are kept: later processes need neither the
+    library nor a check.
 
-    `tables` are the name that they are kept under and the library's. They count as long as the library's files, those
-    beside this one, Python, numpy, the compiler and the processor are the same.
+    `tables` are the name that they are kept under and the library's. They count as long as the
+    library's files, those beside this one, Python, numpy, the compiler and the processor are the
+    same.
     """
     import numba
     from llvmlite import binding  # type: ignore[import-untyped]
@@ -64,7 +75,9 @@ def checked_with_tables(
     file, library = f"{tables[0]}.npz", find_spec(tables[1])
     places = [Path(__file__).parent, Path(str(library and library.origin)).parent]
     processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-    made_of = digest_of(*places, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor))
+    made_of = digest_of(
+        *places, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor)
+    )
     content = recall(file, made_of)
     arrays: Arrays = dict(np.load(io.BytesIO(content))) if content else {}
 

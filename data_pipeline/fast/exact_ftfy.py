@@ -1,17 +1,20 @@
-"""`ftfy.fix_text` of ftfy 6.3, restricted to the passes that could change a line: the same text in less time.
+"""`ftfy.fix_text` of ftfy 6.3, restricted to the passes that could change a line: the same text in
+less time.
 
-ftfy repairs each line (each million characters of a longer line) by itself, with about twelve passes, again and again
-until none changes it. Most lines need none of the repairs, or only ligatures and wide characters replaced, straight
-quotes and Unicode normalization:
+ftfy repairs each line (each million characters of a longer line) by itself, with about twelve
+passes, again and again until none changes it. Most lines need none of the repairs, or only
+ligatures and wide characters replaced, straight quotes and Unicode normalization:
 
 * Characters of `PLAIN` are touched by no repair, so a line is looked at only if it has another one.
-* An ampersand matters only where an entity starts, and only before the line with the first `<`, from which on ftfy
-  leaves entities alone.
-* Encodings are repaired only if `BADNESS_RE` matches; a line in which it does gets ftfy's repair of encodings first.
+* An ampersand matters only where an entity starts, and only before the line with the first `<`,
+  from which on ftfy leaves entities alone.
+* Encodings are repaired only if `BADNESS_RE` matches; a line in which it does gets ftfy's repair of
+  encodings first.
 
-A line that may need any other repair is given to ftfy's repairs in ftfy's order, which makes the result exact by
-construction. Only text that someone made to be slow is refused: what is not repaired after `MOST_PASSES`, and marks
-without end, which Unicode normalization would sort in quadratic time.
+A line that may need any other repair is given to ftfy's repairs in ftfy's order, which makes the
+result exact by construction. Only text that someone made to be slow is refused: what is not
+repaired after `MOST_PASSES`, and marks without end, which Unicode normalization would sort in
+quadratic time.
 """
 
 import re
@@ -61,7 +64,9 @@ BLOCK = 1 << 12
 """Number of characters of whole lines that are tested together before each line is tested."""
 PLAIN = set(printable) - set("&\r\v")
 """ASCII without controls and the ampersand; a form feed is left alone."""
-PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (1 << bit for bit in range(7))
+PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (
+    1 << bit for bit in range(7)
+)
 UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 MOST_PASSES = 64
@@ -71,9 +76,15 @@ MOST_MARKS = 1000
 MARKS = "".join(c for c in map(chr, range(LAST_LETTER + 1)) if combining(normalize("NFKD", c)[0]))
 FIND_MARKS = re.compile(f"[{re.escape(MARKS)}]++").finditer
 AFTER_DECODING = (
-    "fix_c1_controls", "fix_latin_ligatures", "fix_character_width", "uncurl_quotes", "fix_line_breaks",
-    "fix_surrogates", "remove_terminal_escapes", "remove_control_chars",
-)  # fmt: skip
+    "fix_c1_controls",
+    "fix_latin_ligatures",
+    "fix_character_width",
+    "uncurl_quotes",
+    "fix_line_breaks",
+    "fix_surrogates",
+    "remove_terminal_escapes",
+    "remove_control_chars",
+)
 """ftfy's repairs that follow those of entities and of encodings."""
 may_be_decoded = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
 """Matches a text if ftfy may repair the encoding of one of its lines."""
@@ -98,19 +109,22 @@ SAMPLES = (
 
 @cache
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """`ftfy.fix_text` with that normalization, without some repairs: the fast one if it is exact here, else ftfy's."""
+    """`ftfy.fix_text` with that normalization, without some repairs: the fast one if it is exact
+    here, else ftfy's."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
 
 
 def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """A function equal to `ftfy.fix_text` with that normalization; time and memory are linear in the text.
+    """A function equal to `ftfy.fix_text` with that normalization; time and memory are linear in
+    the text.
 
-    `left_out` are repairs that are not made: `unescape_html`, `fix_character_width`, `uncurl_quotes`.
+    `left_out` are repairs that are not made: `unescape_html`, `fix_character_width`,
+    `uncurl_quotes`.
 
-    The function raises Unfit where they would not be. Raises RuntimeError for a version of ftfy that this was not
-    derived from.
+    The function raises Unfit where they would not be. Raises RuntimeError for a version of ftfy
+    that this was not derived from.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
         raise RuntimeError(f"ftfy {ftfy.__version__} is not {SUPPORTED}x")
@@ -118,14 +132,19 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         "_fix_encoding_one_step_and_explain"
     ]
     config = TextFixerConfig()
-    repaired = set(map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000))))
+    repaired = set(
+        map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000)))
+    )
     repaired |= set(LINE_BREAKS_AND_ESCAPE)
     every = "".join(map(chr, range(LAST)))
     quotes = [*chardata.SINGLE_QUOTE_RE.findall(every), *chardata.DOUBLE_QUOTE_RE.findall(every)]
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
     kinds = np.zeros(LAST + 1, np.uint8)
-    translated, marks = map(chr, (*chardata.LIGATURES, *widths)), {min(mark, chr(LAST)) for mark in MARKS}
+    translated, marks = (
+        map(chr, (*chardata.LIGATURES, *widths)),
+        {min(mark, chr(LAST)) for mark in MARKS},
+    )
     for bit, members in enumerate((PLAIN, "&", translated, quotes, repaired, (), marks)):
         kinds[[ord(character) for character in members]] |= np.uint8(1 << bit)
     kinds[kinds == 0] = OTHER
@@ -144,12 +163,15 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def normalized(text: str) -> str:
         """Raises Unfit for too many marks in a row."""
-        if _kinds_of(as_codes(text), kinds) & MARK and any(len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)):
+        if _kinds_of(as_codes(text), kinds) & MARK and any(
+            len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)
+        ):
             raise Unfit(f"more than {MOST_MARKS:,} marks on one character")
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 
     def settle(text: str, entities: bool) -> str | None:
-        """The text after the repairs that need no decoding; None if it needs other repairs, or would afterwards."""
+        """The text after the repairs that need no decoding; None if it needs other repairs, or
+        would afterwards."""
         while (kinds_here := needs(text, entities)) is not None:
             if not kinds_here & ~UNTOUCHED:
                 return text
@@ -197,7 +219,10 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         for start, end in _blocks(text, tagged):
             block = settle(text[start:end], start < tagged)
             if block is None:
-                fixed += [fix_segment(text[slice(*each)], start < tagged) for each in _segments(text, start, end)]
+                fixed += [
+                    fix_segment(text[slice(*each)], start < tagged)
+                    for each in _segments(text, start, end)
+                ]
             else:
                 fixed.append(block)
         return "".join(fixed)
@@ -220,7 +245,8 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Starts and ends of whole segments together, each about BLOCK characters, of which `tagged` starts one."""
+    """Starts and ends of whole segments together, each about BLOCK characters, of which `tagged`
+    starts one."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

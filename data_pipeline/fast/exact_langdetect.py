@@ -1,8 +1,10 @@
-"""langdetect 1.0.9 with seed 0 as compiled loops over arrays: the same language and the same bits of probability.
+"""langdetect 1.0.9 with seed 0 as compiled loops over arrays: the same language and the same bits
+of probability.
 
-A text becomes an array of character classes (characters that langdetect normalises to the same one share a class, and
-so do characters in no profile). An n-gram is a number made of classes, and a table leads from it to its row of
-probabilities. The random draws are those of Python's generator, and sums are in langdetect's order.
+A text becomes an array of character classes (characters that langdetect normalises to the same one
+share a class, and so do characters in no profile). An n-gram is a number made of classes, and a
+table leads from it to its row of probabilities. The random draws are those of Python's generator,
+and sums are in langdetect's order.
 """
 
 import math
@@ -28,7 +30,8 @@ Classes = NDArray[np.uint16]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Detection = tuple[str | None, tuple[float, ...]]
-"""A language (None for a text without features) and the probability of each language, in order of the profiles."""
+"""A language (None for a text without features) and the probability of each language, in order of
+the profiles."""
 
 SUPPORTED = "1.0.9"
 TRIALS = 7
@@ -36,42 +39,56 @@ PADDED = 56
 """Columns of a row of probabilities: 55 languages and a zero that fills a vector register."""
 
 NOTHING, SPACE, LOWER, UPPER = range(4)
-"""Classes: before the first character of a short n-gram; a space; a character in no profile, by `str.isupper`."""
+"""Classes: before the first character of a short n-gram; a space; a character in no profile, by
+`str.isupper`."""
 SLOTS_LOG2 = 18
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
-    """The tables of `fast_detect` for the factory's profiles; of the probabilities, those that are not 0."""
+    """The tables of `fast_detect` for the factory's profiles; of the probabilities, those that are
+    not 0."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     (classes, upper), (keys, rows) = _character_classes(factory), _gram_tables(factory)
     return {
-        "languages": np.array(factory.langlist), "classes": classes, "upper": upper,
-        "keys": keys, "rows": rows, "shape": np.array(chances.shape), "places": np.flatnonzero(chances),
+        "languages": np.array(factory.langlist),
+        "classes": classes,
+        "upper": upper,
+        "keys": keys,
+        "rows": rows,
+        "shape": np.array(chances.shape),
+        "places": np.flatnonzero(chances),
         "chances": chances[chances != 0],
-    }  # fmt: skip
+    }
 
 
 def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
-    """A function equal to langdetect's detection with seed 0 and the profiles that the tables are of.
+    """A function equal to langdetect's detection with seed 0 and the profiles that the tables are
+    of.
 
     Raises RuntimeError if langdetect is not the version that this was derived from.
     """
     languages = tables["languages"].tolist()
     if version("langdetect") != SUPPORTED or len(languages) >= PADDED:
-        raise RuntimeError(f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles")
+        raise RuntimeError(
+            f"langdetect {version('langdetect')} is not {SUPPORTED} with its {PADDED - 1} profiles"
+        )
     probabilities = np.zeros(tables["shape"])
     probabilities.flat[tables["places"]] = tables["chances"]
     looked_up = [tables[name] for name in ("classes", "upper", "keys", "rows")]
     given = (*looked_up, probabilities, _draws(), len(languages), sys.version_info >= (3, 12))
 
     def detect(text: str) -> Detection:
-        characters = np.frombuffer(without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32)
+        characters = np.frombuffer(
+            without_addresses(text).encode("utf-32-le", "surrogatepass"), np.uint32
+        )
         likely = _probabilities(characters, *given)
         if not likely.size:
             return None, ()
         best = int(likely.argmax())
-        language = languages[best] if likely[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG
+        language = (
+            languages[best] if likely[best] > Detector.PROB_THRESHOLD else Detector.UNKNOWN_LANG
+        )
         return language, tuple(likely.tolist())
 
     call_first(_probabilities, np.frombuffer(bytes(4), np.uint32), *given)
@@ -105,14 +122,17 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
 def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
     """A table of open addressing (keys, rows) from n-grams to rows of probabilities.
 
-    langdetect begins anew at a space, so it looks up no n-gram with one in the middle, nor two spaces.
+    langdetect begins anew at a space, so it looks up no n-gram with one in the middle, nor two
+    spaces.
     """
     letters = _letters(factory)
     keys, rows = np.full(1 << SLOTS_LOG2, -1, np.int64), np.full(1 << SLOTS_LOG2, -1, np.int32)
     for row, word in enumerate(factory.word_lang_prob_map):
         if not 1 <= len(word) <= NGram.N_GRAM or word in (" ", "  ") or word[1:-1] == " ":
             continue
-        first, second, third = [NOTHING] * (NGram.N_GRAM - len(word)) + [letters[letter] for letter in word]
+        first, second, third = [NOTHING] * (NGram.N_GRAM - len(word)) + [
+            letters[letter] for letter in word
+        ]
         key = (first << 32) | (second << 16) | third
         slot = ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
         while keys[slot] >= 0:
@@ -124,8 +144,9 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
 def _draws() -> Bytes4:
     """Outputs of Python's generator with seed 0, as many as a detection can use.
 
-    A draw below n from n.bit_length() bits is accepted at the latest when the highest bit is 0; a trial draws for its
-    first 1,001 n-grams at most, and every second trial takes four outputs for its two Gaussians.
+    A draw below n from n.bit_length() bits is accepted at the latest when the highest bit is 0; a
+    trial draws for its first 1,001 n-grams at most, and every second trial takes four outputs for
+    its two Gaussians.
     """
     generator = random.Random(0)
     draws: list[int] = []
@@ -150,9 +171,11 @@ def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
 
 @compiled
 def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows) -> Rows:
-    """Rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
+    """Rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's
+    Detector).
 
-    langdetect means to count Latin Extended Additional as Latin and does not: it compares a number with a name.
+    langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
+    with a name.
     """
     text = np.empty(len(characters), np.uint32)
     length = latin = other = 0
@@ -187,23 +210,34 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, 
 
 @compiled
 def _sum(values: Floats, count: int, compensated: bool) -> float:
-    """The first `count` values added as `sum()` adds floats: from Python 3.12 on with Neumaier's compensation."""
+    """The first `count` values added as `sum()` adds floats: from Python 3.12 on with Neumaier's
+    compensation."""
     total = compensation = 0.0
     for j in range(count):
         value = values[j]
         new = total + value
         if compensated:
-            compensation += (total - new) + value if abs(total) >= abs(value) else (value - new) + total
+            compensation += (
+                (total - new) + value if abs(total) >= abs(value) else (value - new) + total
+            )
         total = new
     return total + compensation
 
 
 @compiled
 def _probabilities(
-    characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows,
-    probabilities: Floats, draws: Bytes4, languages: int, compensated: bool,
-) -> Floats:  # fmt: skip
-    """Probability of each language (`Detector._detect_block`); empty for a text without features."""
+    characters: Bytes4,
+    classes: Classes,
+    upper: Flags,
+    keys: Places,
+    rows: Rows,
+    probabilities: Floats,
+    draws: Bytes4,
+    languages: int,
+    compensated: bool,
+) -> Floats:
+    """Probability of each language (`Detector._detect_block`); empty for a text without
+    features."""
     features = _features(characters, classes, upper, keys, rows)
     mean = np.zeros(PADDED)
     if len(features) == 0:
@@ -217,11 +251,18 @@ def _probabilities(
     current = np.empty(PADDED)
     for trial in range(TRIALS):
         if trial % 2 == 0:
-            x = ((draws[place] >> 5) * 67108864.0 + (draws[place + 1] >> 6)) * (1.0 / 9007199254740992.0)
-            y = ((draws[place + 2] >> 5) * 67108864.0 + (draws[place + 3] >> 6)) * (1.0 / 9007199254740992.0)
+            x = ((draws[place] >> 5) * 67108864.0 + (draws[place + 1] >> 6)) * (
+                1.0 / 9007199254740992.0
+            )
+            y = ((draws[place + 2] >> 5) * 67108864.0 + (draws[place + 3] >> 6)) * (
+                1.0 / 9007199254740992.0
+            )
             place += 4
             radius = math.sqrt(-2.0 * math.log(1.0 - y))
-            gauss, spare = math.cos(x * (2.0 * math.pi)) * radius, math.sin(x * (2.0 * math.pi)) * radius
+            gauss, spare = (
+                math.cos(x * (2.0 * math.pi)) * radius,
+                math.sin(x * (2.0 * math.pi)) * radius,
+            )
         else:
             gauss = spare
         weight = (0.5 + gauss * 0.05) / 10000
@@ -254,11 +295,13 @@ def _probabilities(
 MAX_LENGTH = 10_000
 """Characters that langdetect examines, counted after addresses are removed."""
 LOOKAHEAD = 3_000
-"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 + 255, and 2."""
+"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 +
+255, and 2."""
 
 
 def without_addresses(text: str) -> str:
-    """The text that `Detector.append` examines, before it merges spaces. A long text is read only as far as needed."""
+    """The text that `Detector.append` examines, before it merges spaces. A long text is read only
+    as far as needed."""
     size = 2 * MAX_LENGTH
     while True:
         head = text[:size]

@@ -1,7 +1,8 @@
 """The language of a text as langdetect finds it, made repeatable.
 
-langdetect samples at random and adds probabilities in the order in which it read its profiles from the directory;
-here the seed is 0 and the profiles are read in order of name, so that the answer is the same on every machine.
+langdetect samples at random and adds probabilities in the order in which it read its profiles from
+the directory; here the seed is 0 and the profiles are read in order of name, so that the answer is
+the same on every machine.
 """
 
 from collections.abc import Callable
@@ -18,11 +19,17 @@ SAMPLES = (
     "",
     "12345 67890 !!!",
     "Two people met at the river, and WENT HOME Early.  It was a  wet day; ÉTÉ, ÄÖÜ, NASA.",
-    "See https://example.org/a?b=c#d or write to some.one@mail.example.org: the answer is in the second letter.",
+    (
+        "See https://example.org/a?b=c#d or write to some.one@mail.example.org: the answer is in"
+        " the second letter."
+    ),
     "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.",
     "Sint in te pro et a no in me",
     "În această țară și în orașul său, oamenii știu să trăiască frumos.",
-    "Tie\u0302\u0301ng Vie\u0323\u0302t co\u0301 nhie\u0300u da\u0301u, tiếng Việt được viết bằng chữ Quốc ngữ.",
+    (
+        "Tie\u0302\u0301ng Vie\u0323\u0302t co\u0301 nhie\u0300u da\u0301u, tiếng Việt được viết"
+        " bằng chữ Quốc ngữ."
+    ),
     "ể ệ ễ ở ừ ự am",
     "Собака быстро бежала по улице, потому что the weather вечером испортилась.",
     "این یک متن فارسی است که برای آزمون نوشته شده است. هذا نص عربي.",
@@ -37,7 +44,8 @@ SAMPLES = (
 
 
 def detect(text: str) -> str | None:
-    """The language that langdetect finds, "unknown" if none is likely, None if the text has no features."""
+    """The language that langdetect finds, "unknown" if none is likely, None if the text has no
+    features."""
     return _detection()(text)[0]
 
 
@@ -61,9 +69,13 @@ def reference_detection(text: str) -> Detection:
 def _detection() -> Callable[[str], Detection]:
     """The fast detection if it is exact here; langdetect's own tables are then freed."""
     detection = checked_with_tables(
-        "language detection", ("languages", "langdetect"), lambda: tables_of(language_factory()), fast_detect,
-        reference_detection, SAMPLES,
-    )  # fmt: skip
+        "language detection",
+        ("languages", "langdetect"),
+        lambda: tables_of(language_factory()),
+        fast_detect,
+        reference_detection,
+        SAMPLES,
+    )
     if detection is not reference_detection:
         language_factory.cache_clear()
     return detection

@@ -1,8 +1,9 @@
 """MinHash signatures: datasketch's `affine32` scheme over SHA-1 hashes of UTF-8 shingles.
 
-`signature` is the compiled form of `reference_signature`, which calls datasketch. Equal hashes add nothing to a
-minimum, so each is permuted once. SHA-1 of a shingle is remembered in a table of fixed size; shingles outside it are
-hashed together: one string in each lane of the processor's vector registers. None of this changes a bit of the result.
+`signature` is the compiled form of `reference_signature`, which calls datasketch. Equal hashes add
+nothing to a minimum, so each is permuted once. SHA-1 of a shingle is remembered in a table of fixed
+size; shingles outside it are hashed together: one string in each lane of the processor's vector
+registers. None of this changes a bit of the result.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,8 @@ OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 
 
 def working_space() -> tuple[Numbers, Numbers]:
-    """Working memory of `sha1_hashes32`: the words of the schedule, and the states, which begin with OPENING."""
+    """Working memory of `sha1_hashes32`: the words of the schedule, and the states, which begin
+    with OPENING."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
@@ -43,24 +45,42 @@ def _rotate(value: np.uint32, bits: int) -> np.uint32:
 @compiled
 def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]:
     """The variables b, c and d of the round that appends the state `at`."""
-    return states[at + 3 * LANES], _rotate(states[at + 2 * LANES], 30), _rotate(states[at + LANES], 30)
+    return (
+        states[at + 3 * LANES],
+        _rotate(states[at + 2 * LANES], 30),
+        _rotate(states[at + LANES], 30),
+    )
 
 
 @compiled
-def _append(states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32) -> None:
-    total = _rotate(states[at + 4 * LANES], 5) + mixed + _rotate(states[at], 30) + schedule[at] + constant
+def _append(
+    states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
+) -> None:
+    total = (
+        _rotate(states[at + 4 * LANES], 5)
+        + mixed
+        + _rotate(states[at], 30)
+        + schedule[at]
+        + constant
+    )
     states[at + 5 * LANES] = np.uint32(total)
 
 
 @compiled
 def sha1_hashes32(
-    data: NDArray[np.uint8], starts: Places, ends: Places, chosen: Places, hashes: Numbers, schedule: Numbers,
+    data: NDArray[np.uint8],
+    starts: Places,
+    ends: Places,
+    chosen: Places,
+    hashes: Numbers,
+    schedule: Numbers,
     states: Numbers,
-) -> None:  # fmt: skip
-    """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to `hashes[n]`, n in `chosen`.
+) -> None:
+    """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to
+    `hashes[n]`, n in `chosen`.
 
-    FIPS 180-4, with its five variables as one sequence: each round appends a state, and b is the state before it, c, d
-    and e are those before that, rotated. Strings are at most LONGEST bytes.
+    FIPS 180-4, with its five variables as one sequence: each round appends a state, and b is the
+    state before it, c, d and e are those before that, rotated. Strings are at most LONGEST bytes.
     """
     for first in range(0, chosen.shape[0], LANES):
         lanes = min(LANES, chosen.shape[0] - first)
@@ -71,7 +91,9 @@ def sha1_hashes32(
                 bits = np.uint32(24 - 8 * (place & 3))
                 schedule[(place >> 2) * LANES + lane] |= np.uint32(data[start + place]) << bits
             place = end - start
-            schedule[(place >> 2) * LANES + lane] |= np.uint32(0x80) << np.uint32(24 - 8 * (place & 3))
+            schedule[(place >> 2) * LANES + lane] |= np.uint32(0x80) << np.uint32(
+                24 - 8 * (place & 3)
+            )
             schedule[(WORDS - 1) * LANES + lane] = 8 * place
         for at in range(WORDS * LANES, ROUNDS * LANES):
             word = schedule[at - 3 * LANES] ^ schedule[at - 8 * LANES]
@@ -91,7 +113,9 @@ def sha1_hashes32(
             _append(states, schedule, at, b ^ c ^ d, np.uint32(0xCA62C1D6))
         for lane in range(lanes):
             word = np.uint32(states[(ROUNDS + 4) * LANES + lane] + np.uint32(0x67452301))
-            inner = ((word & np.uint32(0xFF00)) << np.uint32(8)) | ((word >> np.uint32(8)) & np.uint32(0xFF00))
+            inner = ((word & np.uint32(0xFF00)) << np.uint32(8)) | (
+                (word >> np.uint32(8)) & np.uint32(0xFF00)
+            )
             hashes[chosen[first + lane]] = (word << np.uint32(24)) | inner | (word >> np.uint32(24))
 
 
@@ -123,10 +147,14 @@ def signature(text: str, num_permutations: int = 128, shingle_characters: int = 
     return _signer(num_permutations, shingle_characters)(text)
 
 
-def reference_signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
+def reference_signature(
+    text: str, num_permutations: int = 128, shingle_characters: int = 5
+) -> Numbers:
     """`signature` computed by datasketch itself."""
     sketch = as_sketch(None, num_permutations)
-    encoded = [shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)]
+    encoded = [
+        shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)
+    ]
     for start in range(0, len(encoded), BATCH_SHINGLES):
         sketch.update_batch(encoded[start : start + BATCH_SHINGLES])
     return np.asarray(sketch.hashvalues, np.uint32)
@@ -136,12 +164,18 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
     """datasketch's object for a signature, or an empty one."""
     from datasketch import MinHash
 
-    return MinHash(num_permutations, hashvalues=values, **_permutations(num_permutations), scheme=SCHEME)
+    return MinHash(
+        num_permutations, hashvalues=values, **_permutations(num_permutations), scheme=SCHEME
+    )
 
 
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
-    reference = partial(reference_signature, num_permutations=num_permutations, shingle_characters=shingle_characters)
+    reference = partial(
+        reference_signature,
+        num_permutations=num_permutations,
+        shingle_characters=shingle_characters,
+    )
     tables = f"permutations-{num_permutations}-{shingle_characters}", "datasketch"
     fast = partial(_compiled_signer, shingle_characters, reference)
     make = partial(_permutations, num_permutations)
@@ -175,12 +209,24 @@ def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -
 
 @compiled
 def _signature(
-    data: NDArray[np.uint8], characters: int, multipliers: Numbers, offsets: Numbers, known: Words, recent: Words,
-    schedule: Numbers, states: Numbers, document: int,
-) -> Numbers:  # fmt: skip
-    """`known` remembers shingles' keys and hashes, side by side, `recent` the hashes met in this document."""
+    data: NDArray[np.uint8],
+    characters: int,
+    multipliers: Numbers,
+    offsets: Numbers,
+    known: Words,
+    recent: Words,
+    schedule: Numbers,
+    states: Numbers,
+    document: int,
+) -> Numbers:
+    """`known` remembers shingles' keys and hashes, side by side, `recent` the hashes met in this
+    document."""
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
-    keys, starts, ends = np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.int64), np.empty(CHUNK, np.int64)
+    keys, starts, ends = (
+        np.empty(CHUNK, np.uint64),
+        np.empty(CHUNK, np.int64),
+        np.empty(CHUNK, np.int64),
+    )
     mixed, missing = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.int64)
     hashes = np.empty(UNIQUE_HASHES, np.uint32)
     tag = np.uint64(document) << np.uint64(32)
@@ -219,7 +265,11 @@ def _slot(key: np.uint64) -> np.int64:
 @compiled
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
     for permutation in range(minima.shape[0]):
-        multiplier, offset, lowest = multipliers[permutation], offsets[permutation], minima[permutation]
+        multiplier, offset, lowest = (
+            multipliers[permutation],
+            offsets[permutation],
+            minima[permutation],
+        )
         for number in range(hashes.shape[0]):
             lowest = min(lowest, np.uint32(hashes[number] * multiplier + offset))
         minima[permutation] = lowest

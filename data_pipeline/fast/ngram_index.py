@@ -1,8 +1,9 @@
 """A hash index of word n-grams that finds, in one compiled pass, where in a text one may begin.
 
-Words are those of `re.finditer(r"\\w+")` on the running Python, lower-cased. Each is hashed character by character, a
-run of words by a rolling polynomial, all modulo 2**64 (Karp and Rabin 1987). Equal n-grams have equal hashes, so none
-is missed; different ones may have equal hashes too, so the caller compares the words.
+Words are those of `re.finditer(r"\\w+")` on the running Python, lower-cased. Each is hashed
+character by character, a run of words by a rolling polynomial, all modulo 2**64 (Karp and Rabin
+1987). Equal n-grams have equal hashes, so none is missed; different ones may have equal hashes too,
+so the caller compares the words.
 """
 
 import re
@@ -25,14 +26,15 @@ ZERO, ONE, SIX, HALF, LOW_SIX = (np.uint64(number) for number in (0, 1, 6, 32, 6
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
 HASHES, STARTS, MATCHES = 0, 1, 2
-"""Rows of the array of words: hash and character position of each word, and the positions of the matches."""
+"""Rows of the array of words: hash and character position of each word, and the positions of the
+matches."""
 
 
 class NgramIndex:
     """The hashes of every run of so many words in texts; memory is about 20 to 40 bytes for each.
 
-    The texts are words, lower-cased and joined by one space, none of fewer words. Raises ValueError when this Python
-    lower-cases in a way the index does not know.
+    The texts are words, lower-cased and joined by one space, none of fewer words. Raises ValueError
+    when this Python lower-cases in a way the index does not know.
     """
 
     def __init__(self, texts: Sequence[str], words: int) -> None:
@@ -57,7 +59,15 @@ class NgramIndex:
                 chunk += " "
             codes = _code_points(chunk)
             count, within_word, matches = _search(
-                codes, origin, self._fold, word_rows, count, within_word, self._words, self._filter, self._table
+                codes,
+                origin,
+                self._fold,
+                word_rows,
+                count,
+                within_word,
+                self._words,
+                self._filter,
+                self._table,
             )
             yield from word_rows[MATCHES, :matches].tolist()
             again = min(count, self._words - 1)
@@ -82,17 +92,22 @@ class NgramIndex:
 def fold_table() -> NDArray[np.uint32]:
     """First code point of the lower case of each code point, 0 for one outside words, [0x110000].
 
-    Words that are equal in lower case are equal folded: the three sigmas fold to one, because which small sigma a
-    capital becomes depends on its place, and what follows the first code point is nothing in a word (in Unicode only
-    U+0130 has more than one). Raises ValueError where that does not hold.
+    Words that are equal in lower case are equal folded: the three sigmas fold to one, because which
+    small sigma a capital becomes depends on its place, and what follows the first code point is
+    nothing in a word (in Unicode only U+0130 has more than one). Raises ValueError where that does
+    not hold.
     """
-    every = np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    every = (
+        np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
+    )
     members = [code for run in WORD.finditer(every) for code in range(run.start(), run.end())]
     lower = [chr(code).lower() for code in members]
     fold = np.zeros(len(every), np.uint32)
     fold[members] = [ord(letter[0]) for letter in lower]
     fold[ord("ς")] = ord("σ")
-    if (fold[fold[members]] != fold[members]).any() or any(WORD.search(letter, 1) for letter in lower):
+    if (fold[fold[members]] != fold[members]).any() or any(
+        WORD.search(letter, 1) for letter in lower
+    ):
         raise ValueError("this Python's lower case is not a fold of single characters")
     return fold
 
@@ -108,18 +123,25 @@ def _power_of_two(least: int) -> int:
 
 
 def _word_arrays(characters: int, words: int) -> Numbers:
-    """Room for the words of so many characters, the last words before them and a word that does not end."""
+    """Room for the words of so many characters, the last words before them and a word that does not
+    end."""
     return np.empty((3, characters // 2 + words + 2), np.uint64)
 
 
 @compiled
 def _hash_words(
-    codes: Codes, origin: int, fold: NDArray[np.uint32], word_rows: Numbers, count: int, within_word: bool
+    codes: Codes,
+    origin: int,
+    fold: NDArray[np.uint32],
+    word_rows: Numbers,
+    count: int,
+    within_word: bool,
 ) -> tuple[int, bool]:
-    """Append the words that end in `codes`; what there is of a word that does not end stands behind them.
+    """Append the words that end in `codes`; what there is of a word that does not end stands behind
+    them.
 
-    The loop has no branches, because a processor cannot predict where words end: every character writes its word
-    again, and the end of a word moves on to the next place.
+    The loop has no branches, because a processor cannot predict where words end: every character
+    writes its word again, and the end of a word moves on to the next place.
     """
     hashes, starts = word_rows[HASHES], word_rows[STARTS]
     value = hashes[count] if within_word else ZERO
@@ -165,10 +187,18 @@ def _fill(hashes: Numbers, filter_bits: Numbers, table: Numbers) -> None:
 
 @compiled
 def _search(
-    codes: Codes, origin: int, fold: NDArray[np.uint32], word_rows: Numbers, count: int, within_word: bool, words: int,
-    filter_bits: Numbers, table: Numbers,
-) -> tuple[int, bool, int]:  # fmt: skip
-    """Append the words of `codes` and look up every run of `words` words; returns the number of matches last."""
+    codes: Codes,
+    origin: int,
+    fold: NDArray[np.uint32],
+    word_rows: Numbers,
+    count: int,
+    within_word: bool,
+    words: int,
+    filter_bits: Numbers,
+    table: Numbers,
+) -> tuple[int, bool, int]:
+    """Append the words of `codes` and look up every run of `words` words; returns the number of
+    matches last."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)
@@ -184,7 +214,9 @@ def _search(
         if place >= words - 1:
             key = _scramble(run)
             bit = (key >> HALF) & last_bit
-            if (filter_bits[bit >> SIX] >> (bit & LOW_SIX)) & ONE and table[_find_key(key, table)] == key:
+            if (filter_bits[bit >> SIX] >> (bit & LOW_SIX)) & ONE and table[
+                _find_key(key, table)
+            ] == key:
                 word_rows[MATCHES, matches] = word_rows[STARTS, place - words + 1]
                 matches += 1
     return count, within_word, matches

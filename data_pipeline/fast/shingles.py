@@ -1,4 +1,5 @@
-"""Character shingles of a text: as strings, and as 64-bit keys that are told apart without collisions."""
+"""Character shingles of a text: as strings, and as 64-bit keys that are told apart without
+collisions."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ _HALF = np.uint64(32)
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
     """Every run of `characters` characters; a shorter text is its own only shingle."""
-    return frozenset(text[start : start + characters] for start in range(max(1, len(text) - characters + 1)))
+    return frozenset(
+        text[start : start + characters] for start in range(max(1, len(text) - characters + 1))
+    )
 
 
 def as_bytes(text: str) -> NDArray[np.uint8]:
@@ -39,7 +42,8 @@ def width(lead: int) -> int:
 
 @compiled
 def first_end(data: NDArray[np.uint8], characters: int) -> int:
-    """End of the first shingle, in bytes; past the end of the data if it holds too few characters."""
+    """End of the first shingle, in bytes; past the end of the data if it holds too few
+    characters."""
     end = 0
     for _ in range(characters):
         end += width(data[end]) if end < data.shape[0] else 1
@@ -48,16 +52,22 @@ def first_end(data: NDArray[np.uint8], characters: int) -> int:
 
 @compiled
 def pack(
-    data: NDArray[np.uint8], start: int, end: int, keys: NDArray[np.uint64], starts: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    start: int,
+    end: int,
+    keys: NDArray[np.uint64],
+    starts: NDArray[np.int64],
     ends: NDArray[np.int64],
-) -> tuple[int, int, int]:  # fmt: skip
+) -> tuple[int, int, int]:
     """Write keys and places of the shingles from `data[start:end]` on, as many as fit.
 
-    A shingle of at most eight bytes is its own key: among shingles of one number of characters no two share it,
-    because that number restores leading NULs. A longer one has a hash as its key, in a range that no short one
-    reaches (no character begins with the byte 0xFE), and equal keys of long shingles must be compared byte by byte.
+    A shingle of at most eight bytes is its own key: among shingles of one number of characters no
+    two share it, because that number restores leading NULs. A longer one has a hash as its key, in
+    a range that no short one reaches (no character begins with the byte 0xFE), and equal keys of
+    long shingles must be compared byte by byte.
 
-    Returns how many were written, and start and end of the next; an end past the data says that there is none.
+    Returns how many were written, and start and end of the next; an end past the data says that
+    there is none.
     """
     size = data.shape[0]
     recent = np.uint64(0)

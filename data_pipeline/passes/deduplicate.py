@@ -1,7 +1,8 @@
-"""Near-duplicates over all shards: exact copies, fingerprints side by side, components of linked documents, decisions.
+"""Near-duplicates over all shards: exact copies, fingerprints side by side, components of linked
+documents, decisions.
 
-An exact copy of an earlier document is decided with it: only distinct documents have fingerprints, and are numbered
-here. Every task is sized by documents alone, never by shards or workers.
+An exact copy of an earlier document is decided with it: only distinct documents have fingerprints,
+and are numbered here. Every task is sized by documents alone, never by shards or workers.
 """
 
 import sys
@@ -25,7 +26,13 @@ from mlm_repro.data_pipeline.duplicates.lsh import (
     fingerprint_words,
     required_agreement,
 )
-from mlm_repro.data_pipeline.duplicates.near_duplicates import DECISION, flatten, link, merge, resolve
+from mlm_repro.data_pipeline.duplicates.near_duplicates import (
+    DECISION,
+    flatten,
+    link,
+    merge,
+    resolve,
+)
 from mlm_repro.data_pipeline.passes.measure import DIGESTS, FINGERPRINTS, NUMBERS
 from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard
@@ -42,10 +49,33 @@ BUCKETS_AT_ONCE, ROWS_AT_ONCE = 1 << 10, 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document with the text of an earlier one, by their numbers in the corpus."""
-COPIES, FIRSTS, STARTS, BAND, SKETCHES, DISTINCT, FOREST, PARTLY, MEMBERS, COMPONENTS, DECISIONS, COMPARED = (
-    "copies.npy", "firsts.npy", "starts.npy", "band-{:04d}.bin", "sketches.bin", "distinct.bin", "forest.npy",
-    "partly.npy", "members.npy", "components.npy", "decisions.npy", "compared.npy",
-)  # fmt: skip
+(
+    COPIES,
+    FIRSTS,
+    STARTS,
+    BAND,
+    SKETCHES,
+    DISTINCT,
+    FOREST,
+    PARTLY,
+    MEMBERS,
+    COMPONENTS,
+    DECISIONS,
+    COMPARED,
+) = (
+    "copies.npy",
+    "firsts.npy",
+    "starts.npy",
+    "band-{:04d}.bin",
+    "sketches.bin",
+    "distinct.bin",
+    "forest.npy",
+    "partly.npy",
+    "members.npy",
+    "components.npy",
+    "decisions.npy",
+    "compared.npy",
+)
 
 
 class Corpus:
@@ -72,7 +102,11 @@ class Corpus:
 
 
 def find_duplicates(
-    workspace: Workspace, prepared: Finished, measured: Finished, config: DeduplicateConfig, held: int = 0
+    workspace: Workspace,
+    prepared: Finished,
+    measured: Finished,
+    config: DeduplicateConfig,
+    held: int = 0,
 ) -> tuple[Finished, Compared]:
     """The finished stage of all decisions, and which pairs were compared; what was not is said.
 
@@ -84,17 +118,28 @@ def find_duplicates(
     laid = workspace.one("fingerprints", lay_side_by_side, whole, measured.input, copies.input)
     documents = laid.counts[0]["documents"]
     fixed = {"config": whole["config"], "documents": documents}
-    bands = [list(range(first, config.banding[0], LINK_TASKS)) for first in range(min(LINK_TASKS, config.banding[0]))]
+    bands = [
+        list(range(first, config.banding[0], LINK_TASKS))
+        for first in range(min(LINK_TASKS, config.banding[0]))
+    ]
     jobs: list[Job] = [({**fixed, "bands": group}, (laid.input,)) for group in bands]
-    at_once = max(1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1))
+    at_once = max(
+        1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1)
+    )
     forests = workspace.all("link", link_bands, jobs, "buckets", at_once)
-    joined = workspace.one("components", gather_components, {**fixed, "tasks": len(jobs)}, forests.input)
+    joined = workspace.one(
+        "components", gather_components, {**fixed, "tasks": len(jobs)}, forests.input
+    )
     inputs = (joined.input, laid.input, copies.input, prepared.input, measured.input)
     resolving: list[Job] = [
-        ({**fixed, "held": held, "first": first, "last": last}, inputs) for first, last in joined.counts[0]["tasks"]
+        ({**fixed, "held": held, "first": first, "last": last}, inputs)
+        for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
-    tasks, about = {"tasks": len(resolving), "linked": len(jobs)}, (laid.input, copies.input, forests.input)
+    tasks, about = (
+        {"tasks": len(resolving), "linked": len(jobs)},
+        (laid.input, copies.input, forests.input),
+    )
     decisions = workspace.one("decisions", collect_decisions, tasks, decided.input, *about)
     counted = decisions.counts[0]
     left = sum(each["uncompared"] for each in (*forests.counts, *decided.counts))
@@ -105,12 +150,15 @@ def find_duplicates(
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the documents whose text an earlier one has, in order. The first `held` ones count as no text of others.
+    """Write the documents whose text an earlier one has, in order. The first `held` ones count as
+    no text of others.
 
     The published rule compares equal texts as all others, so it has none here.
     """
     held = settings["held"]
-    np.save(directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)]))
+    np.save(
+        directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
+    )
     counts = settings["counts"] if settings["config"]["rule"] == "verified" else []
     documents, starts = buckets(_digests(inputs[0], counts, 0)[held:])
     documents += held
@@ -138,7 +186,8 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the numbers of distinct documents, and their sketches and keys of each band, into files of their own."""
+    """Write the numbers of distinct documents, and their sketches and keys of each band, into files
+    of their own."""
     config, measured = DeduplicateConfig(**settings["config"]), inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
     number = 0
@@ -169,14 +218,18 @@ def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap
     """Sketches that were laid side by side, [documents, words], and the map of their file."""
     with (folder / SKETCHES).open("rb") as file:
         pages = mmap(file.fileno(), 0, access=ACCESS_READ)
-    return np.frombuffer(pages, np.uint64).reshape(-1, fingerprint_words(config) - config.banding[0]), pages
+    return np.frombuffer(pages, np.uint64).reshape(
+        -1, fingerprint_words(config) - config.banding[0]
+    ), pages
 
 
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write pairs of documents that join all those which are linked through some of the bands, [2, pairs].
+    """Write pairs of documents that join all those which are linked through some of the bands, [2,
+    pairs].
 
-    Documents that were compared with a part of a bucket alone are written beside them. Sketches are read where buckets
-    need them, through a map whose pages are given back after every BUCKETS_AT_ONCE.
+    Documents that were compared with a part of a bucket alone are written beside them. Sketches are
+    read where buckets need them, through a map whose pages are given back after every
+    BUCKETS_AT_ONCE.
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
@@ -196,7 +249,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the components of two or more documents, cut into tasks of about equal numbers of documents."""
+    """Write the components of two or more documents, cut into tasks of about equal numbers of
+    documents."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -209,7 +263,11 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     np.save(directory / MEMBERS, members)
     np.save(directory / COMPONENTS, starts)
     of_task = starts[:-1] // MEMBERS_OF_A_TASK
-    cuts = np.flatnonzero(np.diff(of_task, prepend=-1, append=-1)) if len(sizes) else np.empty(0, np.int64)
+    cuts = (
+        np.flatnonzero(np.diff(of_task, prepend=-1, append=-1))
+        if len(sizes)
+        else np.empty(0, np.int64)
+    )
     return {"tasks": [[int(a), int(b)] for a, b in pairwise(cuts)]}
 
 
@@ -217,7 +275,9 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     """Write the decisions for the components from `first` to before `last`."""
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
-    starts = np.load(components / COMPONENTS, mmap_mode="r")[settings["first"] : settings["last"] + 1]
+    starts = np.load(components / COMPONENTS, mmap_mode="r")[
+        settings["first"] : settings["last"] + 1
+    ]
     members = np.array(np.load(components / MEMBERS, mmap_mode="r")[starts[0] : starts[-1]])
     numbers = np.memmap(laid / DISTINCT, np.int64, "r")
     corpus = Corpus(inputs[3], inputs[4], np.load(copied / STARTS))
@@ -232,7 +292,16 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
         return corpus[int(numbers[document])].text
 
     *arrays, uncompared = resolve(
-        members, starts - starts[0], keys_of, sketches, text_of, config, settings["held"], copies, pages, directory
+        members,
+        starts - starts[0],
+        keys_of,
+        sketches,
+        text_of,
+        config,
+        settings["held"],
+        copies,
+        pages,
+        directory,
     )
     for name, array in zip((DECISIONS, COMPARED, PARTLY), arrays, strict=True):
         np.save(directory / name, array)
@@ -240,15 +309,20 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write all decisions in order of document, those about copies among them, and where shards start."""
+    """Write all decisions in order of document, those about copies among them, and where shards
+    start."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")
-    decisions = np.concatenate([np.empty(0, DECISION), *(np.load(folder / DECISIONS) for folder in folders)])
+    decisions = np.concatenate(
+        [np.empty(0, DECISION), *(np.load(folder / DECISIONS) for folder in folders)]
+    )
     decisions = decisions[np.argsort(decisions["document"])]
     for column in ("document", "survivor"):
         decisions[column] = numbers[decisions[column]]
-    compared = sum((np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64))
+    compared = sum(
+        (np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64)
+    )
     own = np.empty(len(copies), DECISION)
     own["document"], own["survivor"], own["jaccard"] = copies["document"], copies["first"], 1.0
     is_dropped = np.isin(copies["first"], decisions["document"])

@@ -1,4 +1,5 @@
-"""Documents that a stage drops: entered in the ledger and, where a recipe keeps them, written with stage and reason."""
+"""Documents that a stage drops: entered in the ledger and, where a recipe keeps them, written with
+stage and reason."""
 
 from pathlib import Path
 
@@ -11,9 +12,15 @@ DROPPED = "dropped.jsonl"
 
 
 def drop(
-    place: Path | None, entry: StageAttrition, document: Document, reason: str, size: int, tokens: int = 0
+    place: Path | None,
+    entry: StageAttrition,
+    document: Document,
+    reason: str,
+    size: int,
+    tokens: int = 0,
 ) -> None:
-    """Enter a document, as it came to the stage, under a reason; write it to a file in `place`, if there is one."""
+    """Enter a document, as it came to the stage, under a reason; write it to a file in `place`, if
+    there is one."""
     entry.drop(document, reason, size, tokens)
     if place:
         row = document.to_json() | {"stage": entry.name, "reason": reason}

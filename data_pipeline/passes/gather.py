@@ -1,4 +1,5 @@
-"""Rearranges shards in input order into splits in training order: slices of the final files, then the files."""
+"""Rearranges shards in input order into splits in training order: slices of the final files, then
+the files."""
 
 import os
 from contextlib import ExitStack
@@ -30,8 +31,8 @@ def slice_documents(documents: int, size: int) -> int:
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the order of the remaining documents, a file of numbers for each split.
 
-    Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before splitting;
-    `shuffle`, section and seed of the split, or None for the order of the input.
+    Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
+    splitting; `shuffle`, section and seed of the split, or None for the order of the input.
     """
     starts = np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
     np.save(directory / STARTS, starts)
@@ -41,7 +42,9 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     else:
         names = settings["splits"]
         for name in dict.fromkeys(names):
-            own = [np.arange(starts[n], starts[n + 1]) for n in range(len(names)) if names[n] == name]
+            own = [
+                np.arange(starts[n], starts[n + 1]) for n in range(len(names)) if names[n] == name
+            ]
             orders[name] = np.concatenate(own)
     for name, order in orders.items():
         np.save(directory / f"order-{name}.npy", order)
@@ -51,10 +54,11 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shuffled document numbers of the two splits, in the ratio `train:valid` to the nearest document.
+    """Shuffled document numbers of the two splits, in the ratio `train:valid` to the nearest
+    document.
 
-    Each split has at least one document if there are two or more. The shuffle is NumPy's RandomState, whose
-    stream is fixed for good.
+    Each split has at least one document if there are two or more. The shuffle is NumPy's
+    RandomState, whose stream is fixed for good.
     """
     order = np.random.RandomState(seed).permutation(documents).astype(np.int64)
     count = round(documents * valid / (train + valid))
@@ -65,9 +69,9 @@ def split(
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the documents at places `first` to before `last` of a split.
 
-    Only the shards that hold one of them are opened, and only their own bytes are read. Settings: `split`, `first`,
-    `last`, `lines` (True if texts are wanted), `dtype` of tokens or None.
-    Inputs: the order, and all shards after each pass and after selection.
+    Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
+    `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None. Inputs:
+    the order, and all shards after each pass and after selection.
     """
     order = np.load(inputs[0] / "00000" / f"order-{settings['split']}.npy", mmap_mode="r")
     numbers = np.array(order[settings["first"] : settings["last"]])
@@ -81,18 +85,28 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
         with ExitStack() as stack:
 
             @cache
-            def opened(folder: Path, name: str, stack: ExitStack = stack, number: int = number) -> int:
+            def opened(
+                folder: Path, name: str, stack: ExitStack = stack, number: int = number
+            ) -> int:
                 return stack.enter_context((folder / f"{number:05d}" / name).open("rb", 0)).fileno()
 
             for slot in slots:
-                row = os.pread(opened(selected, PLACES), PLACE_BYTES, PLACE_BYTES * int(numbers[slot] - starts[number]))
+                row = os.pread(
+                    opened(selected, PLACES),
+                    PLACE_BYTES,
+                    PLACE_BYTES * int(numbers[slot] - starts[number]),
+                )
                 is_part, start, end, first, last, size = np.frombuffer(row, np.int64).tolist()
                 total += size, last - first
                 if settings["lines"]:
-                    lines[slot] = os.pread(opened(selected if is_part else prepared, LINES), end - start, start)
+                    lines[slot] = os.pread(
+                        opened(selected if is_part else prepared, LINES), end - start, start
+                    )
                 if dtype:
                     place, width = opened(selected if is_part else measured, TOKENS), dtype.itemsize
-                    tokens[slot] = np.frombuffer(os.pread(place, (last - first) * width, first * width), dtype)
+                    tokens[slot] = np.frombuffer(
+                        os.pread(place, (last - first) * width, first * width), dtype
+                    )
     if settings["lines"]:
         with (directory / SLICE_LINES).open("wb") as file:
             file.writelines(lines)

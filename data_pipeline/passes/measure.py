@@ -1,7 +1,9 @@
-"""The second pass over a shard. It measures everything that corpus-wide decisions need, so that these read no texts.
+"""The second pass over a shard. It measures everything that corpus-wide decisions need, so that
+these read no texts.
 
-Tokens decide the length and are kept; fingerprints find near-duplicates; matches find test-set text. A shard's long
-documents are numbered from 0, and all shards' together are the corpus's numbers.
+Tokens decide the length and are kept; fingerprints find near-duplicates; matches find test-set
+text. A shard's long documents are numbered from 0, and all shards' together are the corpus's
+numbers.
 """
 
 import time
@@ -32,25 +34,35 @@ from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
-    "numbers.npy", "sizes.npy", "tokens.bin", "fingerprints.bin", "digests.bin", "matches.jsonl",
-)  # fmt: skip
+    "numbers.npy",
+    "sizes.npy",
+    "tokens.bin",
+    "fingerprints.bin",
+    "digests.bin",
+    "matches.jsonl",
+)
 BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
-"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's cache; and those that a
-document counts for at least, so that empty ones fill no memory."""
+"""Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
+cache; and those that a document counts for at least, so that empty ones fill no memory."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write numbers, sizes and the requested measurements of the documents that the filters keep.
 
-    `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and tokens. Settings:
-    `filters`, pairs of a TokenFilter's name and its section of the recipe;
-    `deduplicate` and `decontaminate`, what matters here of their sections or None; `test_sets`, paths; `tokenizer`, a
-    digest or None. The inputs are the shard and the tokenizer.
+    `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and
+    tokens. Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe;
+    `deduplicate` and `decontaminate`, what matters here of their sections or None; `test_sets`,
+    paths; `tokenizer`, a digest or None. The inputs are the shard and the tokenizer.
     """
-    tokenizer = load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
+    tokenizer = (
+        load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
+    )
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
-    entries, seconds = [StageAttrition.begin(each.name) for each in filters], defaultdict[str, float](float)
+    entries, seconds = (
+        [StageAttrition.begin(each.name) for each in filters],
+        defaultdict[str, float](float),
+    )
     numbers, sizes, places, folder = (
         array("q"),
         array("q"),
@@ -68,7 +80,9 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     ):
         for batch in _batches(DocumentShard(inputs[0])):
             with _timed(seconds, "tokens"):
-                encoded = [encode(tokenizer, document.text) if tokenizer else None for document in batch]
+                encoded = [
+                    encode(tokenizer, document.text) if tokenizer else None for document in batch
+                ]
             long: list[Document] = []
             for document, ids in zip(batch, encoded, strict=True):
                 place = next(places)
@@ -82,14 +96,22 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 long.append(document)
             if deduplicate:
                 with _timed(seconds, "deduplicate"):
-                    fingerprint_file.write(fingerprints([document.text for document in long], deduplicate).data)
+                    fingerprint_file.write(
+                        fingerprints([document.text for document in long], deduplicate).data
+                    )
                     digests.writelines(
-                        blake2b(as_bytes(document.text).data, digest_size=16).digest() for document in long
+                        blake2b(as_bytes(document.text).data, digest_size=16).digest()
+                        for document in long
                     )
             if search:
                 with _timed(seconds, "decontaminate"):
-                    sought = ngrams_of_files(paths, search["ngram_words"], search["min_ngram_words"])
-                    matching = [Counter(ngram for _, ngram in sought.matches(document.text)) for document in long]
+                    sought = ngrams_of_files(
+                        paths, search["ngram_words"], search["min_ngram_words"]
+                    )
+                    matching = [
+                        Counter(ngram for _, ngram in sought.matches(document.text))
+                        for document in long
+                    ]
                 for number, ngrams in enumerate(matching, len(numbers) - len(long)):
                     if ngrams:
                         row = {"document": number, "ngrams": dict(ngrams)}
@@ -134,9 +156,13 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _is_kept(
-    document: Document, size: int, tokens: int, filters: Sequence[TokenFilter], entries: Sequence[StageAttrition],
+    document: Document,
+    size: int,
+    tokens: int,
+    filters: Sequence[TokenFilter],
+    entries: Sequence[StageAttrition],
     place: Path | None,
-) -> bool:  # fmt: skip
+) -> bool:
     """True if no filter drops the document; enters it in the ledger."""
     for each, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)

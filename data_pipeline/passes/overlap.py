@@ -1,20 +1,26 @@
-"""How much of a test set a training corpus contains: the 8-gram overlap of the GPT-2 and Megatron-LM papers.
+"""How much of a test set a training corpus contains: the 8-gram overlap of the GPT-2 and
+Megatron-LM papers.
 
-Radford et al. 2019, section 4, give the percentage of the 8-grams of a dataset that are also found in the training
-set, of words that are lower-cased and alphanumeric; Shoeybi et al. 2019 give it so for their corpus: at most 10.8 % of
-WikiText-103's test set and at most 1.4 % of LAMBADA's. They ask Bloom filters of the training set; this keeps the test
-set's n-grams and reads the training set, in shards and on any number of machines, and is exact.
+Radford et al. 2019, section 4, give the percentage of the 8-grams of a dataset that are also found
+in the training set, of words that are lower-cased and alphanumeric; Shoeybi et al. 2019 give it so
+for their corpus: at most 10.8 % of WikiText-103's test set and at most 1.4 % of LAMBADA's. They ask
+Bloom filters of the training set; this keeps the test set's n-grams and reads the training set, in
+shards and on any number of machines, and is exact.
 
-Neither paper says whether an n-gram that the test set has twice counts twice. Here it does; the share of distinct
-n-grams stands beside it. N-grams of the test set do not run across lines, and none, of WikiText's own training text
-either, across `<unk>`.
+Neither paper says whether an n-gram that the test set has twice counts twice. Here it does; the
+share of distinct n-grams stands beside it. N-grams of the test set do not run across lines, and
+none, of WikiText's own training text either, across `<unk>`.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
 from mlm_repro.data_pipeline.config import DataConfig
-from mlm_repro.data_pipeline.contamination.decontaminate import UNKNOWN_WORD, ngrams_of_files, read_documents
+from mlm_repro.data_pipeline.contamination.decontaminate import (
+    UNKNOWN_WORD,
+    ngrams_of_files,
+    read_documents,
+)
 from mlm_repro.data_pipeline.contamination.words import runs_of, words_of
 from mlm_repro.data_pipeline.document import Document
 from mlm_repro.data_pipeline.reading.pieces import choose_shard_bytes
@@ -34,18 +40,26 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
     read, contained = 0, set[str]()
     for text in texts:
         read += 1
-        contained.update(ngram for part in text.split(UNKNOWN_WORD) for _, ngram in ngrams.matches(part))
+        contained.update(
+            ngram for part in text.split(UNKNOWN_WORD) for _, ngram in ngrams.matches(part)
+        )
     return read, contained
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """The statistic, from the n-grams that `count_overlap` found in all shards: n-grams, and those of them found.
+    """The statistic, from the n-grams that `count_overlap` found in all shards: n-grams, and those
+    of them found.
 
-    The papers count every occurrence in the test set; the distinct ones, and the occurrences in each of its documents
-    in order, stand beside it.
+    The papers count every occurrence in the test set; the distinct ones, and the occurrences in
+    each of its documents in order, stand beside it.
     """
     documents = [
-        [run for passage in map(words_of, document) if len(passage) >= words for run in runs_of(passage, words)]
+        [
+            run
+            for passage in map(words_of, document)
+            if len(passage) >= words
+            for run in runs_of(passage, words)
+        ]
         for document in read_documents(test_set)
     ]
     shares = [[len(document), sum(ngram in found for ngram in document)] for document in documents]
@@ -53,29 +67,47 @@ def overlap(found: set[str], test_set: Path, words: int) -> JSON:
     return {
         "percent": 100 * present / ngrams if ngrams else 0.0,
         "occurrences": {"ngrams": ngrams, "found": present},
-        "distinct": {"ngrams": len({ngram for document in documents for ngram in document}), "found": len(found)},
+        "distinct": {
+            "ngrams": len({ngram for document in documents for ngram in document}),
+            "found": len(found),
+        },
         "documents": shares,
     }
 
 
 def measure_overlap(
-    config: DataConfig, sources: OpenedSources, test_sets: dict[str, Path], workspace: Workspace, directory: Path
+    config: DataConfig,
+    sources: OpenedSources,
+    test_sets: dict[str, Path],
+    workspace: Workspace,
+    directory: Path,
 ) -> None:
     """Write `overlap.json`, the share of each test set's n-grams that the sources contain."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}
     for name, path in test_sets.items():
-        fixed = {"max_line_bytes": config.sources.max_line_bytes, "test_set": str(path), "words": words}
+        fixed = {
+            "max_line_bytes": config.sources.max_line_bytes,
+            "test_set": str(path),
+            "words": words,
+        }
         jobs: list[Job] = [({**fixed, "pieces": shard}, ()) for shard in shards]
-        counted = workspace.all(f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}")
+        counted = workspace.all(
+            f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}"
+        )
         present = set[str]()
         for number in range(len(shards)):
-            present.update((counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1])
+            present.update(
+                (counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1]
+            )
         if not (texts := sum(each["texts"] for each in counted.counts)):
             raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
         results[name] = {"texts": texts} | overlap(present, path, words)
-    write_json(directory / RESULT, {"source": sources.describe(), "ngram_words": words, "test_sets": results})
+    write_json(
+        directory / RESULT,
+        {"source": sources.describe(), "ngram_words": words, "test_sets": results},
+    )
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -83,5 +115,7 @@ def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])
-    (directory / FOUND).write_text("".join(f"{ngram}\n" for ngram in sorted(present)), encoding="utf-8")
+    (directory / FOUND).write_text(
+        "".join(f"{ngram}\n" for ngram in sorted(present)), encoding="utf-8"
+    )
     return {"texts": read}

@@ -24,7 +24,8 @@ QUARANTINE = "quarantine.jsonl"
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the kept documents of a shard, and its malformed input.
 
-    Settings: `pieces`, `max_line_bytes`, and `filters`: pairs of a TextFilter's name and its section of the recipe.
+    Settings: `pieces`, `max_line_bytes`, and `filters`: pairs of a TextFilter's name and its
+    section of the recipe.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     place = directory if settings.get("keep_dropped") else None
@@ -39,7 +40,9 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
     start = time.perf_counter()
     with DocumentWriter(directory) as documents, (directory / QUARANTINE).open("wb") as quarantine:
-        for item in _read(settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged):
+        for item in _read(
+            settings["pieces"], settings["max_line_bytes"], settings["goes_on"], damaged
+        ):
             if item is None:
                 blank += 1
             elif isinstance(item, Malformed):
@@ -62,8 +65,11 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     }
 
 
-def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]) -> Iterator[Item]:
-    """All items of the pieces; what is said of a damaged file is added to `damaged` if the work goes on."""
+def _read(
+    pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
+) -> Iterator[Item]:
+    """All items of the pieces; what is said of a damaged file is added to `damaged` if the work
+    goes on."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)
@@ -75,17 +81,24 @@ def _read(pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list
 
 
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the files of a `name` of all `shards` of each stage, as far as there are any, in order."""
-    paths = (stage / f"{n:05d}" / settings["name"] for stage in inputs for n in range(settings["shards"]))
+    """Join the files of a `name` of all `shards` of each stage, as far as there are any, in
+    order."""
+    paths = (
+        stage / f"{n:05d}" / settings["name"] for stage in inputs for n in range(settings["shards"])
+    )
     with (directory / settings["name"]).open("wb") as whole:
         join_files(filter(Path.is_file, paths), whole)
     return {}
 
 
 def _filter(
-    document: Document, filters: Sequence[TextFilter], entries: Sequence[StageAttrition], place: Path | None
+    document: Document,
+    filters: Sequence[TextFilter],
+    entries: Sequence[StageAttrition],
+    place: Path | None,
 ) -> Document | None:
-    """Apply the filters to a document and enter it in the ledger without tokens; Unfit enters nothing."""
+    """Apply the filters to a document and enter it in the ledger without tokens; Unfit enters
+    nothing."""
     outcomes: list[str | Drop] = [document.text]
     for each, entry in zip(filters, entries[1:], strict=True):
         if isinstance(text := outcomes[-1], str):

@@ -25,7 +25,8 @@ PLACES, RARE, LEFT_IN = "places.bin", "rare.txt", "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the test sets' n-grams that occur fewer than `frequent` times in documents that are not duplicates."""
+    """Write the test sets' n-grams that occur fewer than `frequent` times in documents that are not
+    duplicates."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -36,7 +37,9 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
                 documents += 1
                 frequency.update(ngrams)
         start += count
-    rare = sorted(ngram for ngram, times in frequency.items() if times < (settings["frequent"] or math.inf))
+    rare = sorted(
+        ngram for ngram, times in frequency.items() if times < (settings["frequent"] or math.inf)
+    )
     (directory / RARE).write_text("".join(f"{ngram}\n" for ngram in rare), encoding="utf-8")
     return {"documents": documents, "common": len(frequency) - len(rare)}
 
@@ -44,11 +47,11 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Write the remaining documents of a shard, and the parts of those that were cut.
 
-    `places` [documents, 6] say where each lies, so that a slice reads no more of a shard than its own documents: 1 for
-    a part, 0 for a whole one; start and end of its line; start and end of its tokens; its bytes.
-    Settings: `is_written`, `start` (the shard's first number in the corpus), `count`, `deduplicate` (whether it was
-    done), `decontaminate` (section or None), `tokenizer`. Inputs: the shard after each pass, decisions, n-grams and
-    tokenizer as far as there are any.
+    `places` [documents, 6] say where each lies, so that a slice reads no more of a shard than its
+    own documents: 1 for a part, 0 for a whole one; start and end of its line; start and end of its
+    tokens; its bytes. Settings: `is_written`, `start` (the shard's first number in the corpus),
+    `count`, `deduplicate` (whether it was done), `decontaminate` (section or None), `tokenizer`.
+    Inputs: the shard after each pass, decisions, n-grams and tokenizer as far as there are any.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]
@@ -57,13 +60,25 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
         return {"stages": [], "documents": 0, "left_in": 0}
     decisions = [more.pop(0)] if settings["deduplicate"] else []
     rare = more.pop(0) / "00000" / RARE if section else None
-    tokenizer = load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
-    documents, numbers, sizes = DocumentShard(prepared), np.load(measured / NUMBERS), np.load(measured / SIZES)
+    tokenizer = (
+        load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
+    )
+    documents, numbers, sizes = (
+        DocumentShard(prepared),
+        np.load(measured / NUMBERS),
+        np.load(measured / SIZES),
+    )
     gone = _dropped(decisions, settings["start"], settings["count"])
     deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
     place = directory if settings.get("keep_dropped") else None
     for number in np.flatnonzero(gone):
-        drop(place, deduplicate, documents[int(numbers[number])], "near-duplicate", *map(int, sizes[number]))
+        drop(
+            place,
+            deduplicate,
+            documents[int(numbers[number])],
+            "near-duplicate",
+            *map(int, sizes[number]),
+        )
     for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
         count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
     matched = dict(read_matches(measured)) if section else {}
@@ -81,11 +96,17 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
             remains: list[Document] | Drop | None = None
             if number in matched:
                 document = documents[int(numbers[number])]
-                margins = (section["margin_characters"], section["min_part_characters"], section["max_parts"])
+                margins = (
+                    section["margin_characters"],
+                    section["min_part_characters"],
+                    section["max_parts"],
+                )
                 remains = decontaminate(document, ngrams, *margins)
             cut.enter(size, tokens)
             for part in remains if isinstance(remains, list) else ():
-                if share := _share(part.text, Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)):
+                if share := _share(
+                    part.text, Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)
+                ):
                     test_text += 1
                     row = {"id": part.id, "share": round(share, 4)}
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
@@ -104,7 +125,9 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
                 before = parts.end
                 parts.append(part)
-                places.extend((1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text)))
+                places.extend(
+                    (1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text))
+                )
                 encoded += len(ids)
                 cut.keep(places[-1], len(ids))
     (directory / PLACES).write_bytes(places)

@@ -13,14 +13,18 @@ TRAINING_BYTES = 2 << 30
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Train `vocab_size` tokens of a `kind` on the documents of a range of `shards` of the first pass, of `bytes`."""
+    """Train `vocab_size` tokens of a `kind` on the documents of a range of `shards` of the first
+    pass, of `bytes`."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
-    make(_sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]).save(directory)
+    make(
+        _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]
+    ).save(directory)
     return {}
 
 
 def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the tokenizer at `path` with its `end_of_text`; without a path GPT-2's vocabulary from its two `files`."""
+    """Write the tokenizer at `path` with its `end_of_text`; without a path GPT-2's vocabulary from
+    its two `files`."""
     tokenizer = (
         Tokenizer.open(Path(settings["path"]), settings["end_of_text"])
         if settings["path"]

@@ -11,9 +11,14 @@ from mlm_repro.lineage.config import Config
 
 HUB_NAMES = ("wikipedia", "openwebtext", "realnews", "cc-stories")
 ENDINGS = {
-    "jsonl": (".jsonl", ".json", ".ndjson"), "parquet": (".parquet",), "arrow": (".arrow",), "csv": (".csv", ".tsv"),
-    "warc": (".warc", ".wet"), "text": (".txt", ".md", ".rst"), "documents": (".jsonl", ".parquet"),
-}  # fmt: skip
+    "jsonl": (".jsonl", ".json", ".ndjson"),
+    "parquet": (".parquet",),
+    "arrow": (".arrow",),
+    "csv": (".csv", ".tsv"),
+    "warc": (".warc", ".wet"),
+    "text": (".txt", ".md", ".rst"),
+    "documents": (".jsonl", ".parquet"),
+}
 """Kinds of files, with the ends of their names."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
@@ -28,8 +33,11 @@ def check_source_name(name: str) -> None:
     if kind in ENDINGS:
         raise ValueError(f"source {name!r} needs a path: {kind}:PATH")
     known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in ENDINGS)]
-    like = [each for each, endings in ENDINGS.items() if (not colon or "://" in name)
-            and {*Path(name).suffixes} & {*endings}]  # fmt: skip
+    like = [
+        each
+        for each, endings in ENDINGS.items()
+        if (not colon or "://" in name) and {*Path(name).suffixes} & {*endings}
+    ]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
     hint = close[0] + path * close[0].endswith(":") if close else ""
     if like or "://" in name:
@@ -42,30 +50,36 @@ class SourcesConfig(Config):
     """Sources of text."""
 
     names: tuple[str, ...] = Field(min_length=1)
-    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `hub:OWNER/NAME` with `/SUBSET` or
-    `@REVISION` behind it, `jsonl:PATH`, `parquet:PATH`, `arrow:PATH` (of `save_to_disk`), `csv:PATH`, `warc:PATH`,
-    `text:PATH` or `documents:PATH`, read in this order. PATH is a file, a directory, a pattern, `-` for standard input,
-    or the address of one elsewhere, such as `s3://…`; `documents:PATH` is a dataset or what a verb wrote."""
+    """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `hub:OWNER/NAME` with
+    `/SUBSET` or `@REVISION` behind it, `jsonl:PATH`, `parquet:PATH`, `arrow:PATH` (of
+    `save_to_disk`), `csv:PATH`, `warc:PATH`, `text:PATH` or `documents:PATH`, read in this order.
+    PATH is a file, a directory, a pattern, `-` for standard input, or the address of one elsewhere,
+    such as `s3://…`; `documents:PATH` is a dataset or what a verb wrote."""
     text_key: str = "text"
-    """Key of the text in JSON lines, or column of a table; `body.text` is `text` in the object `body`."""
+    """Key of the text in JSON lines, or column of a table; `body.text` is `text` in the object
+    `body`."""
     id_key: str | None = None
-    """Key of a document's own id, a string or a number. Without it, or where a line has none, the id is the path of the
-    file below the source and the line."""
+    """Key of a document's own id, a string or a number. Without it, or where a line has none, the
+    id is the path of the file below the source and the line."""
     split: tuple[str, ...] = ()
-    """Splits that are read of a data set that has several, such as `["train", "validation"]`; without it `train` alone.
-    They are told by `dataset_dict.json`, or by the names of files as Hugging Face's datasets does."""
+    """Splits that are read of a data set that has several, such as `["train", "validation"]`;
+    without it `train` alone. They are told by `dataset_dict.json`, or by the names of files as
+    Hugging Face's datasets does."""
     metadata: tuple[str, ...] = ()
     """Other keys that stay with a document, under `metadata` in `documents/*.jsonl`."""
     offline_fallback: Literal["installed-docs"] | None = None
-    """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the run stops."""
+    """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the
+    run stops."""
     max_documents: PositiveInt | None = None
     """Most documents taken from each source."""
     max_bytes: PositiveInt | None = None
-    """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed documentation is sampled."""
+    """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed
+    documentation is sampled."""
     max_line_bytes: PositiveInt = MAX_LINE_BYTES
     """Longest line or text file that is accepted as a document."""
     max_bad_files: Annotated[int, Field(ge=0)] = 0
-    """Most files that may be damaged; what comes before the damage is read, and the rest is named in quarantine."""
+    """Most files that may be damaged; what comes before the damage is read, and the rest is named
+    in quarantine."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of the lines that may be malformed; above it the run stops and says why."""
 
@@ -80,5 +94,7 @@ class SourcesConfig(Config):
         for name in names:
             check_source_name(name)
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"source {twice!r} is named twice, and its documents would have the same ids")
+            raise ValueError(
+                f"source {twice!r} is named twice, and its documents would have the same ids"
+            )
         return names

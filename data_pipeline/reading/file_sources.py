@@ -1,4 +1,5 @@
-"""Files as sources: JSON lines, Parquet and Arrow tables, plain text, and directories that a verb wrote."""
+"""Files as sources: JSON lines, Parquet and Arrow tables, plain text, and directories that a verb
+wrote."""
 
 import glob
 import itertools
@@ -17,7 +18,14 @@ from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, size_bytes
 from mlm_repro.data_pipeline.reading.config import ENDINGS, SourcesConfig
-from mlm_repro.data_pipeline.reading.lines import CHUNK_BYTES, COMPRESSIONS, Cut, expanded_bytes, open_bytes, survey
+from mlm_repro.data_pipeline.reading.lines import (
+    CHUNK_BYTES,
+    COMPRESSIONS,
+    Cut,
+    expanded_bytes,
+    open_bytes,
+    survey,
+)
 from mlm_repro.data_pipeline.reading.pieces import SHARD_BYTES, Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import (
     Item,
@@ -38,7 +46,9 @@ from mlm_repro.lineage.remembered import stamp_of
 
 SUFFIXES = {
     kind: tuple(
-        name + end for name in names for end in ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
+        name + end
+        for name in names
+        for end in ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
     )
     for kind, names in ENDINGS.items()
 }
@@ -47,25 +57,34 @@ Files = list[tuple[str, Path | Remote]]
 
 
 class FileSource:
-    """`jsonl:PATH`, `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. Raises BadInput for no file.
+    """`jsonl:PATH`, `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. Raises BadInput for no
+    file.
 
-    A directory stands for the files of that kind below it, in order of path; how many others there are is printed. Of
-    several splits only `train` is read, or those that `sources.split` names, and that is printed.
-    JSON lines and tables hold a document in each `text_key`; a text file is one document. `documents` is a
-    directory that a verb wrote, whose documents keep their ids; it raises IntegrityFailure if it is not complete.
+    A directory stands for the files of that kind below it, in order of path; how many others there
+    are is printed. Of several splits only `train` is read, or those that `sources.split` names, and
+    that is printed. JSON lines and tables hold a document in each `text_key`; a text file is one
+    document. `documents` is a directory that a verb wrote, whose documents keep their ids; it
+    raises IntegrityFailure if it is not complete.
     """
 
     is_named = False
-    """True if its files' names begin with its path, because another source has files of the same names."""
+    """True if its files' names begin with its path, because another source has files of the same
+    names."""
 
-    def __init__(self, name: str, config: SourcesConfig | None = None, is_compared: bool = False) -> None:
+    def __init__(
+        self, name: str, config: SourcesConfig | None = None, is_compared: bool = False
+    ) -> None:
         self.name = name
         self.kind, _, self._path = name.partition(":")
         self._keys: dict[str, Any] = {"owner": self._path} if is_compared else {}
         self._wanted = config.split if config else ()
         self._left_out = ""
         if config and self.kind not in ("text", "documents"):
-            self._keys = {"text_key": config.text_key, "id_key": config.id_key, "keep": config.metadata}
+            self._keys = {
+                "text_key": config.text_key,
+                "id_key": config.id_key,
+                "keep": config.metadata,
+            }
 
     @property
     def _root(self) -> Path:
@@ -98,14 +117,18 @@ class FileSource:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
             root = Path(*fixed)
-            files = [(file.relative_to(root).as_posix(), file) for file in matching if file.is_file()]
+            files = [
+                (file.relative_to(root).as_posix(), file) for file in matching if file.is_file()
+            ]
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
         return self._of_splits(root, [*files])
 
     def _elsewhere(self, place: Remote) -> Files:
         if self.kind == "documents":
-            raise BadInput(f"source {self.name}: a dataset is read from this machine; copy it first")
+            raise BadInput(
+                f"source {self.name}: a dataset is read from this machine; copy it first"
+            )
         listed = place.files()
         endings = "" if len(listed) == 1 or "*" in place.url else SUFFIXES[self.kind]
         files: Files = [file for file in listed if file[0].lower().endswith(endings)]
@@ -115,36 +138,53 @@ class FileSource:
         return self._of_splits(None if "*" in place.url else place, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
-        """The files of the splits to read, split by split; what is left out is printed, and stands in `describe`."""
+        """The files of the splits to read, split by split; what is left out is printed, and stands
+        in `describe`."""
         if self.kind == "text":
             return files
         told = tell_splits(root if isinstance(root, Path) else None, [name for name, _ in files])
-        chosen = choose_splits(self.name, told, self._wanted, isinstance(root, Remote) or root == self._root)
+        chosen = choose_splits(
+            self.name, told, self._wanted, isinstance(root, Remote) or root == self._root
+        )
         own = [split or TRAIN for split in told]
         if others := [split for split in dict.fromkeys(own) if split not in chosen]:
             read = f"the split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
             count = sum(split in others for split in own)
             self._left_out = f"{read}, without {count:,} files of {', '.join(others)}"
-            print(f"note: {self.name} gives {self._left_out}; sources.split names others", file=sys.stderr)
-        return [file for split in chosen for file, of in zip(files, own, strict=True) if of == split]
+            print(
+                f"note: {self.name} gives {self._left_out}; sources.split names others",
+                file=sys.stderr,
+            )
+        return [
+            file for split in chosen for file, of in zip(files, own, strict=True) if of == split
+        ]
 
     @cached_property
     def total_bytes(self) -> int:
         """Approximate bytes of text: those of compressed files and tables are of their content."""
         return sum(
-            _content_bytes(path) if self.kind == "parquet" or path.suffix == ".parquet" else expanded_bytes(path)
+            (
+                _content_bytes(path)
+                if self.kind == "parquet" or path.suffix == ".parquet"
+                else expanded_bytes(path)
+            )
             for _, path in self.files
         )
 
     @property
     def document_bytes(self) -> float:
-        """Mean bytes of a document by the first megabyte of the first file, or of a table or text by the first ones."""
+        """Mean bytes of a document by the first megabyte of the first file, or of a table or text
+        by the first ones."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
                 head = file.read(CHUNK_BYTES)
                 return max(1, len(head)) / max(1, head.count(b"\n"))
-        sizes = [size_bytes(item.text) for item in itertools.islice(self.sample(), 100) if isinstance(item, Document)]
+        sizes = [
+            size_bytes(item.text)
+            for item in itertools.islice(self.sample(), 100)
+            if isinstance(item, Document)
+        ]
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
@@ -153,7 +193,9 @@ class FileSource:
 
     def describe(self) -> str:
         """Description for people; complete once the source has been read."""
-        said = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(self._left_out)
+        said = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(
+            self._left_out
+        )
         return f"{self.name} ({'; '.join(said)})" if said else self.name
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
@@ -167,8 +209,15 @@ class FileSource:
                 yield from _cut_frames(piece, shard_bytes, cuts)
             else:
                 if self.kind in ("jsonl", "documents") and piece.bytes > SHARD_BYTES:
-                    why = f"{piece.path} is one frame of compression, which one process reads, however many there are"
-                    print(f"note: {why}; one of many frames, such as bgzip and pzstd write, is shared", file=sys.stderr)
+                    why = (
+                        f"{piece.path} is one frame of compression, which one process reads,"
+                        " however many there are"
+                    )
+                    print(
+                        f"note: {why}; one of many frames, such as bgzip and pzstd write, is"
+                        " shared",
+                        file=sys.stderr,
+                    )
                 yield piece
 
     def sample(self) -> Iterator[Item]:
@@ -180,26 +229,41 @@ class FileSource:
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         whole, others = path.resolve(), list[Path]()
         snapshots = [folder for folder in (whole, *whole.parents) if folder.name == "snapshots"]
-        roots = [whole, *(folder.with_name("blobs") for folder in snapshots)]  # a Hugging Face cache links there
+        roots = [
+            whole,
+            *(folder.with_name("blobs") for folder in snapshots),
+        ]  # a Hugging Face cache links there
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not (file.is_file() or file.is_symlink()):
                 continue
-            is_made = self.kind == "arrow" and file.name.startswith("cache-")  # what `Dataset.map` made of the others
+            is_made = self.kind == "arrow" and file.name.startswith(
+                "cache-"
+            )  # what `Dataset.map` made of the others
             if is_made or not file.name.lower().endswith(SUFFIXES[self.kind]):
                 others.append(file)
                 continue
-            if not any(map(file.resolve().is_relative_to, roots)):  # whether anything is there is not told
-                raise BadInput(f"source {self.name}: {file} is a link out of the directory; name what it leads to")
+            if not any(
+                map(file.resolve().is_relative_to, roots)
+            ):  # whether anything is there is not told
+                raise BadInput(
+                    f"source {self.name}: {file} is a link out of the directory; name what it"
+                    " leads to"
+                )
             if not file.exists():
-                raise BadInput(f"source {self.name}: {file} is a link to {file.readlink()}, which is not there")
+                raise BadInput(
+                    f"source {self.name}: {file} is a link to {file.readlink()}, which is not there"
+                )
             yield file.relative_to(path).as_posix(), file
         self._warn_of([file.name for file in others])
 
     def _warn_of(self, others: list[str]) -> None:
         if others and self.kind != "documents":
             names = ", ".join(others[:3])
-            print(f"warning: {self.name} leaves {len(others):,} other files out: {names}", file=sys.stderr)
+            print(
+                f"warning: {self.name} leaves {len(others):,} other files out: {names}",
+                file=sys.stderr,
+            )
 
     def _written_by_a_verb(self, path: Path) -> Files:
         if not path.is_dir():
@@ -215,18 +279,23 @@ class FileSource:
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """Every file with its digest, and where it can be cut: newlines before each grain, or its frames."""
+        """Every file with its digest, and where it can be cut: newlines before each grain, or its
+        frames."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (
                 Progress(f"digest of {self.name}", size, "bytes") as progress,
                 ThreadPoolExecutor(available_cores()) as threads,
             ):
-                return [*threads.map(lambda file: self._survey(file[0], file[1], progress), self.files)]
+                return [
+                    *threads.map(lambda file: self._survey(file[0], file[1], progress), self.files)
+                ]
         except OSError as error:
             raise BadInput(f"source {self.name} cannot be read: {cause(error)}") from error
 
-    def _survey(self, name: str, path: Path | Remote, progress: Progress) -> tuple[Piece, list[int], list[Cut]]:
+    def _survey(
+        self, name: str, path: Path | Remote, progress: Progress
+    ) -> tuple[Piece, list[int], list[Cut]]:
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -238,7 +307,16 @@ class FileSource:
                 else (self._root / name if self._root.is_dir() else path).as_posix()
             )
         place = str(path.resolve() if isinstance(path, Path) else path)
-        piece = Piece(self.kind, mend_surrogates(name), place, "", size, split=split, stamp=stamp, **self._keys)
+        piece = Piece(
+            self.kind,
+            mend_surrogates(name),
+            place,
+            "",
+            size,
+            split=split,
+            stamp=stamp,
+            **self._keys,
+        )
         is_of_lines = self.kind in ("jsonl", "documents") and not is_table(piece)
         digest, newlines, cuts = survey(path, is_of_lines, progress.advance)
         if self.kind == "documents" and digest != self._sealed_digests.get(name):
@@ -273,7 +351,8 @@ def _content_bytes(path: Path | Remote) -> int:
 
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """Cut a Parquet table into runs of row groups. Raises BadInput for a column that is not of text.
+    """Cut a Parquet table into runs of row groups. Raises BadInput for a column that is not of
+    text.
 
     A file that is no table is left whole, for its reader to refuse.
     """
@@ -288,7 +367,9 @@ def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
             return
         with table_bytes(piece.path) as file, parquet.ParquetFile(file) as table:
             _check_column(piece, table.schema_arrow)
-            groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
+            groups = [
+                table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)
+            ]
             sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError):
         yield piece
@@ -313,7 +394,20 @@ def _check_column(piece: Piece, schema: Any) -> None:
     kind = next((field.type for field in fields if field.name == piece.text_key), None)
     if kind is not None and types.is_dictionary(kind):
         kind = kind.value_type
-    if kind is None or str(kind) not in ("string", "large_string", "string_view", "binary", "large_binary"):
-        has = f"has no column named {piece.text_key}" if kind is None else f"has {kind} in its column {piece.text_key}"
+    if kind is None or str(kind) not in (
+        "string",
+        "large_string",
+        "string_view",
+        "binary",
+        "large_binary",
+    ):
+        has = (
+            f"has no column named {piece.text_key}"
+            if kind is None
+            else f"has {kind} in its column {piece.text_key}"
+        )
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
-        raise BadInput(f"{piece.path} {has}, and sources.text_key must name one of text; its columns: {columns}")
+        raise BadInput(
+            f"{piece.path} {has}, and sources.text_key must name one of text; its columns:"
+            f" {columns}"
+        )

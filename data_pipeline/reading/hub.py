@@ -1,4 +1,5 @@
-"""The Hugging Face hub: a quick test of the connection, clear errors, and the paper's corpora as streams.
+"""The Hugging Face hub: a quick test of the connection, clear errors, and the paper's corpora as
+streams.
 
 Megatron-LM section 4.1 names the corpora: Wikipedia, OpenWebText, RealNews, CC-Stories.
 """
@@ -36,7 +37,8 @@ TEXT_PER_BYTE = 3
 def hub_is_reachable() -> bool:
     """Ask the hub once per process. `HF_HUB_OFFLINE` and `HF_ENDPOINT` are honoured.
 
-    Name resolution has no timeout of its own, so the question is asked in a thread that is abandoned.
+    Name resolution has no timeout of its own, so the question is asked in a thread that is
+    abandoned.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
@@ -48,7 +50,9 @@ def hub_is_reachable() -> bool:
 
 
 def _answers() -> bool:
-    request = urllib.request.Request(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), method="HEAD")
+    request = urllib.request.Request(
+        os.environ.get("HF_ENDPOINT", "https://huggingface.co"), method="HEAD"
+    )
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             return bool(response.status < 500)
@@ -60,8 +64,8 @@ def _answers() -> bool:
 def asking_for(what: str) -> Iterator[None]:
     """Turn the errors of the hub's clients into one sentence.
 
-    Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops answering. Disk
-    errors of this machine are passed on.
+    Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops
+    answering. Disk errors of this machine are passed on.
     """
     from huggingface_hub import errors
 
@@ -70,14 +74,28 @@ def asking_for(what: str) -> Iterator[None]:
     except Exception as error:  # the hub's clients raise errors of many libraries
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise
-        # what is not in the cache was asked of the hub in vain: that says nothing of what the hub has
-        causes = [cause for cause in _causes(error) if not isinstance(cause, errors.LocalEntryNotFoundError)]
+        # what is not in the cache was asked of the hub in vain: that says nothing of what the hub
+        # has
+        causes = [
+            cause
+            for cause in _causes(error)
+            if not isinstance(cause, errors.LocalEntryNotFoundError)
+        ]
         if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
-            raise DataMissing(f"{what} is behind a gate on the hub: accept its terms there and set HF_TOKEN") from error
-        absent = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
+            raise DataMissing(
+                f"{what} is behind a gate on the hub: accept its terms there and set HF_TOKEN"
+            ) from error
+        absent = (
+            errors.RepositoryNotFoundError,
+            errors.RevisionNotFoundError,
+            errors.EntryNotFoundError,
+        )
         if any(isinstance(cause, absent) for cause in causes):
             raise DataMissing(f"the Hugging Face hub has no {what}") from error
-        said = f"{what} could not be read from the Hugging Face hub: {str(error).partition(chr(10))[0]}"
+        said = (
+            f"{what} could not be read from the Hugging Face hub:"
+            f" {str(error).partition(chr(10))[0]}"
+        )
         raise Interrupted(f"{said}; give the same command again, what came is kept") from error
 
 
@@ -97,7 +115,9 @@ class Location:
 
 
 LOCATIONS = {
-    "wikipedia": Location("wikimedia/wikipedia", "20231101.en", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa"),
+    "wikipedia": Location(
+        "wikimedia/wikipedia", "20231101.en", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa"
+    ),
     "openwebtext": Location("Skylion007/openwebtext", None, "refs/convert/parquet"),
 }
 WITHDRAWN = ("realnews", "cc-stories")
@@ -112,11 +132,16 @@ class HubSource:
         self._keys: dict[str, Any] = {}
         self._splits = (config.split if config else ()) or (TRAIN,)
         if config and name.startswith(HUB):
-            self._keys = {"text_key": config.text_key, "id_key": config.id_key, "keep": config.metadata}
+            self._keys = {
+                "text_key": config.text_key,
+                "id_key": config.id_key,
+                "keep": config.metadata,
+            }
 
     @cached_property
     def _location(self) -> Location:
-        """The place; the revision of a corpus that the user names is the one that the hub has today."""
+        """The place; the revision of a corpus that the user names is the one that the hub has
+        today."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
@@ -125,7 +150,9 @@ class HubSource:
         owner, repository, *subset = path.split("/", 2)
         place = Location(f"{owner}/{repository}", subset[0] if subset else None, revision or None)
         with asking_for(self.name):
-            return replace(place, revision=HfApi().dataset_info(place.repository, revision=place.revision).sha)
+            return replace(
+                place, revision=HfApi().dataset_info(place.repository, revision=place.revision).sha
+            )
 
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
@@ -136,16 +163,22 @@ class HubSource:
         """Description for people; complete once the source has been read."""
         place = self._location
         of = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
-        return f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the Hugging Face hub{of})"
+        return (
+            f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the"
+            f" Hugging Face hub{of})"
+        )
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text, from the sizes of the compressed files; many if the hub does not answer."""
+        """Approximate bytes of text, from the sizes of the compressed files; many if the hub does
+        not answer."""
         from huggingface_hub import HfApi
 
         place, files = self._location, []
         with suppress(Interrupted), asking_for(self.name):
-            described = HfApi().dataset_info(place.repository, revision=place.revision, files_metadata=True)
+            described = HfApi().dataset_info(
+                place.repository, revision=place.revision, files_metadata=True
+            )
             files = described.siblings or []
         sizes = [file.size or 0 for file in files if file.rfilename.startswith(place.subset or "")]
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
@@ -159,11 +192,17 @@ class HubSource:
         fixed = {"name": self.name, "location": self._location, "keys": self._keys}
         jobs: Iterator[Job] = (
             ({**fixed, "split": split, "files": files, "file": number}, ())
-            for split, files in counts.items() for number in range(files)
-        )  # fmt: skip
-        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, sum(counts.values())):
+            for split, files in counts.items()
+            for number in range(files)
+        )
+        for done in workspace.each(
+            f"harvest-{self.name}", harvest, jobs, self.name, sum(counts.values())
+        ):
             path = done.path / HARVESTED
-            yield from cut_lines(Piece("harvest", self.name, str(path), done.digest, path.stat().st_size), shard_bytes)
+            yield from cut_lines(
+                Piece("harvest", self.name, str(path), done.digest, path.stat().st_size),
+                shard_bytes,
+            )
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -1,7 +1,8 @@
 """English that every installation has: the documentation inside Python and its installed packages.
 
-Only the standard library and the distributions that this package needs to run are read, so the corpus does not
-depend on what else is installed. Nothing is imported, and Python files are not parsed.
+Only the standard library and the distributions that this package needs to run are read, so the
+corpus does not depend on what else is installed. Nothing is imported, and Python files are not
+parsed.
 """
 
 import ast
@@ -24,7 +25,12 @@ from packaging.requirements import Requirement
 from mlm_repro.data_pipeline.document import Document, Malformed
 from mlm_repro.data_pipeline.reading.config import INSTALLED_DOCS, SourcesConfig
 from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
-from mlm_repro.data_pipeline.reading.readers import MAX_LINE_BYTES, Limit, mend_surrogates, text_document
+from mlm_repro.data_pipeline.reading.readers import (
+    MAX_LINE_BYTES,
+    Limit,
+    mend_surrogates,
+    text_document,
+)
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import sha256_json
@@ -38,9 +44,12 @@ SKIPPED_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
 TOPICS = "pydoc_data/topics.py"
 LEGAL = re.compile(r"copyright|licen[cs]e", re.IGNORECASE)
 IN_PYTHON = re.compile(
-    r"""((?:^[ \t]*\#.*\n)+)|\#.*|("{3}|'{3})([\s\S]*?)\2|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.MULTILINE
+    r"""((?:^[ \t]*\#.*\n)+)|\#.*|("{3}|'{3})([\s\S]*?)\2|"""
+    r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
+    re.MULTILINE,
 )
-"""Matches comments of whole lines (group 1), triple-quoted strings (group 3), and the text that can hide either."""
+"""Matches comments of whole lines (group 1), triple-quoted strings (group 3), and the text that can
+hide either."""
 COMMENT_SIGN = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 HARVESTED = "documents.jsonl"
 
@@ -49,10 +58,12 @@ Place = tuple[str, str, Path]
 
 
 class InstalledDocs:
-    """Strings and comments in Python, package descriptions and manuals, in order of distribution and path.
+    """Strings and comments in Python, package descriptions and manuals, in order of distribution
+    and path.
 
-    Python comes last. With a limit, files are read in the order of a hash of the seed and their name until the limit
-    is reached: a uniform sample of files, whose documents keep the order of the whole.
+    Python comes last. With a limit, files are read in the order of a hash of the seed and their
+    name until the limit is reached: a uniform sample of files, whose documents keep the order of
+    the whole.
     """
 
     name = INSTALLED_DOCS
@@ -78,13 +89,18 @@ class InstalledDocs:
 
     def fingerprint(self) -> str:
         """A digest that changes whenever the documents may."""
-        versions = [f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON]
+        versions = [
+            f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON
+        ]
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
         """Description for people; complete once the source has been read."""
         version, count = platform.python_version(), len(self._distributions)
-        return f"{self.name}: documentation of Python {version} and {count} installed packages{self._sample}"
+        return (
+            f"{self.name}: documentation of Python {version} and {count} installed"
+            f" packages{self._sample}"
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -94,19 +110,26 @@ class InstalledDocs:
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Files in order, cut to at most `shard_bytes` where that can be."""
         settings = {
-            "places": [(owner, inside, str(path)) for owner, inside, path in self.places], "seed": self._seed,
+            "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
+            "seed": self._seed,
             "fingerprint": self.fingerprint(),
             **self._config.model_dump(include={"max_documents", "max_bytes", "max_line_bytes"}),
-        }  # fmt: skip
+        }
         harvested = workspace.all(f"harvest-{self.name}", harvest, [(settings, ())], self.name)
         if harvested.counts[0]["sampled"]:
-            self._sample = f", a sample of {harvested.counts[0]['files']:,} of {len(self.places):,} files"
+            self._sample = (
+                f", a sample of {harvested.counts[0]['files']:,} of {len(self.places):,} files"
+            )
         path = harvested.path / "00000" / HARVESTED
-        yield from cut_lines(Piece("harvest", self.name, str(path), harvested.digest, path.stat().st_size), shard_bytes)
+        yield from cut_lines(
+            Piece("harvest", self.name, str(path), harvested.digest, path.stat().st_size),
+            shard_bytes,
+        )
 
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:
-    """Installed distributions that `package` needs to run, directly or not, by normalised name; extras are left out.
+    """Installed distributions that `package` needs to run, directly or not, by normalised name;
+    extras are left out.
 
     Raises DataMissing if `package` itself is not installed.
     """
@@ -151,22 +174,29 @@ def _standard_library_files() -> Iterator[Place]:
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
-        paths += (PurePosixPath((Path(folder) / name).relative_to(root).as_posix()) for name in names)
+        paths += (
+            PurePosixPath((Path(folder) / name).relative_to(root).as_posix()) for name in names
+        )
     for inside in sorted(filter(_is_wanted, paths), key=str):
         yield PYTHON, str(inside), root / inside
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the documents of all files, or of a sample, in the order of the files; counts the files taken."""
+    """Write the documents of all files, or of a sample, in the order of the files; counts the files
+    taken."""
     places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
     order = list(range(len(places)))
     if settings["max_documents"] or settings["max_bytes"]:
-        order.sort(key=lambda number: sha256(f"{settings['seed']}:{places[number][:2]}".encode()).digest())
+        order.sort(
+            key=lambda number: sha256(f"{settings['seed']}:{places[number][:2]}".encode()).digest()
+        )
     limit = Limit(settings["max_documents"], settings["max_bytes"])
     taken: dict[int, bytes] = {}
     for number in order:
         items = takewhile(limit.admits, extract(places[number], settings["max_line_bytes"]))
-        if lines := b"".join(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE) for item in items):
+        if lines := b"".join(
+            orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE) for item in items
+        ):
             taken[number] = lines
         if limit.reached:
             break
@@ -192,13 +222,20 @@ def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document
         texts = list(_topics(name, ast.parse(content.text)))
     elif inside.endswith(".py"):
         texts = [(name, "\n\n".join(_paragraphs_in_python(content.text)))]
-    return [Document(identifier, mend_surrogates(text)) for identifier, text in texts if text.strip()]
+    return [
+        Document(identifier, mend_surrogates(text)) for identifier, text in texts if text.strip()
+    ]
 
 
 def _paragraphs_in_python(code: str) -> Iterator[str]:
-    """Paragraphs of triple-quoted strings and whole-line comments, without legal ones; the code is not parsed."""
+    """Paragraphs of triple-quoted strings and whole-line comments, without legal ones; the code is
+    not parsed."""
     for match in IN_PYTHON.finditer(code):
-        text = inspect.cleandoc(match[3]) if match[3] else COMMENT_SIGN.sub("", match[1] or "").strip("\n")
+        text = (
+            inspect.cleandoc(match[3])
+            if match[3]
+            else COMMENT_SIGN.sub("", match[1] or "").strip("\n")
+        )
         yield from (part for part in re.split(r"\n\s*\n", text) if part and not LEGAL.search(part))
 
 

@@ -1,4 +1,5 @@
-"""Lines of files that may be hostile: in bounded memory, whatever their length and however they were compressed."""
+"""Lines of files that may be hostile: in bounded memory, whatever their length and however they
+were compressed."""
 
 import bz2
 import gzip
@@ -40,7 +41,8 @@ class Cut(NamedTuple):
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
     """The content of frames in pieces, each with the byte of the file at which its frame begins.
 
-    Chunks are small, so that a piece is kept in memory whatever it expands to. Raises EOFError for a cut file.
+    Chunks are small, so that a piece is kept in memory whatever it expands to. Raises EOFError for
+    a cut file.
     """
     begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame: Any = None
@@ -49,7 +51,10 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
         end += len(chunk)
         while chunk:
             if frame is None or frame.eof:
-                frame, start = begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31), end - len(chunk)
+                frame, start = (
+                    begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31),
+                    end - len(chunk),
+                )
             try:
                 content = frame.decompress(chunk)
             except zstandard.ZstdError as error:
@@ -63,7 +68,8 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
 def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
-    """SHA-256 of a file; newlines before each grain of one that is not compressed; where a compressed one is cut.
+    """SHA-256 of a file; newlines before each grain of one that is not compressed; where a
+    compressed one is cut.
 
     The last cut is the end. There is none for a single frame, and for what is damaged.
     """
@@ -78,7 +84,9 @@ def survey(
                 yield chunk
 
         with suppress(OSError, EOFError, zlib.error):
-            for out, start in _expand(chunks(SMALL_CHUNK_BYTES), kind) if kind in (".zst", ".gz") else ():
+            for out, start in (
+                _expand(chunks(SMALL_CHUNK_BYTES), kind) if kind in (".zst", ".gz") else ()
+            ):
                 if start > frame and content - cuts[-1].content >= CHUNK_BYTES:
                     cuts.append(Cut(start, content, lines, is_inside))
                 frame = start
@@ -92,7 +100,8 @@ def survey(
 
 
 def compression(path: Path | Remote) -> str:
-    """The kind of compression as the ending of a name, told by content; by the ending where the content is no kind.
+    """The kind of compression as the ending of a name, told by content; by the ending where the
+    content is no kind.
 
     An empty file is of none.
     """
@@ -103,10 +112,14 @@ def compression(path: Path | Remote) -> str:
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of a Zstandard file; a long window takes up to 2 GiB of memory. Raises EOFError for a cut file."""
+    """The content of a Zstandard file; a long window takes up to 2 GiB of memory. Raises EOFError
+    for a cut file."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._content, self._rest = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst"), b""
+        self._content, self._rest = (
+            _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst"),
+            b"",
+        )
 
     def readable(self) -> bool:
         return True
@@ -149,7 +162,8 @@ def _decompressed(file: Any, kind: str) -> Any:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Lines with their lengths in bytes, newline included. A line of more than `max_bytes` is cut."""
+    """Lines with their lengths in bytes, newline included. A line of more than `max_bytes` is
+    cut."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -169,7 +183,8 @@ def skip_line(file: BinaryIO, most: float = math.inf) -> int:
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
-    """Move to the first line that begins in `[start, end)` and return its position, None if there is none."""
+    """Move to the first line that begins in `[start, end)` and return its position, None if there
+    is none."""
     if start == 0:
         return 0 if end else None
     file.seek(start - 1)
@@ -178,7 +193,8 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def parse_line(line: bytes) -> Any:
-    """The JSON value of a line. `json` accepts lone surrogates and explains errors better than orjson."""
+    """The JSON value of a line. `json` accepts lone surrogates and explains errors better than
+    orjson."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -25,7 +25,8 @@ class Piece:
     """Approximate size."""
     start: int = 0
     end: int = 0
-    """Range in the file: bytes of lines that begin in it, or row groups; an empty range is the whole file."""
+    """Range in the file: bytes of lines that begin in it, or row groups; an empty range is the
+    whole file."""
     before: int = 0
     """Newlines or rows before the range."""
     text_key: str = "text"
@@ -35,9 +36,11 @@ class Piece:
     keep: tuple[str, ...] = ()
     """Other keys that stay with a document."""
     owner: str = ""
-    """Path of the dataset whose documents these are, the beginning of their ids, if another is compared with it."""
+    """Path of the dataset whose documents these are, the beginning of their ids, if another is
+    compared with it."""
     is_inside: bool | None = None
-    """True if the frames of a compressed file begin inside of a line, None if it is no piece of frames.
+    """True if the frames of a compressed file begin inside of a line, None if it is no piece of
+    frames.
 
     `bytes` is then the exact size of their content.
     """
@@ -50,14 +53,16 @@ class Piece:
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
-    """Size of a shard, a multiple of the grain: `wanted`, or 64 MiB, less for a corpus under 4 GiB."""
+    """Size of a shard, a multiple of the grain: `wanted`, or 64 MiB, less for a corpus under 4
+    GiB."""
     by_size = max(SMALLEST_SHARD_BYTES, total_bytes // SHARDS_OF_A_SMALL_CORPUS)
     size = wanted or min(SHARD_BYTES, by_size)
     return max(GRAIN_BYTES, size // GRAIN_BYTES * GRAIN_BYTES)
 
 
 def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None) -> Iterator[Piece]:
-    """Cut a file of lines into pieces. `newlines` counts those before each grain, if ids need line numbers."""
+    """Cut a file of lines into pieces. `newlines` counts those before each grain, if ids need line
+    numbers."""
     for start in range(0, piece.bytes, shard_bytes):
         end = min(start + shard_bytes, piece.bytes)
         before = newlines[start // GRAIN_BYTES] if newlines else 0
@@ -65,7 +70,8 @@ def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None)
 
 
 def pack(pieces: Iterable[Piece], shard_bytes: int) -> list[list[Piece]]:
-    """Group pieces, in order, into shards of at most `shard_bytes` or one piece. No shard has pieces of two splits."""
+    """Group pieces, in order, into shards of at most `shard_bytes` or one piece. No shard has
+    pieces of two splits."""
     shards: list[list[Piece]] = []
     room = 0
     for piece in pieces:

@@ -1,4 +1,5 @@
-"""Reads the documents in a piece of a file, names malformed input, and cuts sources off at a limit."""
+"""Reads the documents in a piece of a file, names malformed input, and cuts sources off at a
+limit."""
 
 import csv
 import io
@@ -13,7 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from mlm_repro.data_pipeline.document import Document, Malformed, size_bytes
-from mlm_repro.data_pipeline.reading.lines import open_bytes, parse_line, read_lines, seek_line, skip_line
+from mlm_repro.data_pipeline.reading.lines import (
+    open_bytes,
+    parse_line,
+    read_lines,
+    seek_line,
+    skip_line,
+)
 from mlm_repro.data_pipeline.reading.pieces import Piece
 from mlm_repro.data_pipeline.reading.remote import Remote, place_of
 from mlm_repro.lineage.atomic import JSON, parse_json
@@ -21,7 +28,9 @@ from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.remembered import stamp_of
 
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # pyarrow's own sets 1 GB aside, which hides what is taken
+os.environ.setdefault(
+    "ARROW_DEFAULT_MEMORY_POOL", "system"
+)  # pyarrow's own sets 1 GB aside, which hides what is taken
 EXCERPT_CHARACTERS = 300
 NAMES, NAME_CHARACTERS = 5, 20
 """Most keys, and most characters of each, that are named where the key of the text is not there."""
@@ -46,7 +55,8 @@ Item = Document | Malformed | None
 
 
 class Damaged(BadInput):
-    """A file cannot be read to its end. Where a build goes on, the sentence stands in its quarantine."""
+    """A file cannot be read to its end. Where a build goes on, the sentence stands in its
+    quarantine."""
 
 
 class Limit:
@@ -59,7 +69,8 @@ class Limit:
         """True once a document was refused."""
 
     def admits(self, item: Item) -> bool:
-        """True for a document within the limits, which is then counted, and for what is no document."""
+        """True for a document within the limits, which is then counted, and for what is no
+        document."""
         if not isinstance(item, Document):
             return True
         documents, total_bytes = self.documents + 1, self.bytes + size_bytes(item.text)
@@ -74,7 +85,8 @@ class Limit:
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
     """All items of the pieces, in order.
 
-    Raises Damaged for a file that cannot be read, Interrupted for one that was changed or removed meanwhile.
+    Raises Damaged for a file that cannot be read, Interrupted for one that was changed or removed
+    meanwhile.
     """
     for piece in pieces:
         is_of_rows = is_table(piece) or piece.kind in ("csv", "warc")
@@ -89,15 +101,25 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
                     break
             _check_stamp(piece)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            if piece.stamp and isinstance(error, OSError) and error.errno:  # it was read once, for its digest
-                raise Interrupted(f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}") from error
+            if (
+                piece.stamp and isinstance(error, OSError) and error.errno
+            ):  # it was read once, for its digest
+                raise Interrupted(
+                    f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}"
+                ) from error
             raise Damaged(f"{piece.path} cannot be read: {error}{GO_ON}") from error
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     try:
-        for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(piece):
-            item = malformed(piece.name, number, row, b"") if isinstance(row, str) else _parse(piece, number, b"", row)
+        for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
+            piece
+        ):
+            item = (
+                malformed(piece.name, number, row, b"")
+                if isinstance(row, str)
+                else _parse(piece, number, b"", row)
+            )
             if isinstance(item, Document) and len(item.text) > max_line_bytes:
                 said = f"longer than {max_line_bytes:,} bytes"
                 item = malformed(piece.name, number, said, item.text[:1000].encode())
@@ -109,10 +131,14 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Rows below the names of the columns, with the lines at which they end; a `.tsv` has tabs between columns."""
+    """Rows below the names of the columns, with the lines at which they end; a `.tsv` has tabs
+    between columns."""
     delimiter = "\t" if ".tsv" in piece.path.lower() else ","
     csv.field_size_limit(1 << 62)
-    with open_bytes(place_of(piece.path)) as file, io.TextIOWrapper(file, "utf-8-sig", BYTES, newline="") as lines:
+    with (
+        open_bytes(place_of(piece.path)) as file,
+        io.TextIOWrapper(file, "utf-8-sig", BYTES, newline="") as lines,
+    ):
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
         for row in rows:
             if piece.text_key in row:
@@ -126,15 +152,22 @@ def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
             kind = str((record.http_headers or record.rec_headers).get_header("Content-Type"))
-            row = dict(record.rec_headers.headers) | {piece.text_key: record.content_stream().read()}
+            row = dict(record.rec_headers.headers) | {
+                piece.text_key: record.content_stream().read()
+            }
             if record.rec_type in ("conversion", "resource", "response"):
-                yield number, row if kind.startswith("text/plain") else f"{kind}, of which no text is taken"
+                yield (
+                    number,
+                    row if kind.startswith("text/plain") else f"{kind}, of which no text is taken",
+                )
         file.read(1)  # the library takes a cut file for its end
 
 
 def is_table(piece: Piece) -> bool:
     """True for a Parquet or Arrow table, which a file of a dataset may be too."""
-    return piece.kind in ("parquet", "arrow") or (piece.kind == "documents" and piece.path.endswith(".parquet"))
+    return piece.kind in ("parquet", "arrow") or (
+        piece.kind == "documents" and piece.path.endswith(".parquet")
+    )
 
 
 def _check_stamp(piece: Piece) -> None:
@@ -143,7 +176,8 @@ def _check_stamp(piece: Piece) -> None:
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
-    """The pieces up to the first document that the limit does not admit; they are read once for their sizes."""
+    """The pieces up to the first document that the limit does not admit; they are read once for
+    their sizes."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -199,10 +233,17 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
     """The document of a line, or of a row, or the reason why it is none."""
     value: Any = ""
     try:
-        value = parse_line(line) if row is None else {
-            name: field.as_py() if hasattr(field, "as_py") else field for name, field in row.items()
-        }  # fmt: skip
-        if (piece.keep or piece.id_key) and LONG_INTEGER.search(line):  # orjson makes a float of what has over 64 bits
+        value = (
+            parse_line(line)
+            if row is None
+            else {
+                name: field.as_py() if hasattr(field, "as_py") else field
+                for name, field in row.items()
+            }
+        )
+        if (piece.keep or piece.id_key) and LONG_INTEGER.search(
+            line
+        ):  # orjson makes a float of what has over 64 bits
             value = parse_json(line)
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
@@ -217,7 +258,8 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """The document of a line or a row. Raises ValueError, or UnicodeDecodeError for bytes that are no UTF-8."""
+    """The document of a line or a row. Raises ValueError, or UnicodeDecodeError for bytes that are
+    no UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text, place = _value(value, piece.text_key), f"{piece.name}:{number}"
@@ -234,7 +276,9 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         mended = mend_surrogates(own) if isinstance(own, str) else place
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
         metadata = value.get("metadata")
-        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata  # as it is in a table
+        metadata = (
+            parse_json(metadata) if isinstance(metadata, str) else metadata
+        )  # as it is in a table
         return Document(mended, text, str(value.get("source") or ""), metadata)
     own = _value(value, piece.id_key) if piece.id_key else None
     wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}
@@ -247,8 +291,8 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
 def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON that orjson can write: no half of a surrogate pair, no date.
 
-    A whole number of more than 64 bits becomes its digits, and bytes become their text, or a `data:` URL (RFC 2397)
-    where they are none. Raises ValueError for nesting deeper than MAX_DEPTH.
+    A whole number of more than 64 bits becomes its digits, and bytes become their text, or a
+    `data:` URL (RFC 2397) where they are none. Raises ValueError for nesting deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels")
@@ -262,7 +306,9 @@ def plain(value: Any, depth: int = 0) -> Any:
         except UnicodeDecodeError:
             return f"data:;base64,{b64encode(value).decode()}"
     is_written = (
-        value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64)
+        value is None
+        or isinstance(value, (bool, float))
+        or (isinstance(value, int) and -(1 << 63) <= value < 1 << 64)
     )
     return value if is_written else mend_surrogates(str(value))
 
@@ -305,11 +351,14 @@ def _batches(piece: Piece) -> Iterator[Any]:
         for batch in open_arrow(file)[1]:
             wanted = {key if key in batch.schema.names else key.split(".")[0] for key in columns}
             rows = batch.select([name for name in batch.schema.names if name in wanted])
-            yield from (rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS))
+            yield from (
+                rows.slice(start, BATCH_ROWS) for start in range(0, rows.num_rows, BATCH_ROWS)
+            )
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and batches of Arrow's stream format, which `save_to_disk` writes, or of its file format."""
+    """Schema and batches of Arrow's stream format, which `save_to_disk` writes, or of its file
+    format."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:

@@ -1,4 +1,5 @@
-"""Files that lie elsewhere, at `s3://`, `gs://`, `hf://`, `https://` and what else fsspec knows, read in byte ranges.
+"""Files that lie elsewhere, at `s3://`, `gs://`, `hf://`, `https://` and what else fsspec knows,
+read in byte ranges.
 
 What does not come is asked for again, so a connection that breaks is resumed where it broke.
 """
@@ -16,14 +17,25 @@ from mlm_repro.lineage.extras import ExtraMissing, install_command
 RANGE_BYTES = 4 << 20
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before something is asked for again."""
-MARKS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "Content-MD5", "Last-Modified", "LastModified", "mtime")
+MARKS = (
+    "ETag",
+    "etag",
+    "generation",
+    "md5Hash",
+    "blob_id",
+    "Content-MD5",
+    "Last-Modified",
+    "LastModified",
+    "mtime",
+)
 """Facts of a file, as servers name them, that change when its content does."""
 
 
 class Remote:
     """A file or a folder elsewhere, with what is used of a Path.
 
-    Raises BadInput for what is not there or cannot be read at all, Interrupted for what does not come.
+    Raises BadInput for what is not there or cannot be read at all, Interrupted for what does not
+    come.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,10 +57,14 @@ class Remote:
                     return answer
                 said = f"{len(answer):,} bytes came for a range of {more['end'] - more['start']:,}"
             except ImportError as error:
-                raise ExtraMissing(f"{self.url} needs a library: {install_command('remote')} ({error})") from error
+                raise ExtraMissing(
+                    f"{self.url} needs a library: {install_command('remote')} ({error})"
+                ) from error
             except Exception as error:  # the file systems raise errors of many libraries
                 if isinstance(error, ValueError) and "rotocol" in str(error):
-                    raise BadInput(f"{self.url} is not at a place that can be read: {error}") from error
+                    raise BadInput(
+                        f"{self.url} is not at a place that can be read: {error}"
+                    ) from error
                 if isinstance(error, FileNotFoundError) and isinstance(
                     error.__cause__, (FileNotFoundError, type(None))
                 ):
@@ -72,12 +88,15 @@ class Remote:
         """The bytes of the file, fetched as they are read, `buffering` more than are wanted."""
         import fsspec
 
-        file = fsspec.spec.AbstractBufferedFile(None, self.url, mode, buffering, size=self.stat().st_size)
+        file = fsspec.spec.AbstractBufferedFile(
+            None, self.url, mode, buffering, size=self.stat().st_size
+        )
         file.cache.fetcher = lambda start, end: self._ask("cat_file", start=start, end=end)
         return io.BufferedReader(file, buffering or io.DEFAULT_BUFFER_SIZE)
 
     def files(self) -> list[tuple[str, "Remote"]]:
-        """Name and place of the file itself, or of all files that match its pattern or lie below it, in order."""
+        """Name and place of the file itself, or of all files that match its pattern or lie below
+        it, in order."""
         import fsspec
 
         if "*" in self.url:
@@ -87,7 +106,9 @@ class Remote:
         else:
             return [(self.name, self)]
         whole = fsspec.core.url_to_fs(self.url)[0].unstrip_protocol
-        return [(url.removeprefix(root).lstrip("/"), Remote(url)) for url in map(whole, sorted(paths))]
+        return [
+            (url.removeprefix(root).lstrip("/"), Remote(url)) for url in map(whole, sorted(paths))
+        ]
 
 
 def place_of(path: str) -> Path | Remote:

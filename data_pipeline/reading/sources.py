@@ -34,8 +34,13 @@ class OpenedSources:
     """Words that say where a source was cut off, by its name."""
 
     def __post_init__(self) -> None:
-        """Give files of one name below two sources names that begin with the path of their source."""
-        files = [source for source in self.sources if isinstance(source, FileSource) and source.kind != "documents"]
+        """Give files of one name below two sources names that begin with the path of their
+        source."""
+        files = [
+            source
+            for source in self.sources
+            if isinstance(source, FileSource) and source.kind != "documents"
+        ]
         names = Counter(name for source in files for name, _ in source.files)
         for source in files:
             source.is_named = any(names[name] > 1 for name, _ in source.files)
@@ -49,7 +54,10 @@ class OpenedSources:
     def packages(self) -> dict[str, str]:
         """Version of each installed package whose documentation is read, Python among them."""
         return {
-            name: v for each in self.sources if isinstance(each, InstalledDocs) for name, v in each.versions.items()
+            name: v
+            for each in self.sources
+            if isinstance(each, InstalledDocs)
+            for name, v in each.versions.items()
         }
 
     def fingerprints(self) -> dict[str, str]:
@@ -59,7 +67,9 @@ class OpenedSources:
 
     def describe(self) -> str:
         """Description for people; complete once the sources have been read."""
-        described = "; ".join(source.describe() + self._cuts.get(source.name, "") for source in self.sources)
+        described = "; ".join(
+            source.describe() + self._cuts.get(source.name, "") for source in self.sources
+        )
         return f"{described} -- {self.stand_in}" if self.stand_in else described
 
     @property
@@ -67,27 +77,44 @@ class OpenedSources:
         """Approximate bytes to read."""
         config, total = self.config, 0
         for whole in (source.total_bytes for source in self.sources):
-            total += min(whole, config.max_bytes or whole, (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES)
+            total += min(
+                whole,
+                config.max_bytes or whole,
+                (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES,
+            )
         return total
 
     @property
     def documents(self) -> int:
         """Approximate number of documents, by the mean size of the first ones of each source."""
-        of_source = [source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
-                     for source in self.sources]  # fmt: skip
+        of_source = [
+            source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
+            for source in self.sources
+        ]
         every = sum(source.total_bytes for source in self.sources)
-        count = sum(source.total_bytes / size for source, size in zip(self.sources, of_source, strict=True))
+        count = sum(
+            source.total_bytes / size for source, size in zip(self.sources, of_source, strict=True)
+        )
         return max(1, round(count * self.total_bytes / max(1, every)))
 
-    def shards(self, workspace: Workspace, shard_bytes: int, compared: bool = False) -> list[list[Piece]]:
-        """All pieces of all sources in order, or of the datasets that are compared with, gathered into shards."""
+    def shards(
+        self, workspace: Workspace, shard_bytes: int, compared: bool = False
+    ) -> list[list[Piece]]:
+        """All pieces of all sources in order, or of the datasets that are compared with, gathered
+        into shards."""
         sources: tuple[Source, ...] = self.compared if compared else self.sources
-        pieces = (self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources)
+        pieces = (
+            self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
+        )
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
         config = self.config
-        if source in self.compared or source.name == INSTALLED_DOCS or not (config.max_documents or config.max_bytes):
+        if (
+            source in self.compared
+            or source.name == INSTALLED_DOCS
+            or not (config.max_documents or config.max_bytes)
+        ):
             yield from pieces
             return
         limit = Limit(config.max_documents, config.max_bytes)
@@ -99,25 +126,29 @@ class OpenedSources:
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
     """The sources to read; a source standing in for the hub is announced on standard error.
 
-    Raises DataMissing for a corpus that is withdrawn, or for the hub out of reach without a fallback.
+    Raises DataMissing for a corpus that is withdrawn, or for the hub out of reach without a
+    fallback.
     """
     if gone := [name for name in config.names if name in WITHDRAWN]:
         raise DataMissing(
-            f"{' and '.join(gone)} can no longer be downloaded from the original hosts: "
-            f"get a copy from someone who has it and name it as jsonl:PATH in its place, or leave it out"
+            f"{' and '.join(gone)} can no longer be downloaded from the original hosts: get a copy"
+            " from someone who has it and name it as jsonl:PATH in its place, or leave it out"
         )
     wanted = [name for name in config.names if name in HUB_NAMES or name.startswith(HUB)]
     names, stand_in = config.names, ""
     if wanted and not hub_is_reachable():
         if config.offline_fallback is None:
             raise DataMissing(
-                f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name local files as "
-                f"jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
+                f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name"
+                f" local files as jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
             )
         said = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
         stand_in = f"{config.offline_fallback} {said}"
         print(f"warning: {stand_in}", file=sys.stderr)
-        names = (config.offline_fallback, *(name for name in names if name not in (*wanted, config.offline_fallback)))
+        names = (
+            config.offline_fallback,
+            *(name for name in names if name not in (*wanted, config.offline_fallback)),
+        )
 
     def opened(name: str) -> Source:
         if name == INSTALLED_DOCS:

@@ -1,7 +1,9 @@
-"""The splits of a data set, told from the names of its files by the rules of Hugging Face's `datasets`.
+"""The splits of a data set, told from the names of its files by the rules of Hugging Face's
+`datasets`.
 
-A folder that `DatasetDict.save_to_disk` wrote and a folder of its cache list their splits; on the hub and everywhere
-else names tell them (`datasets/data_files.py`, version 5.2): `data/NAME-00000-of-00002.parquet`, or one of its words.
+A folder that `DatasetDict.save_to_disk` wrote and a folder of its cache list their splits; on the
+hub and everywhere else names tell them (`datasets/data_files.py`, version 5.2):
+`data/NAME-00000-of-00002.parquet`, or one of its words.
 """
 
 import re
@@ -58,20 +60,29 @@ def _named(name: str) -> str:
     if sharded := SHARDED.fullmatch(name):
         return sharded[1]
     *folders, file = name.lower().split("/")
-    for words in ({word for folder in folders for word in SEPARATORS.split(folder)}, {*SEPARATORS.split(file)[:-1]}):
+    for words in (
+        {word for folder in folders for word in SEPARATORS.split(folder)},
+        {*SEPARATORS.split(file)[:-1]},
+    ):
         if split := next((split for split, known in WORDS.items() if words & known), ""):
             return split
     return ""
 
 
-def choose_splits(source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool) -> list[str]:
-    """The splits to read, in order: those `wanted`, or `train` alone where files are of several splits.
+def choose_splits(
+    source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool
+) -> list[str]:
+    """The splits to read, in order: those `wanted`, or `train` alone where files are of several
+    splits.
 
-    A file that tells none counts as one of `train`. `is_whole` says that the source names a data set, so that one of
-    held-out text alone must be asked for. Raises BadInput for a split that it does not have.
+    A file that tells none counts as one of `train`. `is_whole` says that the source names a data
+    set, so that one of held-out text alone must be asked for. Raises BadInput for a split that it
+    does not have.
     """
     splits = list(dict.fromkeys(split or TRAIN for split in told))
-    if not any(told) or (len(splits) == 1 and not wanted and not (is_whole and splits[0] in {*WORDS} - {TRAIN})):
+    if not any(told) or (
+        len(splits) == 1 and not wanted and not (is_whole and splits[0] in {*WORDS} - {TRAIN})
+    ):
         return splits
     chosen = [*wanted] or [TRAIN]
     if missing := [split for split in chosen if split not in splits]:

@@ -1,7 +1,9 @@
-"""The stages by name. `mlm-data run` runs those that a recipe lists, each verb runs one. Imports nothing slow.
+"""The stages by name. `mlm-data run` runs those that a recipe lists, each verb runs one. Imports
+nothing slow.
 
-Each file of this folder but `stage.py` declares one stage, which has the file's name. A filter does its own work. A
-stage that examines the whole corpus has only its name and settings here; its work stands in `passes/`.
+Each file of this folder but `stage.py` declares one stage, which has the file's name. A filter does
+its own work. A stage that examines the whole corpus has only its name and settings here; its work
+stands in `passes/`.
 """
 
 import os
@@ -23,8 +25,14 @@ PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split",
 def _declared() -> Iterator[type[Stage]]:
     for file in iter_modules(__path__):
         module = import_module(f"mlm_repro.data_pipeline.stages.{file.name}")
-        classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Stage))
-        yield from (each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name"))
+        classes = (
+            each
+            for each in vars(module).values()
+            if isinstance(each, type) and issubclass(each, Stage)
+        )
+        yield from (
+            each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name")
+        )
 
 
 STAGES = tuple(_declared())
@@ -77,7 +85,9 @@ class Known(dict[str, type[Any]]):
         self._kind = kind
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (is_own(str(name)) and issubclass(own_stage(str(name)), self._kind))
+        return super().__contains__(name) or (
+            is_own(str(name)) and issubclass(own_stage(str(name)), self._kind)
+        )
 
     def __missing__(self, name: str) -> type[Any]:
         return own_stage(name)

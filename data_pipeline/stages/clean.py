@@ -24,7 +24,8 @@ class Clean(TextFilter):
     unescape_html: bool = True
     """Replace HTML entities in lines before the first `<`."""
     fix_character_width: bool = True
-    """Replace full-width letters and signs, which Chinese and Japanese punctuation is, by those of ordinary width."""
+    """Replace full-width letters and signs, which Chinese and Japanese punctuation is, by those of
+    ordinary width."""
     uncurl_quotes: bool = True
     """Replace curly quotes by straight ones."""
 

@@ -25,15 +25,16 @@ class DecontaminateConfig(Stage):
     step = 4
 
     test_sets: TestSets = ("wikitext103", "lambada")
-    """Test sets whose text is removed: `wikitext103`, `wikitext103-valid`, `lambada`, `lambada-standard`,
-    `jsonl:PATH` (the `text` of each line) or `text:PATH` (each line)."""
+    """Test sets whose text is removed: `wikitext103`, `wikitext103-valid`, `lambada`,
+    `lambada-standard`, `jsonl:PATH` (the `text` of each line) or `text:PATH` (each line)."""
     ngram_words: PositiveInt = 13
     """Words in an n-gram."""
     min_ngram_words: PositiveInt = 8
-    """A test passage of at least this many words but fewer than `ngram_words` is one n-gram as a whole."""
+    """A test passage of at least this many words but fewer than `ngram_words` is one n-gram as a
+    whole."""
     frequent: PositiveInt | Literal["never"] = 10
-    """An n-gram found this often in the corpus is a common phrase and is left in (Megatron-LM's rule); documents with
-    such n-grams are listed in `left_in.jsonl`. `never` cuts every one."""
+    """An n-gram found this often in the corpus is a common phrase and is left in (Megatron-LM's
+    rule); documents with such n-grams are listed in `left_in.jsonl`. `never` cuts every one."""
     margin_characters: PositiveInt = 200
     """Characters cut away on each side of a match, onwards to the next end of a sentence."""
     min_part_characters: PositiveInt = 200

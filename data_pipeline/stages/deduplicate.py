@@ -1,4 +1,5 @@
-"""Near-duplicates: MinHash over character shingles proposes pairs, exact Jaccard similarity decides."""
+"""Near-duplicates: MinHash over character shingles proposes pairs, exact Jaccard similarity
+decides."""
 
 from functools import cache
 from math import floor, sqrt
@@ -10,12 +11,14 @@ from pydantic import Field, model_validator
 from mlm_repro.data_pipeline.stages.stage import Stage
 
 MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
-"""Limits of the bands and rows that follow from a threshold, and their least expected recall there."""
+"""Limits of the bands and rows that follow from a threshold, and their least expected recall
+there."""
 
 
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Bands and rows: the most rows, and then the fewest bands, that find nearly all pairs at the threshold.
+    """Bands and rows: the most rows, and then the fewest bands, that find nearly all pairs at the
+    threshold.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """
@@ -27,26 +30,31 @@ def choose_banding(threshold: float) -> tuple[int, int]:
 
 
 class DeduplicateConfig(Stage):
-    """Drop near-duplicates. MinHash over character shingles proposes pairs, exact Jaccard similarity decides."""
+    """Drop near-duplicates. MinHash over character shingles proposes pairs, exact Jaccard
+    similarity decides."""
 
     name = "deduplicate"
     verb = "dedup"
     step = 3
 
     rule: Literal["verified", "megatron-2019"] = "verified"
-    """`verified`: a document is dropped if its similarity to an earlier kept one is at least the threshold.
-    `megatron-2019`: one document stays of each group that Megatron-LM v2.6 tools/openwebtext would make."""
+    """`verified`: a document is dropped if its similarity to an earlier kept one is at least the
+    threshold. `megatron-2019`: one document stays of each group that Megatron-LM v2.6
+    tools/openwebtext would make."""
     bands: Annotated[int | None, Field(ge=1, le=1024)] = None
-    """Bands of a signature; documents that agree in a whole band are compared. Without a number it follows from the
-    threshold, 51 at 0.7 and 25 at 0.8, so that a pair at the threshold is found with a probability of 0.9999."""
+    """Bands of a signature; documents that agree in a whole band are compared. Without a number it
+    follows from the threshold, 51 at 0.7 and 25 at 0.8, so that a pair at the threshold is found
+    with a probability of 0.9999."""
     rows: Annotated[int | None, Field(ge=1, le=64)] = None
     """Minima in a band; without a number 5, or fewer below a threshold of 0.7."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Least exact Jaccard similarity of duplicates."""
     min_recall: Annotated[float, Field(ge=0, le=1)] = 0.99
-    """Bands and rows that find a smaller share of the pairs at the threshold are refused, with the rule `verified`."""
+    """Bands and rows that find a smaller share of the pairs at the threshold are refused, with the
+    rule `verified`."""
     against: tuple[Path, ...] = ()
-    """Datasets, or directories that a verb wrote: documents similar to theirs are dropped, theirs are not written."""
+    """Datasets, or directories that a verb wrote: documents similar to theirs are dropped, theirs
+    are not written."""
     shingle_characters: Annotated[int, Field(ge=1, le=13)] = 5
     """Length of a shingle; 13 characters of four bytes fit one block of SHA-1."""
 
@@ -73,14 +81,16 @@ class DeduplicateConfig(Stage):
             raise ValueError("against is a setting of the rule `verified`")
         if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
             raise ValueError(
-                f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%} of the pairs at "
-                f"threshold = {self.threshold}: leave bands and rows out, or accept that with min_recall"
+                f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%}"
+                f" of the pairs at threshold = {self.threshold}: leave bands and rows out, or"
+                " accept that with min_recall"
             )
         return self
 
     @property
     def min_agreement(self) -> int:
-        """Minima in which a pair must agree to be compared: five standard deviations below the mean at the threshold.
+        """Minima in which a pair must agree to be compared: five standard deviations below the mean
+        at the threshold.
 
         The published rule compares all pairs that share a band: 0.
         """

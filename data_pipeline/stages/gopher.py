@@ -1,8 +1,9 @@
 """Gopher's rules on quality and repetition (Rae et al. 2021, appendix A.1.1 and table A1).
 
-The paper leaves open: here white space divides words, bullet points are • ‣ ◦ ▪ * and -, a stop word counts once, and
-what comes again is repeated while its first occurrence is not. Of the most frequent n-gram, of several the first one,
-all occurrences count. A character counts once, however many n-grams it is in, and white space does not.
+The paper leaves open: here white space divides words, bullet points are • ‣ ◦ ▪ * and -, a stop
+word counts once, and what comes again is repeated while its first occurrence is not. Of the most
+frequent n-gram, of several the first one, all occurrences count. A character counts once, however
+many n-grams it is in, and white space does not.
 """
 
 import re
@@ -22,19 +23,23 @@ QUALITY = (
     ("lines that end with an ellipsis", r"(?m)(?:\.\.\.|…)[^\S\n]*$", LINE, 0, 0.3),
     ("words without a letter", r"(?<!\S)(?:[^\w\s]|[\d_])*+\w", WORD, 0.8, 1),
 )
-"""Rules with what they count and of what, as expressions, and the least and the most of one for each of the other."""
+"""Rules with what they count and of what, as expressions, and the least and the most of one for
+each of the other."""
 STOP_WORDS = re.compile(r"\b(?:the|be|to|of|and|that|have|with)\b")
 LIMITS = (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
-"""Most of a text that the most frequent n-gram may be, of 2 to 4 words, and then repeated ones, of 5 to 10 words."""
+"""Most of a text that the most frequent n-gram may be, of 2 to 4 words, and then repeated ones, of
+5 to 10 words."""
 PAGE = (
-    "An old mill stands by the river, and people have walked there with their dogs since anyone can remember. Its "
-    "wheel turned until some winter broke it; then nobody came to mend it. Today swallows nest under that roof, "
-    "children climb around inside, while tourists take pictures from across a bridge before they all drive home again."
+    "An old mill stands by the river, and people have walked there with their dogs since anyone can"
+    " remember. Its wheel turned until some winter broke it; then nobody came to mend it. Today"
+    " swallows nest under that roof, children climb around inside, while tourists take pictures"
+    " from across a bridge before they all drive home again."
 )
 
 
 class Gopher(TextFilter):
-    """Drop documents by Gopher's rules on quality and repetition. A document counts for the first rule it breaks."""
+    """Drop documents by Gopher's rules on quality and repetition. A document counts for the first
+    rule it breaks."""
 
     name = verb = "gopher"
     examples = (
@@ -50,7 +55,11 @@ class Gopher(TextFilter):
 def _broken(text: str) -> Iterator[str]:
     """Names of the rules that a text breaks, in order."""
     for rule, sought, whole, least, most in QUALITY:
-        if not least <= len(re.findall(sought, text)) / max(1, len(re.findall(whole, text))) <= most:
+        if (
+            not least
+            <= len(re.findall(sought, text)) / max(1, len(re.findall(whole, text)))
+            <= most
+        ):
             yield rule
     if len({*STOP_WORDS.findall(text.lower())}) < 2:
         yield "fewer than 2 stop words"
@@ -66,9 +75,14 @@ def _broken(text: str) -> Iterator[str]:
 
 
 def _repeated(parts: list[str], n: int) -> float:
-    """The share of the characters that are in repeated n-grams of parts or, of 2 to 4, in the most frequent one."""
+    """The share of the characters that are in repeated n-grams of parts or, of 2 to 4, in the most
+    frequent one."""
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
     first, often = dict[tuple[str, ...], int](), Counter(grams).most_common(1)[0][0]
-    again = {place + part for place, gram in enumerate(grams) for part in range(n)
-             if (gram == often if 1 < n < 5 else first.setdefault(gram, place) < place)}  # fmt: skip
+    again = {
+        place + part
+        for place, gram in enumerate(grams)
+        for part in range(n)
+        if (gram == often if 1 < n < 5 else first.setdefault(gram, place) < place)
+    }
     return sum(len(parts[place]) for place in again) / len("".join(parts))

@@ -10,23 +10,29 @@ from pydantic import Field, field_validator
 from mlm_repro.data_pipeline.document import Drop
 from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
-ENGLISH = "The old friends walked along the river in the evening and talked about the weather of the summer."
+ENGLISH = (
+    "The old friends walked along the river in the evening and talked about the weather of the"
+    " summer."
+)
 
 
 class Language(TextFilter):
-    """Keep the documents in one language, or in several. Language detection with langdetect, its seed fixed at 0."""
+    """Keep the documents in one language, or in several. Language detection with langdetect, its
+    seed fixed at 0."""
 
     name = verb = "language"
     examples = (
         Example(ENGLISH, ENGLISH),
         Example(
-            "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.", Drop("language de")
+            "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde.",
+            Drop("language de"),
         ),
         Example("", Drop("language not detectable")),
     )
 
     keep: str | tuple[str, ...] = "en"
-    """The language that is kept, or several: codes of ISO 639-1 as langdetect has them, with `zh-cn` and `zh-tw`."""
+    """The language that is kept, or several: codes of ISO 639-1 as langdetect has them, with
+    `zh-cn` and `zh-tw`."""
     min_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Least probability, by langdetect, of a language that is kept."""
 
@@ -50,7 +56,8 @@ class Language(TextFilter):
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}
 
     def apply(self, text: str) -> str | Drop:
-        """The text if it is in the kept language; a text without a detectable language is dropped."""
+        """The text if it is in the kept language; a text without a detectable language is
+        dropped."""
         from mlm_repro.data_pipeline.fast.language import detect, probability
 
         language = detect(text)

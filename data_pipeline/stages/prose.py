@@ -1,8 +1,9 @@
 """Prose filter: removes the lists of parameters, tables and code in documentation.
 
-The rules are those of C4 (Raffel et al. 2020, section 2.2: five words, the end of a sentence) and MassiveText (Rae et
-al. 2021, appendix A.1.1: stop words, letters, no lists), held against paragraphs instead of lines and pages. Two stop
-words in a page say little about a paragraph, so the share of all function words is measured.
+The rules are those of C4 (Raffel et al. 2020, section 2.2: five words, the end of a sentence) and
+MassiveText (Rae et al. 2021, appendix A.1.1: stop words, letters, no lists), held against
+paragraphs instead of lines and pages. Two stop words in a page say little about a paragraph, so the
+share of all function words is measured.
 """
 
 import re
@@ -15,14 +16,15 @@ from mlm_repro.data_pipeline.document import Drop
 from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
 _LISTED = """
-a about above after again against all almost along already also although always am among an and another any are around
-as at away be because been before being below between both but by can cannot could did do does done down during each
-either else enough even ever every few for from had has have he hence her here him his how however i if in instead
-into is it its itself just least less like many may me might more most much must my neither never no nor not now of
-off often on once one only or other others otherwise our out over own per perhaps quite rather same several shall she
-should since so some still such than that the their them then there therefore these they this those though through
-thus to together too toward under unless until up upon us very was we well were what when where whereas whether which
-while who whom whose why will with within without would yet you your
+a about above after again against all almost along already also although always am among an and
+another any are around as at away be because been before being below between both but by can cannot
+could did do does done down during each either else enough even ever every few for from had has have
+he hence her here him his how however i if in instead into is it its itself just least less like
+many may me might more most much must my neither never no nor not now of off often on once one only
+or other others otherwise our out over own per perhaps quite rather same several shall she should
+since so some still such than that the their them then there therefore these they this those though
+through thus to together too toward under unless until up upon us very was we well were what when
+where whereas whether which while who whom whose why will with within without would yet you your
 """
 FUNCTION_WORDS = frozenset(_LISTED.split())
 OTHER_ASCII = bytes(code for code in range(128) if not (chr(code).isalpha() or chr(code).isspace()))
@@ -37,7 +39,9 @@ LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]
 def letters(text: str) -> int:
     """Letters and white space of a text."""
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
-    return len(ascii_letters) + sum(sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text))
+    return len(ascii_letters) + sum(
+        sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text)
+    )
 
 
 def function_words(words: Iterable[str]) -> int:
@@ -48,13 +52,18 @@ def function_words(words: Iterable[str]) -> int:
 def paragraphs(text: str) -> Iterator[str]:
     """Paragraphs whose lines could be prose, each as one line.
 
-    Blank lines and lines below titles divide paragraphs. Lines of prose begin in the same column; the first may be
-    indented further. None begins like an item of a list.
+    Blank lines and lines below titles divide paragraphs. Lines of prose begin in the same column;
+    the first may be indented further. None begins like an item of a list.
     """
     for paragraph in PARAGRAPHS.split(text):
         lines = [line for line in paragraph.split("\n") if line.strip()]
         columns = [len(line) - len(line.lstrip()) for line in lines]
-        if lines and len(set(columns[1:])) < 2 and columns[0] >= columns[-1] and not any(map(LIST_ITEM.match, lines)):
+        if (
+            lines
+            and len(set(columns[1:])) < 2
+            and columns[0] >= columns[-1]
+            and not any(map(LIST_ITEM.match, lines))
+        ):
             yield " ".join(paragraph.split())
 
 
@@ -65,7 +74,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Prose(TextFilter):
-    """Keep the paragraphs of English prose, each as one line. A document with too few words of them is dropped."""
+    """Keep the paragraphs of English prose, each as one line. A document with too few words of them
+    is dropped."""
 
     name = verb = "prose"
     examples = (

@@ -6,7 +6,8 @@ from mlm_repro.data_pipeline.stages.stage import Stage
 
 
 class SplitConfig(Stage):
-    """Shuffle, and part training from validation documents. Shares of training and validation documents."""
+    """Shuffle, and part training from validation documents. Shares of training and validation
+    documents."""
 
     name = verb = "split"
     step = 5

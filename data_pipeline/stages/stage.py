@@ -20,14 +20,16 @@ class Example(NamedTuple):
 
 
 class Stage(Config):
-    """A stage. The first sentence of its docstring is the help of its verb; its fields are its section of a recipe."""
+    """A stage. The first sentence of its docstring is the help of its verb; its fields are its
+    section of a recipe."""
 
     name: ClassVar[str]
     """Name of the stage, of its section and of its entry in the ledger."""
     verb: ClassVar[str]
     """Verb of `mlm-data`."""
     step: ClassVar[int]
-    """Place among the steps of a build: 1 on text, 2 on text with tokens, from 3 on one by one on the whole corpus."""
+    """Place among the steps of a build: 1 on text, 2 on text with tokens, from 3 on one by one on
+    the whole corpus."""
     needs_tokenizer: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]] = ()
 
@@ -38,20 +40,23 @@ class Stage(Config):
 
 
 class TextFilter(Stage, ABC):
-    """A stage that keeps, changes or drops each document by its text alone. Every setting needs a default."""
+    """A stage that keeps, changes or drops each document by its text alone. Every setting needs a
+    default."""
 
     step = 1
 
     @abstractmethod
     def apply(self, text: str) -> str | Drop:
-        """The text, a changed text, or a Drop. Must depend on nothing else, so that it may run anywhere.
+        """The text, a changed text, or a Drop. Must depend on nothing else, so that it may run
+        anywhere.
 
         Libraries that are slow to import are imported here.
         """
 
 
 class TokenFilter(Stage, ABC):
-    """A stage that keeps or drops each document by its text and its number of tokens. Every setting needs a default."""
+    """A stage that keeps or drops each document by its text and its number of tokens. Every setting
+    needs a default."""
 
     step = 2
     needs_tokenizer = True

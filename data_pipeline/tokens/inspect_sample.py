@@ -1,4 +1,5 @@
-"""The text of training samples, one of a dataset or those of an iteration, with the documents they were packed from."""
+"""The text of training samples, one of a dataset or those of an iteration, with the documents they
+were packed from."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -43,12 +44,17 @@ class _Batch(FileSchema):
 
 
 def show_sample(
-    prefixes: list[Path], tokenizer: Tokenizer, number: int, seq_length: int = 1024, seed: int = 1234
+    prefixes: list[Path],
+    tokenizer: Tokenizer,
+    number: int,
+    seq_length: int = 1024,
+    seed: int = 1234,
 ) -> Iterator[str]:
     """Lines that show the `number`-th training sample of a split's token files, from 0.
 
-    The order is that of a run of at most one epoch; a longer run shuffles all its epochs together. A character cut
-    apart at the end of a sample shows as U+FFFD. Raises BadInput if one epoch has no such sample.
+    The order is that of a run of at most one epoch; a longer run shuffles all its epochs together.
+    A character cut apart at the end of a sample shows as U+FFFD. Raises BadInput if one epoch has
+    no such sample.
     """
     parts = [(TokenFile(prefix), weight) for prefix, weight in blend(prefixes)]
     every = (sum(len(file.tokens) for file, _ in parts) - 1) // seq_length
@@ -62,10 +68,12 @@ def show_sample(
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
-    """Lines that show what a training run saw in `iteration`, as its metrics.jsonl counts them, from 1.
+    """Lines that show what a training run saw in `iteration`, as its metrics.jsonl counts them,
+    from 1.
 
-    Every sequence of the global batch is shown with its place and, for a complete run, its data-parallel rank. Raises
-    BadInput for a run without that iteration or without packed documents, DataMissing if its dataset is missing.
+    Every sequence of the global batch is shown with its place and, for a complete run, its
+    data-parallel rank. Raises BadInput for a run without that iteration or without packed
+    documents, DataMissing if its dataset is missing.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")
@@ -80,7 +88,10 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     summary = run / "summary.json"
     dp = read_document(summary, _Summary).dp if summary.is_file() else None
     if not step.batch_size <= step.samples <= taken:
-        raise BadInput(f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of {step.batch_size:,}")
+        raise BadInput(
+            f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of"
+            f" {step.batch_size:,}"
+        )
     for place in range(step.batch_size):
         number = step.samples - step.batch_size + place
         pieces = [*samples.pieces(number)]
@@ -94,12 +105,16 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
     said = _places(texts_of(pieces[0].file.prefix), {piece.document for piece in pieces})
     for document, start, part, file in pieces:
         end, size = start + len(part), int(file.sizes[document])
-        yield f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of {size:,}"
+        yield (
+            f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of"
+            f" {size:,}"
+        )
         yield tokenizer.decode(part)
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """The id, file and line of documents of a token file, as far as the dataset has their texts at `path`."""
+    """The id, file and line of documents of a token file, as far as the dataset has their texts at
+    `path`."""
     places = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
@@ -110,17 +125,25 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """The iteration's line, and the number of samples of the whole training, which determines their shuffle."""
+    """The iteration's line, and the number of samples of the whole training, which determines their
+    shuffle."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:
         raise BadInput(f"{run} has no metrics that can be read: {error}") from error
     iterations = [line for line in lines if isinstance(line, dict) and line.get("kind") == "train"]
-    steps = {step.iteration: step for step in (parse_document(line, _Batch, "metrics.jsonl") for line in iterations)}
+    steps = {
+        step.iteration: step
+        for step in (parse_document(line, _Batch, "metrics.jsonl") for line in iterations)
+    }
     if iteration not in steps:
-        raise BadInput(f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}")
+        raise BadInput(
+            f"{run} has no iteration {iteration:,}: its metrics go to {max(steps, default=0):,}"
+        )
     last = steps[max(steps)]
     left = config.iterations - last.iteration
     if left and last.batch_size != config.global_batch_size:
-        raise BadInput(f"{run} is not complete and its batch still grows: its samples are not known yet")
+        raise BadInput(
+            f"{run} is not complete and its batch still grows: its samples are not known yet"
+        )
     return steps[iteration], last.samples + left * last.batch_size

@@ -1,7 +1,9 @@
-"""Training samples cut from token files: packed documents in Megatron-LM's order, blended by weight.
+"""Training samples cut from token files: packed documents in Megatron-LM's order, blended by
+weight.
 
-The index is Megatron-LM's, array for array (`data/gpt_dataset.py` and `data/blendable_dataset.py`, v2.6): documents
-shuffled and packed end to end, cut into samples of `seq_length` + 1 tokens that overlap by one, samples shuffled.
+The index is Megatron-LM's, array for array (`data/gpt_dataset.py` and `data/blendable_dataset.py`,
+v2.6): documents shuffled and packed end to end, cut into samples of `seq_length` + 1 tokens that
+overlap by one, samples shuffled.
 """
 
 import math
@@ -30,11 +32,14 @@ class SampleIndex:
     """Order in which samples are visited, [n]."""
 
 
-def build_sample_index(sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int) -> SampleIndex:
+def build_sample_index(
+    sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int
+) -> SampleIndex:
     """Index for at least `num_samples` samples over documents of `sizes` tokens.
 
-    When the last epoch would be used by less than 80 %, it is shuffled apart from the others, so that no document
-    comes once more often than the rest before the others have come (Megatron-LM v2, `separate_last_epoch`).
+    When the last epoch would be used by less than 80 %, it is shuffled apart from the others, so
+    that no document comes once more often than the rest before the others have come (Megatron-LM
+    v2, `separate_last_epoch`).
     """
     total = int(sizes.sum(dtype=np.int64))
     if total <= seq_length:
@@ -84,7 +89,8 @@ class PackedSamples:
         return len(self.index.shuffle)
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """The documents, or parts of them, that make up the `number`-th sample in training order."""
+        """The documents, or parts of them, that make up the `number`-th sample in training
+        order."""
         return self._pieces(int(self.index.shuffle[number]))
 
     def consecutive(self, number: int) -> NDArray[np.int64]:
@@ -111,17 +117,23 @@ class BlendedSamples:
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         weights = normalized([weight for _, weight in parts])
         self.datasets, self.numbers = blending_indices(weights, num_samples)
         used = np.bincount(self.datasets, minlength=len(parts))
         self._parts = [
-            PackedSamples(token_file, max(math.ceil(num_samples * weight * 1.005), int(count)), seq_length, seed)
+            PackedSamples(
+                token_file,
+                max(math.ceil(num_samples * weight * 1.005), int(count)),
+                seq_length,
+                seed,
+            )
             for (token_file, _), weight, count in zip(parts, weights, used, strict=True)
         ]
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """The documents, or parts of them, of the dataset that the `number`-th sample in training order is from."""
+        """The documents, or parts of them, of the dataset that the `number`-th sample in training
+        order is from."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 
     def sample(self, number: int) -> NDArray[np.int64]:
@@ -131,7 +143,7 @@ class BlendedSamples:
 
 def training_samples(
     parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
-) -> PackedSamples | BlendedSamples:  # fmt: skip
+) -> PackedSamples | BlendedSamples:
     """Samples of one token file, or of several with their weights."""
     if len(parts) == 1:
         return PackedSamples(parts[0][0], num_samples, seq_length, seed)
@@ -139,14 +151,15 @@ def training_samples(
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """The tokens, checked. Raises IntegrityFailure, on every rank, for a token outside the vocabulary.
+    """The tokens, checked. Raises IntegrityFailure, on every rank, for a token outside the
+    vocabulary.
 
     A divided embedding would otherwise treat it as another rank's, silently.
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
-            f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and its vocabulary ends "
-            f"at {vocab_size - 1}: make it again with `mlm-data run`",
+            f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
+            f" its vocabulary ends at {vocab_size - 1}: make it again with `mlm-data run`",
             on_every_rank=True,
         )
     return tokens
@@ -158,7 +171,9 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
     return array / array.sum()
 
 
-def blending_indices(weights: NDArray[np.float64], size: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+def blending_indices(
+    weights: NDArray[np.float64], size: int
+) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
     """Dataset of each of `size` samples, and the number of the sample there.
 
     Each sample comes from the dataset that is furthest behind its weight, the first of equals

@@ -1,10 +1,13 @@
-"""BERT's samples: two runs of sentences of one document, perhaps swapped, with some of their tokens masked.
+"""BERT's samples: two runs of sentences of one document, perhaps swapped, with some of their tokens
+masked.
 
-A sample is [CLS] A [SEP] B [SEP], padded. A and B follow each other in their document and half of the time are swapped
-(sentence-order prediction, Lan et al. 2020). 15 % of the tokens are masked in runs of one to three whole words, shorter
-ones more often, p ∝ 1/n; of those tokens 80 % become [MASK], 10 % a random token, 10 % stay. The content of one sample
-follows Megatron-LM's `megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples
-is ours: every pair of runs once, shuffled, then again with other masks. So are sentences (see `sentences`).
+A sample is [CLS] A [SEP] B [SEP], padded. A and B follow each other in their document and half of
+the time are swapped (sentence-order prediction, Lan et al. 2020). 15 % of the tokens are masked in
+runs of one to three whole words, shorter ones more often, p ∝ 1/n; of those tokens 80 % become
+[MASK], 10 % a random token, 10 % stay. The content of one sample follows Megatron-LM's
+`megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples is
+ours: every pair of runs once, shuffled, then again with other masks. So are sentences (see
+`sentences`).
 """
 
 from typing import Any, NamedTuple
@@ -60,8 +63,11 @@ class Masking:
                 words[-1].append(position)
         return words
 
-    def apply(self, tokens: Tokens, target_length: int, random: np.random.RandomState) -> tuple[Tokens, Tokens]:
-        """A sequence that aimed at `target_length` tokens, masked; original ids of masked tokens, -1 elsewhere."""
+    def apply(
+        self, tokens: Tokens, target_length: int, random: np.random.RandomState
+    ) -> tuple[Tokens, Tokens]:
+        """A sequence that aimed at `target_length` tokens, masked; original ids of masked tokens,
+        -1 elsewhere."""
         words = self.words(tokens)
         wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))
         lengths = np.arange(1, LONGEST_RUN + 1)
@@ -77,7 +83,7 @@ class Masking:
             fitting = (
                 [position for word in words[first : first + length] for position in word]
                 for length in range(chosen, 0, -1)
-            )  # fmt: skip
+            )
             run = next((run for run in fitting if count + len(run) <= wanted), None)
             if run is None or (targets[run] >= 0).any():
                 continue
@@ -96,7 +102,8 @@ class Masking:
 
 
 class PairSamples:
-    """Samples of one token file, as many as are asked for. Raises BadInput if it has no document of two sentences."""
+    """Samples of one token file, as many as are asked for. Raises BadInput if it has no document of
+    two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file, self._seq_length, self._seed = file, seq_length, seed
@@ -105,7 +112,9 @@ class PairSamples:
         self._sentences = Sentences.of(file, vocabulary, max(self._longest // 2, 1))
         self.index = self._map()
         if not len(self.index):
-            raise BadInput("no document of the token file has two sentences, and a BERT is trained on pairs")
+            raise BadInput(
+                "no document of the token file has two sentences, and a BERT is trained on pairs"
+            )
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
@@ -121,11 +130,15 @@ class PairSamples:
         """The sample at `place` of the index, split and masked by the draws of seed + `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
-        spans = zip(self._sentences.starts[first:last], self._sentences.ends[first:last], strict=True)
+        spans = zip(
+            self._sentences.starts[first:last], self._sentences.ends[first:last], strict=True
+        )
         sentences = [self._file.tokens[start:end] for start, end in spans]
         pivot = int(random.randint(1, len(sentences))) if len(sentences) >= 3 else 1
         is_swapped = bool(random.random_sample() < 0.5)
-        a, b = (np.concatenate(part).astype(np.int64) for part in (sentences[:pivot], sentences[pivot:]))
+        a, b = (
+            np.concatenate(part).astype(np.int64) for part in (sentences[:pivot], sentences[pivot:])
+        )
         a, b = _trim(b, a, target, random) if is_swapped else _trim(a, b, target, random)
         cls, sep = self.masking.cls, self.masking.sep
         tokens = np.concatenate([[cls], a, [sep], b, [sep]])
@@ -142,18 +155,26 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """First sentence, sentence after the last, and target length of each sample, in the file's order."""
+        """First sentence, sentence after the last, and target length of each sample, in the file's
+        order."""
         sizes = self._sentences.ends - self._sentences.starts
-        draws = np.random.RandomState(self._seed).randint(
-            0, 2**32, len(sizes) + len(self._sentences.documents), np.uint32
-        ).astype(np.int64)  # fmt: skip
+        draws = (
+            np.random.RandomState(self._seed)
+            .randint(0, 2**32, len(sizes) + len(self._sentences.documents), np.uint32)
+            .astype(np.int64)
+        )
         index = np.empty((len(sizes) // 2 + 1, 3), np.int64)
-        count = call_first(_map_samples, sizes, self._sentences.documents, self._longest, draws, index)
+        count = call_first(
+            _map_samples, sizes, self._sentences.documents, self._longest, draws, index
+        )
         return index[:count].copy()
 
 
-def _trim(a: Tokens, b: Tokens, target: int, random: np.random.RandomState) -> tuple[Tokens, Tokens]:
-    """Take tokens from the longer part, at a random end each time, until both together have `target`."""
+def _trim(
+    a: Tokens, b: Tokens, target: int, random: np.random.RandomState
+) -> tuple[Tokens, Tokens]:
+    """Take tokens from the longer part, at a random end each time, until both together have
+    `target`."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]
@@ -166,7 +187,8 @@ def _trim(a: Tokens, b: Tokens, target: int, random: np.random.RandomState) -> t
 
 @compiled
 def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: Any) -> int:
-    """Megatron-LM's build_mapping over one epoch (megatron/core/datasets/helpers.cpp) with its generator's `draws`."""
+    """Megatron-LM's build_mapping over one epoch (megatron/core/datasets/helpers.cpp) with its
+    generator's `draws`."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count, drawn = 0, 0
     for document in range(len(documents) - 1):

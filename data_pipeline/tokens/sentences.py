@@ -1,10 +1,10 @@
 """Words and sentences in token files, recognised from a table of the vocabulary.
 
-A word begins at a token unless letters or digits run on from the token before it. A sentence ends after a token whose
-text ends in `.`, `!` or `?` (quotes and brackets may follow) where the next begins with white space; after a line
-break; at the end of a sequence of the file, so that files that Megatron-LM has split into sentences keep theirs; and
-after `longest` tokens at the latest. A full stop after an abbreviation ends a sentence too. The end-of-text token
-belongs to no sentence.
+A word begins at a token unless letters or digits run on from the token before it. A sentence ends
+after a token whose text ends in `.`, `!` or `?` (quotes and brackets may follow) where the next
+begins with white space; after a line break; at the end of a sequence of the file, so that files
+that Megatron-LM has split into sentences keep theirs; and after `longest` tokens at the latest. A
+full stop after an abbreviation ends a sentence too. The end-of-text token belongs to no sentence.
 """
 
 from dataclasses import dataclass
@@ -84,9 +84,18 @@ class Sentences:
         documents = np.zeros(len(file.document_index), np.int64)
         for _ in range(2):  # count, then fill
             count = call_first(
-                _find, file.tokens, stops, file.document_index, vocabulary.ends_sentence,
-                vocabulary.begins_with_space, vocabulary.ends_line, vocabulary.end_of_text, longest, *spans, documents,
-            )  # fmt: skip
+                _find,
+                file.tokens,
+                stops,
+                file.document_index,
+                vocabulary.ends_sentence,
+                vocabulary.begins_with_space,
+                vocabulary.ends_line,
+                vocabulary.end_of_text,
+                longest,
+                *spans,
+                documents,
+            )
             if not len(spans[0]):
                 spans = [np.empty(count, np.int64), np.empty(count, np.int64)]
         return cls(spans[0], spans[1], documents)
@@ -98,9 +107,18 @@ def _in_word(character: str) -> bool:
 
 @compiled
 def _find(
-    tokens: Any, stops: Any, document_index: Any, ends_sentence: Any, begins_with_space: Any, ends_line: Any,
-    end_of_text: int, longest: int, starts: Any, ends: Any, documents: Any,
-) -> int:  # fmt: skip
+    tokens: Any,
+    stops: Any,
+    document_index: Any,
+    ends_sentence: Any,
+    begins_with_space: Any,
+    ends_line: Any,
+    end_of_text: int,
+    longest: int,
+    starts: Any,
+    ends: Any,
+    documents: Any,
+) -> int:
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count

@@ -1,9 +1,10 @@
-"""Token files in Megatron-LM's indexed format: `<prefix>.bin` holds tokens, `<prefix>.idx` their places.
+"""Token files in Megatron-LM's indexed format: `<prefix>.bin` holds tokens, `<prefix>.idx` their
+places.
 
-The index (magic `MMIDIDX`, version 1, little endian) is: 9 bytes magic, u64 version, u8 dtype code, u64 number of
-sequences N, u64 length D of the document index, i32[N] sequence lengths in tokens, i64[N] byte offsets into the
-`.bin`, i64[D] sequence at which each document starts, ending with N (Megatron-LM
-megatron/data/indexed_dataset.py, class MMapIndexedDataset).
+The index (magic `MMIDIDX`, version 1, little endian) is: 9 bytes magic, u64 version, u8 dtype code,
+u64 number of sequences N, u64 length D of the document index, i32[N] sequence lengths in tokens,
+i64[N] byte offsets into the `.bin`, i64[D] sequence at which each document starts, ending with N
+(Megatron-LM megatron/data/indexed_dataset.py, class MMapIndexedDataset).
 """
 
 import os
@@ -57,11 +58,14 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
-    return [(prefix, weight * size / sum(sizes)) for prefix, size in zip(prefixes, sizes, strict=True)]
+    return [
+        (prefix, weight * size / sum(sizes)) for prefix, size in zip(prefixes, sizes, strict=True)
+    ]
 
 
 class TokenFile:
-    """A token file mapped into memory. Raises BadInput if there is none, IntegrityFailure if it is damaged."""
+    """A token file mapped into memory. Raises BadInput if there is none, IntegrityFailure if it is
+    damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -85,15 +89,24 @@ class TokenFile:
         if magic != MAGIC or version != 1 or code not in DTYPES:
             raise IntegrityFailure(f"{idx_path} is not a version 1 token index with integer tokens")
         length = HEADER.size + 12 * sequences + 8 * documents
-        if idx_path.stat().st_size not in (length, length + sequences):  # the latter with a mode for each sequence
+        if idx_path.stat().st_size not in (
+            length,
+            length + sequences,
+        ):  # the latter with a mode for each sequence
             raise IntegrityFailure(f"{idx_path} is not as long as its header says")
         index = np.asarray(np.memmap(idx_path, np.uint8, "r"))[HEADER.size :]
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
         self.sizes = index[: 4 * sequences].view("<i4").copy()
         self._offsets = index[4 * sequences : 12 * sequences].view("<i8")
-        self.document_index = index[12 * sequences : 12 * sequences + 8 * documents].view("<i8").copy()
+        self.document_index = (
+            index[12 * sequences : 12 * sequences + 8 * documents].view("<i8").copy()
+        )
         self._check(bin_path, idx_path)
-        self.tokens = np.memmap(bin_path, self.dtype, "r") if bin_path.stat().st_size else np.empty(0, self.dtype)
+        self.tokens = (
+            np.memmap(bin_path, self.dtype, "r")
+            if bin_path.stat().st_size
+            else np.empty(0, self.dtype)
+        )
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -113,9 +126,18 @@ class TokenFile:
                 raise IntegrityFailure(f"{idx_path} lists sequences that do not lie back to back")
             end = int(ends[-1])
         if end != bin_path.stat().st_size:
-            raise IntegrityFailure(f"{bin_path} does not hold the tokens that {idx_path.name} lists")
-        if not len(starts) or starts[0] != 0 or starts[-1] != len(self) or (starts[1:] < starts[:-1]).any():
-            raise IntegrityFailure(f"{idx_path} lists documents that do not cover its sequences in order")
+            raise IntegrityFailure(
+                f"{bin_path} does not hold the tokens that {idx_path.name} lists"
+            )
+        if (
+            not len(starts)
+            or starts[0] != 0
+            or starts[-1] != len(self)
+            or (starts[1:] < starts[:-1]).any()
+        ):
+            raise IntegrityFailure(
+                f"{idx_path} lists documents that do not cover its sequences in order"
+            )
 
 
 class TokenFileWriter:
@@ -125,7 +147,9 @@ class TokenFileWriter:
         self._paths = token_paths(prefix)
         self._partial = [hidden_beside(path, "partial") for path in self._paths]
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._code = next(code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype))
+        self._code = next(
+            code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype)
+        )
         self._limits = np.iinfo(self._dtype)
         self._sizes, self._document_ends = array("i"), array("q", [0])
 
@@ -139,26 +163,36 @@ class TokenFileWriter:
         tokens = np.asarray(ids)
         self.add_documents(tokens, [tokens.size])
 
-    def add_documents(self, tokens: ArrayLike, sizes: Numbers, sequences: Numbers | None = None) -> None:
+    def add_documents(
+        self, tokens: ArrayLike, sizes: Numbers, sequences: Numbers | None = None
+    ) -> None:
         """Append sequences that lie back to back in `tokens`, of `sizes` tokens each.
 
-        Each is a document, or each document has so many `sequences`. Raises ValueError for a token the dtype cannot
-        hold, or where sizes and tokens disagree.
+        Each is a document, or each document has so many `sequences`. Raises ValueError for a token
+        the dtype cannot hold, or where sizes and tokens disagree.
         """
         values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
         if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
             raise ValueError(f"a token lies outside {self._dtype}")
         if lengths.sum(dtype=np.int64) != values.size or (lengths < 0).any():
-            raise ValueError(f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens")
+            raise ValueError(
+                f"sizes add up to {lengths.sum(dtype=np.int64)} and not to {values.size} tokens"
+            )
         self._bin.write(np.ascontiguousarray(values, self._dtype).data)
-        self._extend(lengths, np.arange(1, len(lengths) + 1) if sequences is None else np.cumsum(sequences))
+        self._extend(
+            lengths, np.arange(1, len(lengths) + 1) if sequences is None else np.cumsum(sequences)
+        )
 
     def add_file(self, prefix: Path) -> None:
-        """Append a token file with its documents. Raises BadInput if its tokens are of another dtype."""
+        """Append a token file with its documents. Raises BadInput if its tokens are of another
+        dtype."""
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
-            raise BadInput(f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem} {self._dtype}")
+            raise BadInput(
+                f"token file {prefix} holds {other.dtype} tokens, and {self._paths[0].stem}"
+                f" {self._dtype}"
+            )
         join_files([token_paths(prefix)[0]], self._bin)
         self._extend(other.sizes, other.document_index[1:])
 
@@ -194,7 +228,11 @@ class TokenFileWriter:
         offsets *= self._dtype.itemsize
         with self._partial[1].open("wb") as file:
             file.write(HEADER.pack(MAGIC, 1, self._code, len(sizes), len(self._document_ends)))
-            for column in (sizes.astype("<i4"), offsets.astype("<i8"), np.array(self._document_ends, "<i8")):
+            for column in (
+                sizes.astype("<i4"),
+                offsets.astype("<i8"),
+                np.array(self._document_ends, "<i8"),
+            ):
                 column.tofile(file)
             file.flush()
             os.fsync(file.fileno())

@@ -1,10 +1,11 @@
-"""GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also vocabularies of words.
+"""GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also
+vocabularies of words.
 
-Text is encoded by fastokens, which is compared with Hugging Face `tokenizers` when a vocabulary is first used. Any
-other tokenizer that can be read is encoded by `tokenizers`.
+Text is encoded by fastokens, which is compared with Hugging Face `tokenizers` when a vocabulary is
+first used. Any other tokenizer that can be read is encoded by `tokenizers`.
 
-No special token is recognised in text: the literal `<|endoftext|>` is split like any other characters, as in
-Megatron-LM; only the pipeline writes the end-of-text token.
+No special token is recognised in text: the literal `<|endoftext|>` is split like any other
+characters, as in Megatron-LM; only the pipeline writes the end-of-text token.
 """
 
 import hashlib
@@ -27,8 +28,16 @@ from mlm_repro.lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
-FOR_SENTENCEPIECE = f"transformers makes {FILE_NAME} of a SentencePiece model: AutoTokenizer, then save_pretrained"
-OTHER_IDS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+FOR_SENTENCEPIECE = (
+    f"transformers makes {FILE_NAME} of a SentencePiece model: AutoTokenizer, then save_pretrained"
+)
+OTHER_IDS = (
+    "dropout",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "byte_fallback",
+    "ignore_merges",
+)
 """Settings of byte pairs that GPT-2 does not have."""
 MOST_GROWTH = 16
 """Most characters that the steps before encoding may make of one."""
@@ -37,12 +46,16 @@ NAMES = 8
 MOST_BYTES = 64 << 20
 """Largest accepted tokenizer.json; GPT-2's has two million bytes."""
 LONG_TEXT = 1 << 18
-"""Length from which encoding must not delay Ctrl-C: one word of 64 million characters takes a minute."""
+"""Length from which encoding must not delay Ctrl-C: one word of 64 million characters takes a
+minute."""
 CHECKED_TEXTS = (
     "It's they'll we're I've 'D' don''t rock'n'roll 's",
     "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
     "\u00a0no\u00a0\u00a0break\u3000wide\u2028line \x85\x1c\x0b",
-    "x2 ½ ٣٤ Ⅷ 第十二 12,345.67e-8 naïve cafe\u0301 Straße ΑΒΓ русский язык हिन्दी ภาษาไทย 日本語のテキスト 한국어",
+    (
+        "x2 ½ ٣٤ Ⅷ 第十二 12,345.67e-8 naïve cafe\u0301 Straße ΑΒΓ русский язык हिन्दी ภาษาไทย"
+        " 日本語のテキスト 한국어"
+    ),
     "🙂👩‍👩‍👧 \U00011de1\U00020000\U000323b0\U000e0041\U0010ffff \ufeff\x00\x7f",
     "def f(x):\n    return {**x, 'a': [1, 2]}  # <|endoftext|>\n",
     "pneumonoultramicroscopicsilicovolcanoconiosis " + "ab" * 100 + "=" * 70 + " " * 40,
@@ -51,7 +64,8 @@ CHECKED_TEXTS = (
 
 
 def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
-    """Smallest multiple of `multiple * tp` that is at least `vocab_size` (Megatron-LM _vocab_size_with_padding)."""
+    """Smallest multiple of `multiple * tp` that is at least `vocab_size` (Megatron-LM
+    _vocab_size_with_padding)."""
     step = multiple * tp
     return -(-vocab_size // step) * step
 
@@ -67,7 +81,9 @@ class Tokenizer:
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
         if end_of_text is None:
-            special = [each.content for each in backend.get_added_tokens_decoder().values() if each.special][:NAMES]
+            special = [
+                each.content for each in backend.get_added_tokens_decoder().values() if each.special
+            ][:NAMES]
             others = f"; its special tokens are {', '.join(special)}" if special else ""
             raise BadInput(f"the vocabulary has no {end_token} token to end a text{others}")
         self._backend: Any = backend
@@ -81,13 +97,16 @@ class Tokenizer:
     is_byte_level: bool
     """True for GPT-2's kind of byte-level BPE."""
     is_of_words: bool
-    """True if tokens are whole words, in order of falling frequency, and bytes for all other words."""
+    """True if tokens are whole words, in order of falling frequency, and bytes for all other
+    words."""
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `tokenizer.json` in `directory`, which ends texts with the token that its files name.
+        """Read `tokenizer.json` in `directory`, which ends texts with the token that its files
+        name.
 
-        Raises BadInput if missing, IntegrityFailure if unreadable or if it makes a text many times longer.
+        Raises BadInput if missing, IntegrityFailure if unreadable or if it makes a text many times
+        longer.
         """
         if not (directory / FILE_NAME).is_file():
             raise BadInput(f"there is no {FILE_NAME} in {directory}")
@@ -116,8 +135,13 @@ class Tokenizer:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)
             _check_ids(backend, path)
-            if backend.normalizer and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH:
-                raise IntegrityFailure(f"{path} makes a text many times longer before it is encoded")
+            if (
+                backend.normalizer
+                and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH
+            ):
+                raise IntegrityFailure(
+                    f"{path} makes a text many times longer before it is encoded"
+                )
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
             raise
@@ -126,7 +150,8 @@ class Tokenizer:
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
-        """Build from a `vocab.json` (token to id) and a `merges.txt` (one merge a line, after a version line)."""
+        """Build from a `vocab.json` (token to id) and a `merges.txt` (one merge a line, after a
+        version line)."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
@@ -136,24 +161,30 @@ class Tokenizer:
         except (BadInput, IntegrityFailure):
             raise
         except Exception as error:  # the library raises bare Exception
-            raise BadInput(f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}") from error
+            raise BadInput(
+                f"{vocab_json} and {merges_txt} are not a byte-level BPE vocabulary: {error}"
+            ) from error
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
         """Byte-level BPE with exactly `vocab_size` tokens, end-of-text being the last.
 
-        The result depends only on the texts. Raises BadInput if they have too few distinct pairs for that many.
+        The result depends only on the texts. Raises BadInput if they have too few distinct pairs
+        for that many.
         """
         backend = _byte_level({}, [])
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size - 1, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
+            vocab_size=vocab_size - 1,
+            show_progress=False,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
         heard(lambda: backend.train_from_iterator(texts, trainer))
         model = parse_json(backend.to_str())["model"]
         vocabulary: dict[str, int] = model["vocab"]
         if len(vocabulary) != vocab_size - 1:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(vocabulary) + 1:,} tokens"
+                f"the text is too small for a vocabulary of {vocab_size:,}: it gives"
+                f" {len(vocabulary) + 1:,} tokens"
             )
         vocabulary[END_OF_TEXT] = vocab_size - 1
         return cls(_byte_level(vocabulary, model["merges"]))
@@ -162,9 +193,10 @@ class Tokenizer:
     def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
         """End-of-text, the 256 bytes, and the most frequent words in order of falling frequency.
 
-        A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs, with the space before.
-        A word outside the vocabulary is spelled in bytes, so that a text is restored whole. The result depends only
-        on the texts. Raises BadInput if they have too few words for that many tokens.
+        A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs,
+        with the space before. A word outside the vocabulary is spelled in bytes, so that a text is
+        restored whole. The result depends only on the texts. Raises BadInput if they have too few
+        words for that many tokens.
         """
         backend: Any = Backend(models.WordLevel(vocab={}))
         backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer
@@ -175,20 +207,30 @@ class Tokenizer:
         tokens += [word for word in by_rank if len(word) > 1]
         if len(tokens) < vocab_size:
             raise BadInput(
-                f"the text is too small for a vocabulary of {vocab_size:,}: it gives {len(tokens):,} bytes and words"
+                f"the text is too small for a vocabulary of {vocab_size:,}: it gives"
+                f" {len(tokens):,} bytes and words"
             )
-        return cls(_byte_level({token: place for place, token in enumerate(tokens[:vocab_size])}, [], of_words=True))
+        return cls(
+            _byte_level(
+                {token: place for place, token in enumerate(tokens[:vocab_size])}, [], of_words=True
+            )
+        )
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`, and what tells transformers the token that ends a text."""
+        """Write `tokenizer.json` into `directory`, and what tells transformers the token that ends
+        a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """The first of some texts that does not come back from its ids, with what comes; "" if each does."""
+        """The first of some texts that does not come back from its ids, with what comes; "" if each
+        does."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
-        return next((f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back), "")
+        return next(
+            (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
+            "",
+        )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
         """Token ids of the text; nothing is added."""
@@ -209,7 +251,8 @@ class Tokenizer:
     def text_of(self, token: int) -> str:
         """The text that a token adds to what stands before it.
 
-        WordPiece's decoding of a single token loses the space before a word; here the word begins with it.
+        WordPiece's decoding of a single token loses the space before a word; here the word begins
+        with it.
         """
         if not (prefix := getattr(self._backend.model, "continuing_subword_prefix", None)):
             return self.decode([token])
@@ -218,7 +261,8 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of SPECIAL_TOKENS: the tokenizer's own where it has all of them, otherwise those after its last."""
+        """Ids of SPECIAL_TOKENS: the tokenizer's own where it has all of them, otherwise those
+        after its last."""
         return special_ids(self._backend)
 
     @property
@@ -257,7 +301,8 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Ids of SPECIAL_TOKENS in a tokenizer of the library: its own where it has all, otherwise those after its last."""
+    """Ids of SPECIAL_TOKENS in a tokenizer of the library: its own where it has all, otherwise
+    those after its last."""
     own = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
     return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own else own
@@ -279,9 +324,21 @@ def _named_end(directory: Path) -> str | None:
 
 def _without_extras(content: JSON) -> Backend | None:
     """GPT-2's kind of tokenizer without what changes no id; None for another kind."""
-    model, before, added = content["model"], content.get("pre_tokenizer") or {}, content.get("added_tokens") or []
-    cuts = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before.get("add_prefix_space", 1)
-    others = content.get("normalizer"), model.get("type", "BPE") != "BPE", *map(model.get, OTHER_IDS)
+    model, before, added = (
+        content["model"],
+        content.get("pre_tokenizer") or {},
+        content.get("added_tokens") or [],
+    )
+    cuts = (
+        before.get("type") == "ByteLevel"
+        and before.get("use_regex", True)
+        and not before.get("add_prefix_space", 1)
+    )
+    others = (
+        content.get("normalizer"),
+        model.get("type", "BPE") != "BPE",
+        *map(model.get, OTHER_IDS),
+    )
     if not cuts or any(others) or not all(each.get("special", True) for each in added):
         return None
     vocabulary = model["vocab"] | {each["content"]: each["id"] for each in added}
@@ -312,7 +369,9 @@ def _kind(backend: Any) -> tuple[Any, ...]:
     return type(backend.model), model, [step and step.__getstate__() for step in steps], after
 
 
-def _byte_level(vocabulary: dict[str, int], merges: Iterable[Sequence[str]], *, of_words: bool = False) -> Backend:
+def _byte_level(
+    vocabulary: dict[str, int], merges: Iterable[Sequence[str]], *, of_words: bool = False
+) -> Backend:
     pairs = [(left, right) for left, right in merges]
     backend: Any = Backend(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=of_words))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

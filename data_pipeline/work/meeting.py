@@ -1,8 +1,9 @@
-"""The place where the parts of an array of jobs meet: they compare their work, and hear whether others live.
+"""The place where the parts of an array of jobs meet: they compare their work, and hear whether
+others live.
 
-Each part has a sign, a file that a thread writes again and again with a growing count and with the facts that the part
-works on. A part lives as long as its sign changes while somebody looks, by the clock of the one who looks: clocks of
-nodes differ.
+Each part has a sign, a file that a thread writes again and again with a growing count and with the
+facts that the part works on. A part lives as long as its sign changes while somebody looks, by the
+clock of the one who looks: clocks of nodes differ.
 """
 
 import json
@@ -23,7 +24,8 @@ from mlm_repro.lineage.variables import JOIN_SECONDS, number
 MEETINGS = ".parts"
 """Folder beside the runs with a meeting for each name of a run."""
 BEAT_SECONDS, LOOK_SECONDS, ASK_SECONDS = 0.5, 3.0, 0.25
-"""Seconds from one count of a sign to the next, that a living one may stay the same, and from one look to the next."""
+"""Seconds from one count of a sign to the next, that a living one may stay the same, and from one
+look to the next."""
 SAID_AFTER_SECONDS = 5.0
 """After so long a part says whom it awaits, and again each time after four times as long."""
 DEFAULT_JOIN_SECONDS = 300
@@ -32,14 +34,18 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """The meeting of part number `part`, from 1, of so many `parts`, in a folder that their machines share."""
+    """The meeting of part number `part`, from 1, of so many `parts`, in a folder that their
+    machines share."""
 
     def __init__(self, folder: Path, part: int, parts: int) -> None:
         self.part, self.parts, self._folder = part, parts, folder
         self._limit = number(JOIN_SECONDS) or DEFAULT_JOIN_SECONDS
         self._place = folder / f"part-{part}-{os.urandom(8).hex()}.json"
         self._sign: Sign = {"part": part, "count": 0, "facts": {}, "said": ""}
-        self._ended, self._thread = threading.Event(), threading.Thread(target=self._beat, daemon=True)
+        self._ended, self._thread = (
+            threading.Event(),
+            threading.Thread(target=self._beat, daemon=True),
+        )
         self._writing = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -65,7 +71,8 @@ class Meeting:
             self._folder.parent.rmdir()
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Say on what this part works. Raises BadInput, with what differs, if a living part works on other facts."""
+        """Say on what this part works. Raises BadInput, with what differs, if a living part works
+        on other facts."""
         facts = self._sign["facts"] | facts
         until, before = time.monotonic() + LOOK_SECONDS, read_signs(self._folder)
         while any(_differing(facts, sign) for sign in before.values()) and time.monotonic() < until:
@@ -74,20 +81,24 @@ class Meeting:
         self._sign["facts"] = facts
         self._write()
 
-    def _check(self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]) -> None:
+    def _check(
+        self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
+    ) -> None:
         """Raise BadInput if a sign that has changed, of a part that lives, has other facts."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(
-                    f"part {self.part} of {self.parts} differs from part {sign['part']}, which is at work, in "
-                    f"{', '.join(differing)}: parts need one recipe, input, code and Python"
+                    f"part {self.part} of {self.parts} differs from part {sign['part']}, which is"
+                    f" at work, in {', '.join(differing)}: parts need one recipe, input, code and"
+                    " Python"
                 )
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
-        """The first result of `ready` that is not None, which another part makes; `state` says how far that is.
+        """The first result of `ready` that is not None, which another part makes; `state` says how
+        far that is.
 
-        Raises Interrupted when that part ends without it, or gives no sign of life for MLM_JOIN_SECONDS, BadInput when
-        it works on other facts.
+        Raises Interrupted when that part ends without it, or gives no sign of life for
+        MLM_JOIN_SECONDS, BadInput when it works on other facts.
         """
         began = heard = time.monotonic()
         told, signs = SAID_AFTER_SECONDS, read_signs(self._folder, part)
@@ -96,14 +107,21 @@ class Meeting:
             heard = now if signs != before else heard
             self._check(self._sign["facts"], before, signs)
             if said := [sign["said"] for sign in signs.values() if sign["said"]]:
-                raise Interrupted(f"part {part} has ended: {said[0]}; give the commands of all parts again")
+                raise Interrupted(
+                    f"part {part} has ended: {said[0]}; give the commands of all parts again"
+                )
             if now - heard > self._limit:
                 raise Interrupted(
-                    f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds ({JOIN_SECONDS}), and "
-                    f"{state()}: give its command again, and those of all parts that ended"
+                    f"part {part} of {self.parts} gave no sign of life for {self._limit} seconds"
+                    f" ({JOIN_SECONDS}), and {state()}: give its command again, and those of all"
+                    " parts that ended"
                 )
             if now - began > told and not is_quiet():
-                print(f"waiting for part {part} of {self.parts}: {state()}", file=sys.stderr, flush=True)
+                print(
+                    f"waiting for part {part} of {self.parts}: {state()}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 told *= 4
             time.sleep(ASK_SECONDS)
         return value

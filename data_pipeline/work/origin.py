@@ -13,8 +13,11 @@ LIBRARIES = ("ftfy", "langdetect", "tokenizers", "fastokens", "datasketch", "orj
 
 @cache
 def made_by() -> dict[str, str]:
-    """Digest of the files of this room and of `lineage`, versions of the libraries, and of Unicode in this Python."""
-    files = sorted(path for room in ("data_pipeline", "lineage") for path in (HOME / room).rglob("*.py"))
+    """Digest of the files of this room and of `lineage`, versions of the libraries, and of Unicode
+    in this Python."""
+    files = sorted(
+        path for room in ("data_pipeline", "lineage") for path in (HOME / room).rglob("*.py")
+    )
     code = sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
     libraries = {name: installed(name) or "absent" for name in LIBRARIES}
     return {"code": code, "Unicode": unicodedata.unidata_version, **libraries}

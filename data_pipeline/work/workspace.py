@@ -17,7 +17,8 @@ Executor = LocalExecutor | RayExecutor | PartExecutor
 
 @dataclass(frozen=True)
 class Finished:
-    """The finished tasks of a stage; task `n` left its files in `path/n`, written with five digits."""
+    """The finished tasks of a stage; task `n` left its files in `path/n`, written with five
+    digits."""
 
     path: Path
     digests: list[str]
@@ -48,12 +49,20 @@ class Workspace:
         self.path, self.executor = path, executor
 
     def each(
-        self, stage: str, work: Work, jobs: Iterable[Job], title: str, total: int, at_once: int | None = None
+        self,
+        stage: str,
+        work: Work,
+        jobs: Iterable[Job],
+        title: str,
+        total: int,
+        at_once: int | None = None,
     ) -> Iterator[Done]:
-        """The tasks in order as they finish, counted under `title`; `jobs` are their settings and inputs."""
+        """The tasks in order as they finish, counted under `title`; `jobs` are their settings and
+        inputs."""
         folder = self.path / stage
         tasks = (
-            WorkTask(work, settings, inputs, folder / f"{number:05d}") for number, (settings, inputs) in enumerate(jobs)
+            WorkTask(work, settings, inputs, folder / f"{number:05d}")
+            for number, (settings, inputs) in enumerate(jobs)
         )
         with Progress(title, total, "tasks", quiet=not title) as progress:
             for done in self.executor.run(tasks, at_once):
@@ -61,11 +70,20 @@ class Workspace:
                 yield done
 
     def all(
-        self, stage: str, work: Work, jobs: list[Job], title: str | None = None, at_once: int | None = None
+        self,
+        stage: str,
+        work: Work,
+        jobs: list[Job],
+        title: str | None = None,
+        at_once: int | None = None,
     ) -> Finished:
         """Run every task of a stage."""
-        done = list(self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once))
-        return Finished(self.path / stage, [each.digest for each in done], [each.counts for each in done])
+        done = list(
+            self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
+        )
+        return Finished(
+            self.path / stage, [each.digest for each in done], [each.counts for each in done]
+        )
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
         """Run a stage of a single task."""

@@ -1,4 +1,5 @@
-"""Pages of the commands, made from the commands themselves when the site is built, and tables of both."""
+"""Pages of the commands, made from the commands themselves when the site is built, and tables of
+both."""
 
 import re
 import tomllib
@@ -18,20 +19,30 @@ WIDTH = 100
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """A page for each command."""
     for name, command in read_commands(Path(config.config_file_path).parent).items():
-        files.append(File.generated(config, f"commands/{name}.md", content=command_page(name, command)))
+        files.append(
+            File.generated(config, f"commands/{name}.md", content=command_page(name, command))
+        )
     return files
 
 
 def read_commands_table(root: Path) -> str:
     """A row for each command, with a link to its page."""
-    rows = [(f"[`{name}`]({name}.md)", cell(command.help)) for name, command in read_commands(root).items()]
+    rows = [
+        (f"[`{name}`]({name}.md)", cell(command.help))
+        for name, command in read_commands(root).items()
+    ]
     return table(("command", "what it does"), rows)
 
 
 def read_commands(root: Path) -> dict[str, Any]:
     """Each command of pyproject.toml as click sees it."""
-    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
-    return {name: get_command(import_module(entry.partition(":")[0]).app) for name, entry in scripts.items()}
+    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "scripts"
+    ]
+    return {
+        name: get_command(import_module(entry.partition(":")[0]).app)
+        for name, entry in scripts.items()
+    }
 
 
 def command_page(name: str, command: Any) -> str:
@@ -51,7 +62,11 @@ def command_page(name: str, command: Any) -> str:
 
 def exit_codes() -> list[tuple[str, str, str]]:
     """Code, class and meaning, from the docstrings of `mlm_repro.lineage.errors`; 0 is done."""
-    found = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.UserError)}
+    found = {
+        one
+        for one in vars(errors).values()
+        if isinstance(one, type) and issubclass(one, errors.UserError)
+    }
     rows = [("0", "", "Done.")]
     for one in sorted(found - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)):
         meaning = (one.__doc__ or "").removesuffix(f": exit code {one.exit_code}.")
@@ -68,4 +83,8 @@ def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def cell(text: str | None) -> str:
     """Text on one line; outside code, what Markdown would take for markup is escaped."""
     escaped = {"|": "\\|", "<": "&lt;"}
-    return re.sub("(`[^`]*`)|[|<]", lambda found: found[1] or escaped[found[0]], " ".join((text or "").split()))
+    return re.sub(
+        "(`[^`]*`)|[|<]",
+        lambda found: found[1] or escaped[found[0]],
+        " ".join((text or "").split()),
+    )

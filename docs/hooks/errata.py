@@ -11,10 +11,16 @@ HEADS = ("document, place", "printed", "follows from it", "class")
 def errata() -> Iterator[str]:
     """A table of all, then each with its quotations, and what looks like one and is none."""
     every = [*enumerate(read_errata().errata, 1)]
-    yield table(("", *HEADS), [
-        (str(number), *map(cell, (f"{one.document}, {one.place}", one.printed, one.follows, one.kind)))
-        for number, one in every
-    ])  # fmt: skip
+    yield table(
+        ("", *HEADS),
+        [
+            (
+                str(number),
+                *map(cell, (f"{one.document}, {one.place}", one.printed, one.follows, one.kind)),
+            )
+            for number, one in every
+        ],
+    )
     for number, one in every:
         yield f"## {number} {one.title}"
         yield f"{one.document}. Class: {one.kind}."

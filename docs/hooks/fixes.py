@@ -1,4 +1,5 @@
-"""The table of upstream's fixes of silent parallel faults, from the cases and the record of their last run."""
+"""The table of upstream's fixes of silent parallel faults, from the cases and the record of their
+last run."""
 
 import json
 import tomllib
@@ -13,25 +14,42 @@ REPOSITORIES = {"megatron": "NVIDIA/Megatron-LM", "torchtitan": "pytorch/torchti
 def fixes(folder: Path) -> list[str]:
     """A sentence of counts, the table of cases, and that of faults which have none."""
     told = tomllib.loads((folder / "fixes.toml").read_text(encoding="utf-8"))
-    rows = {row["name"]: row for row in json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]}
+    rows = {
+        row["name"]: row
+        for row in json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]
+    }
     results = [row["result"] for row in rows.values()]
     counts = ", ".join(f"{results.count(result)} {result}" for result in dict.fromkeys(results))
     seconds = sum(row[when]["seconds"] for row in rows.values() for when in ("before", "after"))
     yielded = [
-        f"{len(rows)} cases: {counts}; findings after the fixes: {sum(row['alarms'] for row in rows.values())}; "
-        f"{seconds:.0f} s in all on a busy machine."
+        f"{len(rows)} cases: {counts}; findings after the fixes:"
+        f" {sum(row['alarms'] for row in rows.values())}; {seconds:.0f} s in all on a busy machine."
     ]
     heads = ("fault", "fix", "how", "asked", "before", "after")
-    yielded.append(table(heads, [line(case, rows[case["name"]]) for case in told["case"] if case["name"] in rows]))
-    yielded.append(table(("published", "fault", "why there is no case"), [
-        (cell(each["where"]), cell(each["title"]), cell(each["why"])) for each in told["left"]]))  # fmt: skip
+    yielded.append(
+        table(
+            heads, [line(case, rows[case["name"]]) for case in told["case"] if case["name"] in rows]
+        )
+    )
+    yielded.append(
+        table(
+            ("published", "fault", "why there is no case"),
+            [
+                (cell(each["where"]), cell(each["title"]), cell(each["why"]))
+                for each in told["left"]
+            ],
+        )
+    )
     return yielded
 
 
 def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
     """A case with what was said before its fix and after it."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
-    fix = f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']}) {case['number']}, "
+    fix = (
+        f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"
+        f" {case['number']}, "
+    )
     how = f"old lines put back on `{case['tree']}`" if "tree" in case else "parent and fix"
     asked = " ".join(f"`{field}`" for field in case.get("fields", ())) + f" {case['layouts']}"
     said = []

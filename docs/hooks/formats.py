@@ -31,7 +31,8 @@ def keys(dotted: str) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """The models of a type: itself, or those that it is put together of, with those of their fields."""
+    """The models of a type: itself, or those that it is put together of, with those of their
+    fields."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():
@@ -46,8 +47,11 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that no source defines has none of its own
             (tree,) = ast.parse(inspect.getsource(each)).body
-            found |= {field.target.id: said.value.value for field, said in pairwise(getattr(tree, "body", ()))
-                      if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)}  # fmt: skip
+            found |= {
+                field.target.id: said.value.value
+                for field, said in pairwise(getattr(tree, "body", ()))
+                if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)
+            }
     return found
 
 
@@ -55,7 +59,9 @@ def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
     rows = []
     for key, one in schema["properties"].items():
         default = "needed" if key in schema.get("required", ()) else _default(one.get("default"))
-        rows.append((f"`{key}`", _kind(one), default, cell(meant.get(key) or one.get("description"))))
+        rows.append(
+            (f"`{key}`", _kind(one), default, cell(meant.get(key) or one.get("description")))
+        )
     return table(("key", "value", "default", "meaning"), rows)
 
 
@@ -76,7 +82,12 @@ def _kind(schema: dict[str, Any]) -> str:
         return f"list of {', '.join(map(_kind, places))}" if places else f"list of {_kind(items)}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"table of {_kind(schema['additionalProperties'])}"
-    names = {"object": "table", "integer": "whole number", "boolean": "true or false", "string": "text"}
+    names = {
+        "object": "table",
+        "integer": "whole number",
+        "boolean": "true or false",
+        "string": "text",
+    }
     return names.get(schema.get("type", ""), schema.get("type", "anything"))
 
 

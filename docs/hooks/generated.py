@@ -1,4 +1,5 @@
-"""Writes the parts of the documentation that follow from the code: `python -m docs.hooks.generated`.
+"""Writes the parts of the documentation that follow from the code: `python -m
+docs.hooks.generated`.
 
 On a page a part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
 """
@@ -27,7 +28,8 @@ def rewrite(page: str) -> str:
 
 
 def made(name: str) -> str:
-    """A part by its name, such as commands, exit codes, errata, measures of a benchmark or keys of a model."""
+    """A part by its name, such as commands, exit codes, errata, measures of a benchmark or keys of
+    a model."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -54,7 +56,11 @@ def made(name: str) -> str:
 
 def pages() -> list[Path]:
     """Pages that have such parts."""
-    return [path for path in sorted((ROOT / "docs").rglob("*.md")) if PART.search(path.read_text(encoding="utf-8"))]
+    return [
+        path
+        for path in sorted((ROOT / "docs").rglob("*.md"))
+        if PART.search(path.read_text(encoding="utf-8"))
+    ]
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def correction() -> str:
 
 
 def arms(results: Path) -> str:
-    """Mean losses of the arms, early and at the end, and the paired differences with their intervals."""
+    """Mean losses of the arms, early and at the end, and the paired differences with their
+    intervals."""
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
     _, records = derive_effects(run)
     places = sorted({record.x for record in records if record.x is not None})
@@ -40,15 +41,24 @@ def arms(results: Path) -> str:
             early.setdefault(record.series, []).append(record.value)
         elif record.quantity == "final_validation_loss":
             end.setdefault(record.series, []).append(record.value)
-    rates = {record.series: f"{record.value:g}" for record in records if record.quantity == "learning_rate"}
-    means = [(name, rates[name], f"{fmean(early[name]):.3f}", f"{fmean(end[name]):.3f}") for name in end]
+    rates = {
+        record.series: f"{record.value:g}"
+        for record in records
+        if record.quantity == "learning_rate"
+    }
+    means = [
+        (name, rates[name], f"{fmean(early[name]):.3f}", f"{fmean(end[name]):.3f}") for name in end
+    ]
     rows = []
     for of, less in PAIRS:
         effect, cells = Effect(claim="", of=of, less=less, above=0.0), []
         for losses in (early, end):
             differences = [one - other for one, other in zip(losses[of], losses[less], strict=True)]
-            record = found(effect, 0.95, differences, {"experiment": "", "source": "", "kind": "scaled"}).record
+            record = found(
+                effect, 0.95, differences, {"experiment": "", "source": "", "kind": "scaled"}
+            ).record
             cells.append(f"{record.value:+.4f} ({record.low:+.4f} to {record.high:+.4f})")
         rows.append((f"{of} − {less}", *cells))
     heads = ("correction, and what else", "rate", "loss after 5 %", "loss at the end")
-    return f"{table(heads, means)}\n\n{table(('paired differences, nats', 'after 5 %', 'at the end'), rows)}"
+    differences = table(("paired differences, nats", "after 5 %", "at the end"), rows)
+    return f"{table(heads, means)}\n\n{differences}"

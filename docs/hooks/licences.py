@@ -1,8 +1,8 @@
 """Licences of all that is installed: `python -m docs.hooks.licences` writes them into NOTICE.
 
-`python -m docs.hooks.licences --bill WHEEL FILE` writes the bill of materials of a wheel instead, CycloneDX 1.5: every
-package of constraints*.txt with its version, digests and licence. Licences are those of the installed packages' own
-metadata.
+`python -m docs.hooks.licences --bill WHEEL FILE` writes the bill of materials of a wheel instead,
+CycloneDX 1.5: every package of constraints*.txt with its version, digests and licence. Licences are
+those of the installed packages' own metadata.
 """
 
 import json
@@ -17,11 +17,16 @@ from mlm_repro.lineage.digest import sha256_file
 
 ROOT = Path(__file__).parents[2]
 BEGIN = (
-    "Packages that `make setup` installs, beside this one and not in its wheel, with the licence that each states:\n"
+    "Packages that `make setup` installs, beside this one and not in its wheel, with the licence"
+    " that each states:\n"
 )
 NOT_HERE = "of the CUDA build or of an extra that is not installed here: its own files state it"
 PIN = re.compile(r"^(\S+)==(\S+)(?: ; [^\\\n]+)?((?: \\\n    --hash=\S+)+)", re.MULTILINE)
-TITLES = {"Apache-2.0": "Apache License", "MIT": "MIT License", "BSD-3-Clause": "Neither the name of"}
+TITLES = {
+    "Apache-2.0": "Apache License",
+    "MIT": "MIT License",
+    "BSD-3-Clause": "Neither the name of",
+}
 """Words by which a licence is known where a package has its text alone."""
 
 
@@ -35,24 +40,40 @@ class Pin(NamedTuple):
 
 def pins() -> list[Pin]:
     """Every package of the constraints, by name; of two builds the later file's."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("constraints*.txt")))
-    every = (Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest))) for name, version, rest in PIN.findall(text))
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("constraints*.txt"))
+    )
+    every = (
+        Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
+        for name, version, rest in PIN.findall(text)
+    )
     return sorted({pin.name: pin for pin in every}.values())
 
 
 def licence(name: str) -> str:
-    """The licence that an installed package states: an expression, classifiers, a word, or the title of its text."""
+    """The licence that an installed package states: an expression, classifiers, a word, or the
+    title of its text."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
         return NOT_HERE
     about = package.metadata
-    classes = [each.rpartition(" :: ")[2] for each in about.get_all("Classifier") or [] if each.startswith("License")]
-    stated = about.get("License-Expression") or ", ".join(classes) or (about.get("License") or "").partition("\n")[0]
+    classes = [
+        each.rpartition(" :: ")[2]
+        for each in about.get_all("Classifier") or []
+        if each.startswith("License")
+    ]
+    stated = (
+        about.get("License-Expression")
+        or ", ".join(classes)
+        or (about.get("License") or "").partition("\n")[0]
+    )
     if stated and stated != "UNKNOWN":
         return stated
     texts = [file.read_text() for file in package.files or [] if "LICENSE" in file.name.upper()]
-    return next((short for text in texts for short, title in TITLES.items() if title in text), NOT_HERE)
+    return next(
+        (short for text in texts for short, title in TITLES.items() if title in text), NOT_HERE
+    )
 
 
 def notice() -> str:
@@ -64,25 +85,36 @@ def notice() -> str:
 def bill(wheel: Path) -> dict[str, Any]:
     """The bill of materials of a wheel."""
     whole = {
-        "type": "application", "name": "mlm-repro", "version": VERSION,
+        "type": "application",
+        "name": "mlm-repro",
+        "version": VERSION,
         "hashes": [{"alg": "SHA-256", "content": sha256_file(wheel)}],
         "licenses": [{"license": {"name": "Apache-2.0 AND MIT"}}],
-    }  # fmt: skip
+    }
     parts = [
         {
-            "type": "library", "name": pin.name, "version": pin.version, "purl": f"pkg:pypi/{pin.name}@{pin.version}",
+            "type": "library",
+            "name": pin.name,
+            "version": pin.version,
+            "purl": f"pkg:pypi/{pin.name}@{pin.version}",
             "licenses": [{"license": {"name": licence(pin.name)}}],
-            "externalReferences": [{
-                "type": "distribution", "url": f"https://pypi.org/project/{pin.name}/{pin.version}/",
-                "hashes": [{"alg": "SHA-256", "content": digest} for digest in pin.digests],
-            }],
+            "externalReferences": [
+                {
+                    "type": "distribution",
+                    "url": f"https://pypi.org/project/{pin.name}/{pin.version}/",
+                    "hashes": [{"alg": "SHA-256", "content": digest} for digest in pin.digests],
+                }
+            ],
         }
         for pin in pins()
-    ]  # fmt: skip
+    ]
     return {
-        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": {"component": whole},
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": whole},
         "components": parts,
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str]) -> None:

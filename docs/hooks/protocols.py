@@ -17,14 +17,17 @@ from mlm_repro.lineage.files import Environment
 
 CONTEXT = 8
 """Tokens that the model of the diagrams sees; full models see 1024."""
-ARTICLES = " = Tea = \n \n We like well @-@ known tea . \n = Rain = \n \n It rained , so we sat . \n"
+ARTICLES = (
+    " = Tea = \n \n We like well @-@ known tea . \n = Rain = \n \n It rained , so we sat . \n"
+)
 PASSAGE = "He likes a bowl of\nstrawberries"
 FIRST_SHOWN = 3
 END_OF_TEXT, UNSCORED = "<eot>", "·"
 
 
 class Pieces:
-    """A tokenizer whose sub-words are words of up to five letters, punctuation and line ends, numbered as they come."""
+    """A tokenizer whose sub-words are words of up to five letters, punctuation and line ends,
+    numbered as they come."""
 
     vocab_size = 1000
     end_of_text = 0
@@ -50,13 +53,18 @@ class Pieces:
 
 
 def small_task(name: str, tokenizer: Pieces) -> Task:
-    """The protocol of the table, built as always but on a text of two articles or on one passage."""
+    """The protocol of the table, built as always but on a text of two articles or on one
+    passage."""
 
     def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
 
     def read_passage(path: Path, digest: str, title: str) -> str:
-        return json.dumps({"text": PASSAGE}) if "lambada_test.jsonl" in title else PASSAGE.lower().replace("\n", " ")
+        return (
+            json.dumps({"text": PASSAGE})
+            if "lambada_test.jsonl" in title
+            else PASSAGE.lower().replace("\n", " ")
+        )
 
     with (
         patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext", read_articles),
@@ -71,19 +79,28 @@ def section(name: str) -> str:
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])
     right = np.ones(counts.sum(), dtype=bool)
-    provenance = Provenance(kind="computed", checkpoint="", checkpoint_digest="", tokenizer_digest="", dtype="float32",
-                            seconds=0.0, environment=Environment())  # fmt: skip
+    provenance = Provenance(
+        kind="computed",
+        checkpoint="",
+        checkpoint_digest="",
+        tokenizer_digest="",
+        dtype="float32",
+        seconds=0.0,
+        environment=Environment(),
+    )
     result = task.result(Scores(np.full(counts.sum(), -1.0), right, right, counts), provenance)
     title = TASKS[name].title
     return (
-        f"## {name}\n\n{title[0].upper()}{title[1:]}.\n\n```text\n{diagram(task, tokenizer)}\n```\n\n"
-        f"{len(counts)} {task.unit if len(counts) > 1 else task.unit.removesuffix('s')} here, "
-        f"{counts.sum()} sub-words scored. The result says: *{_plain(result.protocol)}*."
+        f"## {name}\n\n{title[0].upper()}{title[1:]}.\n\n"
+        f"```text\n{diagram(task, tokenizer)}\n```\n\n{len(counts)}"
+        f" {task.unit if len(counts) > 1 else task.unit.removesuffix('s')} here, {counts.sum()}"
+        f" sub-words scored. The result says: *{_plain(result.protocol)}*."
     )
 
 
 def diagram(task: Task, tokenizer: Pieces) -> str:
-    """Each request's inputs above the tokens that are predicted from them; a mark where nothing is scored."""
+    """Each request's inputs above the tokens that are predicted from them; a mark where nothing is
+    scored."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):
@@ -93,14 +110,22 @@ def diagram(task: Task, tokenizer: Pieces) -> str:
             continue
         texts = [_visible(tokenizer.texts[token]) for token in request.tokens]
         inputs, targets = texts[:-1], texts[1:]
-        targets[: len(targets) - request.num_scored] = [UNSCORED] * (len(targets) - request.num_scored)
+        targets[: len(targets) - request.num_scored] = [UNSCORED] * (
+            len(targets) - request.num_scored
+        )
         widths = [max(map(len, pair)) for pair in zip(inputs, targets, strict=True)]
         rows = [("INPUT", inputs), ("PRED", targets)]
         block = [f"{task.unit.removesuffix('s')} {number}"]
         if task.with_memory and number:
-            before = " ".join(_visible(tokenizer.texts[token]) for token in requests[number - 1].tokens[:-1])
-            block.append(f"  MEMORY {before}  (and what stands before that, as far as the memory reaches)")
-        block += [f"  {head:<6} {' '.join(map(str.ljust, row, widths))}".rstrip() for head, row in rows]
+            before = " ".join(
+                _visible(tokenizer.texts[token]) for token in requests[number - 1].tokens[:-1]
+            )
+            block.append(
+                f"  MEMORY {before}  (and what stands before that, as far as the memory reaches)"
+            )
+        block += [
+            f"  {head:<6} {' '.join(map(str.ljust, row, widths))}".rstrip() for head, row in rows
+        ]
         blocks.append("\n".join(block))
     return "\n\n".join(blocks)
 

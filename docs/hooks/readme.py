@@ -1,7 +1,8 @@
-"""Writes what README shows from the result files in `results/` and from commands, so that no number is typed.
+"""Writes what README shows from the result files in `results/` and from commands, so that no number
+is typed.
 
-`python -m docs.hooks.readme README.md` rewrites the blocks between markers, the outputs in `console` blocks, and the
-pictures.
+`python -m docs.hooks.readme README.md` rewrites the blocks between markers, the outputs in
+`console` blocks, and the pictures.
 """
 
 import os
@@ -18,7 +19,14 @@ from statistics import fmean
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.reproduce.plan import make_plan
 from mlm_repro.experiments.scores import END, order_verdict
-from mlm_repro.experiments.verdicts import Verdict, headlines, judge, load_results, totals, unanswered
+from mlm_repro.experiments.verdicts import (
+    Verdict,
+    headlines,
+    judge,
+    load_results,
+    totals,
+    unanswered,
+)
 from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.reports.claims import forecast_of_order
@@ -35,17 +43,23 @@ RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
     """A model's number, several where sources print several; for a curve its last point."""
-    mine = [r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")]
+    mine = [
+        r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
+    ]
     last = max((r.x for r in mine if r.x is not None), default=None)
     values = [f"{r.value:,.2f}{r.unit}" for r in mine if r.x == last]
     return " / ".join(dict.fromkeys(values)) or "not run"
 
 
 def results_block(kept: Reproduction) -> str:
-    """The twins' order over their seeds, their sizes, and what a forecast sealed before its trainings found."""
+    """The twins' order over their seeds, their sizes, and what a forecast sealed before its
+    trainings found."""
     summary = kept.summary
     names, trained = [*summary.labels], {model.series: model.trained for model in summary.models}
-    ends = {name: [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed] for name in names}
+    ends = {
+        name: [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
+        for name in names
+    }
     rows = {
         "": names,
         "---": ["--:"] * len(names),
@@ -55,7 +69,9 @@ def results_block(kept: Reproduction) -> str:
     }
     table = [f"|{head}|{'|'.join(row)}|" for head, row in rows.items()]
     order = order_verdict(kept.records, kept.scores, summary.labels)
-    return "\n".join([f"{order} {summary.limits}", "", *table, "", forecast_of_order(every_verdict())])
+    return "\n".join(
+        [f"{order} {summary.limits}", "", *table, "", forecast_of_order(every_verdict())]
+    )
 
 
 def tiers_block(kept: Reproduction) -> str:
@@ -64,7 +80,9 @@ def tiers_block(kept: Reproduction) -> str:
     small, large = names[0], names[-1]
     twins = make_plan(large, "scaled", False, None).configs
     models = kept.summary.models[: len(twins)]
-    is_of_these = [model.trained.hidden_size for model in models] == [twin.model.hidden_size for twin in twins]
+    is_of_these = [model.trained.hidden_size for model in models] == [
+        twin.model.hidden_size for twin in twins
+    ]
     minutes = sum(model.train_seconds or 0 for model in models) / 60
     duration = f"{minutes:.0f} minutes of training" if is_of_these else "not timed yet"
     return "\n".join(
@@ -72,10 +90,15 @@ def tiers_block(kept: Reproduction) -> str:
             "|hardware|command|duration|expect|",
             "|---|---|---|---|",
             f"|laptop|`make reproduce-{large}`|{duration}|the order of three twins|",
-            f"|one GPU|`make reproduce-{small}`|not run yet|WikiText-103 "
-            f"{published(kept, small, 'wikitext103_perplexity')}, published|",
-            f"|cluster|`mlm-experiment launch experiments/jobs/{large}.toml --out launch`|not run yet|"
-            f"WikiText-103 {published(kept, large, 'wikitext103_perplexity')}, published|",
+            (
+                f"|one GPU|`make reproduce-{small}`|not run yet|WikiText-103 "
+                f"{published(kept, small, 'wikitext103_perplexity')}, published|"
+            ),
+            (
+                f"|cluster|`mlm-experiment launch experiments/jobs/{large}.toml --out launch`|not"
+                f" run yet|WikiText-103 {published(kept, large, 'wikitext103_perplexity')},"
+                " published|"
+            ),
         ]
     )
 
@@ -96,7 +119,9 @@ def verdicts_block(_: Reproduction) -> str:
     """Outcomes of the published claims by scale."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
-    return "\n".join([*map(line, (table.heads, marks, *table.rows)), "", headlines(every_verdict())[0]])
+    return "\n".join(
+        [*map(line, (table.heads, marks, *table.rows)), "", headlines(every_verdict())[0]]
+    )
 
 
 def line(cells: Sequence[str]) -> str:
@@ -105,14 +130,18 @@ def line(cells: Sequence[str]) -> str:
 
 
 BLOCKS: dict[str, Callable[[Reproduction], str]] = {
-    "tiers": tiers_block, "results": results_block, "engines": engines_block, "verdicts": verdicts_block,
-}  # fmt: skip
+    "tiers": tiers_block,
+    "results": results_block,
+    "engines": engines_block,
+    "verdicts": verdicts_block,
+}
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 """Commands of a shell, each after `$ `, and what the last of them prints."""
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """The README with every block made anew. Raises BadInput where a marker is missing or a command fails."""
+    """The README with every block made anew. Raises BadInput where a marker is missing or a command
+    fails."""
     kept = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin, end = f"<!--{name}-->", f"<!--/{name}-->"
@@ -124,7 +153,8 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw README's picture into a folder, the curves of the kept reproduction, and the kept ladder."""
+    """Draw README's picture into a folder, the curves of the kept reproduction, and the kept
+    ladder."""
     curves = reproduction_exhibits(load_reproduction(RESULTS))["2019-figure-6"]
     shown = [replace(curves, name="twins"), ladder_exhibit(KEPT / "ladder")]
     return [export_exhibit(shown, exhibit.name, "svg", folder) for exhibit in shown]
@@ -132,13 +162,21 @@ def draw(folder: Path) -> list[Path]:
 
 @cache
 def _output(commands: str) -> str:
-    """What the last of the commands prints, in an empty folder. Raises BadInput for one that fails."""
+    """What the last of the commands prints, in an empty folder. Raises BadInput for one that
+    fails."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():
             command, environment = line.removeprefix("$ "), {**os.environ, "PATH": path}
-            done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True,
-                                  check=False)  # fmt: skip
+            done = subprocess.run(
+                command,
+                shell=True,
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if done.returncode or not done.stdout:  # the code of a pipe is that of its end
                 raise BadInput(f"{command} failed: {done.stderr.strip()}")
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())

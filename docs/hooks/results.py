@@ -12,7 +12,14 @@ from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE
 from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.scores import order_verdict
-from mlm_repro.experiments.verdicts import count_outcomes, headlines, judge, load_results, totals, unanswered
+from mlm_repro.experiments.verdicts import (
+    count_outcomes,
+    headlines,
+    judge,
+    load_results,
+    totals,
+    unanswered,
+)
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.exhibit import Table
 from mlm_repro.reports.load import load_reproduction
@@ -32,7 +39,9 @@ def results(folder: Path) -> Iterator[str]:
 def markdown(shown: Table) -> str:
     """Write a table in Markdown, its title above."""
     rows = [tuple(map(cell, row)) for row in shown.rows]
-    return (f"**{shown.title}**\n\n" if shown.title else "") + table(tuple(map(cell, shown.heads)), rows)
+    return (f"**{shown.title}**\n\n" if shown.title else "") + table(
+        tuple(map(cell, shown.heads)), rows
+    )
 
 
 def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
@@ -54,7 +63,9 @@ def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
 
 def _loop_sums(folder: Path) -> dict[str, float]:
     lines = (folder / "transformers.jsonl").read_text(encoding="utf-8").splitlines()
-    return {name: math.fsum(json.loads(line)[name] for line in lines) for name in ("float32", "float64")}
+    return {
+        name: math.fsum(json.loads(line)[name] for line in lines) for name in ("float32", "float64")
+    }
 
 
 def _pretrained(results: Path) -> Iterator[str]:
@@ -63,8 +74,9 @@ def _pretrained(results: Path) -> Iterator[str]:
     yield table(("protocol", *PRETRAINED_HEADS), pretrained_rows(results / SMOLLM2))
     sums = _loop_sums(results / SMOLLM2)
     yield (
-        "transformers' loop is shown with a float64 softmax, as here. torch's float32 `cross_entropy` gives "
-        f"{1 - sums['float32'] / sums['float64']:.1e} of the loss less on the same windows."
+        "transformers' loop is shown with a float64 softmax, as here. torch's float32"
+        f" `cross_entropy` gives {1 - sums['float32'] / sums['float64']:.1e} of the loss less on"
+        " the same windows."
     )
 
 
@@ -74,15 +86,21 @@ def _reproduction(results: Path) -> Iterator[str]:
     yield "## The reproduction"
     yield f"`make reproduce-8.3b`, on {found.summary.hardware}. {found.summary.twin_rule}"
     yield order_verdict(found.records, found.scores, found.summary.labels)
-    shown = (*models_tables(found.summary.models, kind), twins_table(found), *comparison_tables(found.records))
+    shown = (
+        *models_tables(found.summary.models, kind),
+        twins_table(found),
+        *comparison_tables(found.records),
+    )
     for each in shown:
         yield markdown(each)
 
 
 def _verdicts(results: Path) -> Iterator[str]:
     experiments = load_experiments()
-    verdicts = [*judge(experiments.values(), load_results([results, results / "ablations"])),
-                *unanswered(experiments.values())]  # fmt: skip
+    verdicts = [
+        *judge(experiments.values(), load_results([results, results / "ablations"])),
+        *unanswered(experiments.values()),
+    ]
     yield "## The published claims"
     yield "What `mlm-experiment compare --all` says in a clone."
     yield markdown(totals(verdicts))
@@ -90,7 +108,11 @@ def _verdicts(results: Path) -> Iterator[str]:
     yield markdown(totals(verdicts, True))
     yield "### By table and figure"
     rows = [
-        (name, one.title, count_outcomes(verdict for verdict in verdicts if verdict.experiment == name))
+        (
+            name,
+            one.title,
+            count_outcomes(verdict for verdict in verdicts if verdict.experiment == name),
+        )
         for name, one in experiments.items()
     ]
     yield markdown(Table(("experiment", "title", "claims"), rows, 3))
@@ -98,13 +120,18 @@ def _verdicts(results: Path) -> Iterator[str]:
 
 def _benchmarks(results: Path) -> Iterator[str]:
     yield "## Benchmarks"
-    yield "Each row was measured in one run on one machine, interleaved with what it is compared with."
+    yield (
+        "Each row was measured in one run on one machine, interleaved with what it is compared"
+        " with."
+    )
     for path in sorted((results / "bench").glob("*.json")):
         result = read_benchmark(path)
         yield f"### {result.title}"
         yield " ".join((*result.disagreements, *sentences(result)))
         whole = tables(result)
-        yield from map(markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole)
+        yield from map(
+            markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole
+        )
 
 
 def measures(record: Path) -> Iterator[str]:

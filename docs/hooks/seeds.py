@@ -1,4 +1,5 @@
-"""The page of the seeds: the documents that the project grew from, item by item, with commands and outcomes."""
+"""The page of the seeds: the documents that the project grew from, item by item, with commands and
+outcomes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,21 @@ def seeds() -> Iterator[str]:
         yield f"## {seed['title']}"
         rows = []
         for row in seed["rows"]:
-            spoken = [verdict for verdict in verdicts if matches(verdict.claim, row.get("claims", ()))]
-            needs = ", ".join(dict.fromkeys(each.needs for each in spoken if each.needs not in ("", "nothing")))
+            spoken = [
+                verdict for verdict in verdicts if matches(verdict.claim, row.get("claims", ()))
+            ]
+            needs = ", ".join(
+                dict.fromkeys(each.needs for each in spoken if each.needs not in ("", "nothing"))
+            )
             outcomes = (
-                spoken and count_outcomes(spoken), needs and f"needs {needs}", row.get("kept"),
-                row.get("test") and f"held by `{row['test'].partition('::')[2]}`", row.get("why"),
-            )  # fmt: skip
+                spoken and count_outcomes(spoken),
+                needs and f"needs {needs}",
+                row.get("kept"),
+                row.get("test") and f"held by `{row['test'].partition('::')[2]}`",
+                row.get("why"),
+            )
             command = f"`{row['command']}`" if "command" in row else "none"
-            rows.append((cell(row["item"]), f"`{row['place']}`", command, "; ".join(filter(None, outcomes))))
+            rows.append(
+                (cell(row["item"]), f"`{row['place']}`", command, "; ".join(filter(None, outcomes)))
+            )
         yield table(("item", "where", "command", "outcome"), rows)

@@ -1,9 +1,10 @@
 """Checkpoints: tensors by global name in safetensors, sealed last, loadable at any layout.
 
-`iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel rank), index.json,
-memory-*.safetensors (for a model with memory), config.json (model, twin rule, layout), state.json (iteration, optimizer
-steps, loss scale, recent losses, elapsed time), statistics.json (four numbers for each tensor), probe.json (the loss on
-a few samples), lineage.json (the run, its inputs, the earlier checkpoints), tokenizer/ and the completion marker.
+`iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel
+rank), index.json, memory-*.safetensors (for a model with memory), config.json (model, twin rule,
+layout), state.json (iteration, optimizer steps, loss scale, recent losses, elapsed time),
+statistics.json (four numbers for each tensor), probe.json (the loss on a few samples), lineage.json
+(the run, its inputs, the earlier checkpoints), tokenizer/ and the completion marker.
 """
 
 import math
@@ -31,7 +32,14 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 from mlm_repro.lineage.atomic import JSON, hidden_beside, publish_directory, write_json
 from mlm_repro.lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, own_checkpoints
-from mlm_repro.lineage.digest import check_seal, content_digest, read_digest, seal, sealed_files, sha256_json
+from mlm_repro.lineage.digest import (
+    check_seal,
+    content_digest,
+    read_digest,
+    seal,
+    sealed_files,
+    sha256_json,
+)
 from mlm_repro.lineage.errors import Diverged, IntegrityFailure, Interrupted
 from mlm_repro.lineage.files import FileSchema, parse_document, read_object
 from mlm_repro.lineage.lock import check_held
@@ -39,9 +47,11 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one short batch."""
+"""The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one
+short batch."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Largest relative difference that another layout, machine or library makes in each number format."""
+"""Largest relative difference that another layout, machine or library makes in each number
+format."""
 
 WrittenFile = tuple[str, str, JSON]
 """Name of a rank's file, its SHA-256, and its part of the index."""
@@ -50,7 +60,9 @@ WrittenFile = tuple[str, str, JSON]
 class Probe(FileSchema):
     """Samples and the loss of the saved model on them."""
 
-    tokens: Annotated[tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)]
+    tokens: Annotated[
+        tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
+    ]
     """[samples, length + 1] token ids."""
     loss: float
     """Mean cross-entropy without dropout."""
@@ -66,21 +78,34 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """A warning if the loss is near but not equal although it was computed in the same way, else None.
+        """A warning if the loss is near but not equal although it was computed in the same way,
+        else None.
 
         Raises IntegrityFailure if the loss is not near: the weights changed.
         """
-        change = f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when it was saved"
+        change = (
+            f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when"
+            " it was saved"
+        )
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
-            raise IntegrityFailure(f"{where}: {change}: the weights changed, or this machine miscomputes")
+            raise IntegrityFailure(
+                f"{where}: {change}: the weights changed, or this machine miscomputes"
+            )
         if computed_on == self.computed_on and loss != self.loss:
-            return f"{change}, on the same layout and machine: training will not go on bit for bit as before"
+            return (
+                f"{change}, on the same layout and machine: training will not go on bit for bit as"
+                " before"
+            )
         return None
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
     """Layout, numerics identity and threads of this process."""
-    return {**vars(layout), **numerics_identity(device.type == "cuda"), "threads": torch.get_num_threads()}
+    return {
+        **vars(layout),
+        **numerics_identity(device.type == "cuda"),
+        "threads": torch.get_num_threads(),
+    }
 
 
 class Ancestor(NamedTuple):
@@ -114,32 +139,49 @@ class TrainingState:
 class CheckpointWriter:
     """Writes the checkpoints of a training beside it, one at a time.
 
-    Every rank has one, and calls its methods at the same moments. Training waits while the state is copied to the host
-    and for what ranks tell each other; a thread writes, syncs, reads back and seals.
+    Every rank has one, and calls its methods at the same moments. Training waits while the state is
+    copied to the host and for what ranks tell each other; a thread writes, syncs, reads back and
+    seals.
     """
 
     def __init__(
-        self, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer, mesh: ParallelMesh,
+        self,
+        parameters: Sequence[ShardedParameter],
+        optimizer: FlatOptimizer,
+        mesh: ParallelMesh,
         streams: StreamMemory | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make room for the copy, which is kept from one checkpoint to the next."""
         self._optimizer, self._mesh, self._streams = optimizer, mesh, streams
-        # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its own part. The tied
-        # embedding's copy is left out, or two files would hold one tensor and might disagree.
+        # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its
+        # own part. The tied embedding's copy is left out, or two files would hold one tensor and
+        # might disagree.
         own = [p for p in parameters if not p.is_copy and mesh.dp.rank == 0]
         self._weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in own]
-        place, part = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}", f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1)
+        place, part = (
+            f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}",
+            f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1),
+        )
         self._files = [
-            (f"{file}.safetensors", dtype, {name: p for name, p, writer, _ in written if writer == mesh.dp.rank})
+            (
+                f"{file}.safetensors",
+                dtype,
+                {name: p for name, p, writer, _ in written if writer == mesh.dp.rank},
+            )
             for file, dtype, written in [
                 (f"optimizer-{place}{part}", optimizer.groups[0].master.dtype, optimizer.written()),
                 (f"model-{place}", parameters[0].local.dtype, self._weights),
             ]
             if written
         ]
-        tensors = [(name, dtype, p.local.shape) for _, dtype, mine in self._files for name, p in mine.items()]
+        tensors = [
+            (name, dtype, p.local.shape)
+            for _, dtype, mine in self._files
+            for name, p in mine.items()
+        ]
         sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in tensors]
-        # One buffer, the wider numbers first: page-locked by torch, each tensor would take a power of two of bytes.
+        # One buffer, the wider numbers first: page-locked by torch, each tensor would take a power
+        # of two of bytes.
         room = torch.empty(sum(sizes), dtype=torch.uint8)
         if mesh.device.type == "cuda":
             torch.cuda.cudart().cudaHostRegister(room.data_ptr(), len(room), 0)
@@ -161,23 +203,32 @@ class CheckpointWriter:
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
-        """Copy the state to the host. Owners send the writers their elements, so every rank calls it."""
+        """Copy the state to the host. Owners send the writers their elements, so every rank calls
+        it."""
         for name, _, _, whole in [*self._optimizer.written(), *self._weights]:
             if (tensor := whole()) is not None:
                 self._copies[name].copy_(tensor)
 
     def begin(
-        self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path, probe: Probe | None = None
+        self,
+        run: Path,
+        config: RunConfig,
+        state: TrainingState,
+        tokenizer: Path,
+        probe: Probe | None = None,
     ) -> None:
-        """Copy the state and begin to write the checkpoint of `state.iteration`. None may be in progress."""
+        """Copy the state and begin to write the checkpoint of `state.iteration`. None may be in
+        progress."""
         self._steps = self._saving(run, config, state, tokenizer, probe)
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
-        """Wait for the work of all ranks and go on; returns the checkpoint if it is complete, else None.
+        """Wait for the work of all ranks and go on; returns the checkpoint if it is complete, else
+        None.
 
-        Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk cannot take it,
-        Diverged for a tensor that is not finite and IntegrityFailure for one whose file does not hold what was copied.
+        Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
+        cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for one whose
+        file does not hold what was copied.
         """
         steps, self._steps = self._steps, None
         assert steps is not None
@@ -195,10 +246,16 @@ class CheckpointWriter:
             self._steps.close()
 
     def _saving(
-        self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path, probe: Probe | None
+        self,
+        run: Path,
+        config: RunConfig,
+        state: TrainingState,
+        tokenizer: Path,
+        probe: Probe | None,
     ) -> Generator[Future[Any], None, Ancestor]:
         path, mesh = checkpoint_path(run, state.iteration), self._mesh
-        # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has cut short.
+        # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has
+        # cut short.
         unfinished = path.with_name(f".{path.name}.partial")
         try:
             with ThreadPoolExecutor(1, "checkpoint") as beside:
@@ -213,14 +270,18 @@ class CheckpointWriter:
                 with mesh.all_or_none():
                     written = work.result()
                 everyone = [file for files in mesh.world.gather_objects(written) for file in files]
-                about = partial(_complete, run, path, unfinished, config, state, tokenizer, probe, everyone)
+                about = partial(
+                    _complete, run, path, unfinished, config, state, tokenizer, probe, everyone
+                )
                 yield (sealed := beside.submit(about if mesh.is_first else type(None)))
                 with mesh.all_or_none():
                     ancestor = sealed.result()
                 return cast(Ancestor, mesh.world.gather_objects(ancestor)[0])
         except OSError as error:
             advice = "make room and give the same command again; earlier checkpoints are kept"
-            raise Interrupted(f"the checkpoint {path} cannot be written ({error.strerror}): {advice}") from error
+            raise Interrupted(
+                f"the checkpoint {path} cannot be written ({error.strerror}): {advice}"
+            ) from error
         finally:
             if mesh.is_first:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -230,7 +291,9 @@ class CheckpointWriter:
             self._streams.save(directory, streams)
         return [self._write(directory / name, dtype, own) for name, dtype, own in self._files]
 
-    def _write(self, path: Path, dtype: torch.dtype, own: dict[str, ShardedParameter]) -> WrittenFile:
+    def _write(
+        self, path: Path, dtype: torch.dtype, own: dict[str, ShardedParameter]
+    ) -> WrittenFile:
         numbers: dict[str, Numbers] = {}
 
         def measured() -> Iterator[torch.Tensor]:
@@ -239,35 +302,56 @@ class CheckpointWriter:
                     raise Interrupted(f"{path} is given up")
                 numbers[name] = statistics.measure(self._copies[name], own[name])
                 if lost := numbers[name][3]:
-                    raise Diverged(f"{name} holds {lost} numbers that are not finite: no checkpoint is written")
+                    raise Diverged(
+                        f"{name} holds {lost} numbers that are not finite: no checkpoint is written"
+                    )
                 yield self._copies[name]
 
-        sha256 = shards.write_shard(path, {name: (dtype, own[name].local.shape) for name in sorted(own)}, measured())
+        sha256 = shards.write_shard(
+            path, {name: (dtype, own[name].local.shape) for name in sorted(own)}, measured()
+        )
         statistics.check_written(path, numbers, own)
         return path.name, sha256, shards.describe(own.items(), path.name, numbers)
 
 
 def _complete(
-    run: Path, path: Path, unfinished: Path, config: RunConfig, state: TrainingState, tokenizer: Path,
-    probe: Probe | None, everyone: list[WrittenFile],
-) -> Ancestor:  # fmt: skip
-    """Write on the first rank what is said of all ranks' files, seal the checkpoint and give it its name."""
+    run: Path,
+    path: Path,
+    unfinished: Path,
+    config: RunConfig,
+    state: TrainingState,
+    tokenizer: Path,
+    probe: Probe | None,
+    everyone: list[WrittenFile],
+) -> Ancestor:
+    """Write on the first rank what is said of all ranks' files, seal the checkpoint and give it its
+    name."""
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
     about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
-    # Otherwise the checkpoints of one run would state two configurations where a release came between them.
-    stated = begun.get("config", {})  # by the release that began the run; this one may have more keys
+    # Otherwise the checkpoints of one run would state two configurations where a release came
+    # between them.
+    stated = begun.get(
+        "config", {}
+    )  # by the release that began the run; this one may have more keys
     about |= {key: stated[key] for key in ("name", "model", "twin") if key in stated}
     write_json(unfinished / CONFIG, about)
-    write_json(unfinished / STATE, {name: value for name, value in vars(state).items() if name != "ancestors"})
+    write_json(
+        unfinished / STATE,
+        {name: value for name, value in vars(state).items() if name != "ancestors"},
+    )
     origin = {"run": begun.get("identity"), "parents": begun.get("parents")}
     origin |= {"attempt": sha256_json(attempts[-1])} if (attempts := begun.get("attempts")) else {}
-    write_json(unfinished / LINEAGE, {**origin, "ancestors": [ancestor._asdict() for ancestor in state.ancestors]})
+    write_json(
+        unfinished / LINEAGE,
+        {**origin, "ancestors": [ancestor._asdict() for ancestor in state.ancestors]},
+    )
     if probe:
         write_json(unfinished / PROBE, probe.to_json())
     shutil.copytree(tokenizer, unfinished / "tokenizer")
-    # Last: what has a seal is complete. The digests were taken while the files were written, so nothing is read again.
+    # Last: what has a seal is complete. The digests were taken while the files were written, so
+    # nothing is read again.
     seal(unfinished, {name: sha256 for name, sha256, _ in everyone})
     publish_directory(unfinished, path)
     # After the new one is in its place, so that at any moment one complete checkpoint exists.
@@ -276,10 +360,16 @@ def _complete(
 
 
 def save_checkpoint(
-    run: Path, config: RunConfig, state: TrainingState, parameters: Sequence[ShardedParameter],
-    optimizer: FlatOptimizer, mesh: ParallelMesh, tokenizer: Path,
-) -> None:  # fmt: skip
-    """Write the checkpoint of `state.iteration` and wait for it, as `CheckpointWriter` does. Every rank calls it."""
+    run: Path,
+    config: RunConfig,
+    state: TrainingState,
+    parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer,
+    mesh: ParallelMesh,
+    tokenizer: Path,
+) -> None:
+    """Write the checkpoint of `state.iteration` and wait for it, as `CheckpointWriter` does. Every
+    rank calls it."""
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -293,32 +383,41 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden name."""
+    """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden
+    name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
-        # Renamed first: a kill while files are being removed must not leave half a checkpoint under its name.
+        # Renamed first: a kill while files are being removed must not leave half a checkpoint under
+        # its name.
         os.replace(old, hidden)
         shutil.rmtree(hidden)
 
 
 def resume(
-    run: Path, parameters: list[ShardedParameter], optimizer: FlatOptimizer, probe_loss: Callable[[Probe], float]
+    run: Path,
+    parameters: list[ShardedParameter],
+    optimizer: FlatOptimizer,
+    probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
-    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run has none.
+    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run
+    has none.
 
-    Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a hidden name, with a
-    warning, and the next older one is taken. Raises IntegrityFailure if every checkpoint fails. Every rank calls it.
+    Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a
+    hidden name, with a warning, and the next older one is taken. Raises IntegrityFailure if every
+    checkpoint fails. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged: list[tuple[Path, IntegrityFailure]] = []
     for path in reversed(own_checkpoints(run)):
         try:
             state, probe = load_checkpoint(path, parameters, optimizer)
-            # Digests show that the files are what was written; the probe shows that this machine computes with them
-            # what the other did.
+            # Digests show that the files are what was written; the probe shows that this machine
+            # computes with them what the other did.
             loss = probe_loss(probe) if probe else 0.0
             with mesh.all_or_none():
-                warning = probe and probe.compare(loss, path, describe_computation(mesh.layout, mesh.device))
+                warning = probe and probe.compare(
+                    loss, path, describe_computation(mesh.layout, mesh.device)
+                )
         except IntegrityFailure as error:
             # Not fatal yet: an older checkpoint costs some iterations, an end of the run costs all.
             damaged.append((path, error))
@@ -331,7 +430,10 @@ def resume(
                 shutil.rmtree(aside, ignore_errors=True)
                 # Set aside and not deleted: it is the only evidence of what a disk or a memory did.
                 os.replace(bad, aside)
-                said = f"warning: {failure}; it is kept as {aside.name}, and training goes on from {path.name}"
+                said = (
+                    f"warning: {failure}; it is kept as {aside.name}, and training goes on from"
+                    f" {path.name}"
+                )
                 print(said, file=sys.stderr)
         mesh.world.barrier()
         return state
@@ -341,11 +443,17 @@ def resume(
 
 
 def start_from(
-    path: Path, digest: str, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer, is_whole: bool
+    path: Path,
+    digest: str,
+    parameters: Sequence[ShardedParameter],
+    optimizer: FlatOptimizer,
+    is_whole: bool,
 ) -> TrainingState:
-    """Load the checkpoint that a run starts from: its weights, or, if `is_whole`, the optimizer and its progress too.
+    """Load the checkpoint that a run starts from: its weights, or, if `is_whole`, the optimizer and
+    its progress too.
 
-    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run began with.
+    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run
+    began with.
     """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
@@ -358,7 +466,11 @@ def start_from(
 
         def fill(tensors: Sequence[tuple[ShardedParameter, str, int, torch.Tensor]]) -> None:
             precise = [(f"master.{p.name}", p, start, tensor) for p, _, start, tensor in tensors]
-            shards.read_into(path, index, [(n if n in index else p.name, p, i, tensor) for n, p, i, tensor in precise])
+            shards.read_into(
+                path,
+                index,
+                [(n if n in index else p.name, p, i, tensor) for n, p, i, tensor in precise],
+            )
 
         fill([(p, "", 0, p.local.data) for p in parameters])
         optimizer.restore(0, fill, ("master",))
@@ -368,23 +480,41 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and the probe.
+    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and
+    the probe.
 
-    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from what was saved;
-    parameters and optimizer are then partly overwritten.
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from
+    what was saved; parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
-    weights, moments = dict[str, tuple[ShardedParameter, Numbers]](), dict[str, tuple[ShardedParameter, Numbers]]()
+    weights, moments = (
+        dict[str, tuple[ShardedParameter, Numbers]](),
+        dict[str, tuple[ShardedParameter, Numbers]](),
+    )
     is_checked = statistics.has_checksums(path)
-    _check_files(path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors")))
+    _check_files(
+        path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors"))
+    )
     with mesh.all_or_none():
         state, index = _read_state(path), read_object(path / INDEX)
 
-        def fill(loaded: JSON, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]) -> None:
+        def fill(
+            loaded: JSON, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]
+        ) -> None:
             shards.read_into(path, index, tensors)
             stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})
             loaded.update(
-                (n, (p, statistics.measure(part.to(stored), p, i) if len(part) else statistics.NOTHING))
+                (
+                    n,
+                    (
+                        p,
+                        (
+                            statistics.measure(part.to(stored), p, i)
+                            if len(part)
+                            else statistics.NOTHING
+                        ),
+                    ),
+                )
                 for n, p, i, part in tensors
             )
 
@@ -392,7 +522,9 @@ def load_checkpoint(
             fill(weights, [(p.name, p, 0, p.local.data) for p in parameters])
             optimizer.restore(
                 state.optimizer_steps,
-                lambda tensors: fill(moments, [(f"{what}.{p.name}", p, i, part) for p, what, i, part in tensors]),
+                lambda tensors: fill(
+                    moments, [(f"{what}.{p.name}", p, i, part) for p, what, i, part in tensors]
+                ),
             )
     statistics.check_loaded(path, weights)
     statistics.check_loaded(path, moments, optimizer.groups[0].owners)
@@ -401,7 +533,8 @@ def load_checkpoint(
 
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
-    """Compare files with the seal, each on one of the ranks. Raises IntegrityFailure, on every rank, if one changed."""
+    """Compare files with the seal, each on one of the ranks. Raises IntegrityFailure, on every
+    rank, if one changed."""
     with mesh.all_or_none():
         mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
         check_seal(path, mine.__contains__)
@@ -412,11 +545,19 @@ def _read_state(path: Path) -> TrainingState:
     ancestors = read_object(path / LINEAGE).get("ancestors") if (path / LINEAGE).is_file() else ()
     try:
         values["recent"] = tuple(map(tuple, values["recent"]))
-        return TrainingState(**values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ()))
+        return TrainingState(
+            **values, ancestors=tuple(Ancestor(**ancestor) for ancestor in ancestors or ())
+        )
     except (TypeError, KeyError) as error:
-        raise IntegrityFailure(f"{path / STATE} does not describe the progress of a run: {error}") from error
+        raise IntegrityFailure(
+            f"{path / STATE} does not describe the progress of a run: {error}"
+        ) from error
 
 
 def read_probe(path: Path) -> Probe | None:
     """The probe stored with a checkpoint; None for imported weights."""
-    return parse_document(read_object(path / PROBE), Probe, str(path / PROBE)) if (path / PROBE).is_file() else None
+    return (
+        parse_document(read_object(path / PROBE), Probe, str(path / PROBE))
+        if (path / PROBE).is_file()
+        else None
+    )

@@ -1,7 +1,8 @@
 """Tensors of a divided model in files, found again by global name at any layout.
 
-Each tensor- and pipeline-parallel rank writes its parts to one safetensors file; `index.json` has for each global name
-the whole shape, the dim along which it is divided and the files that hold the parts in order.
+Each tensor- and pipeline-parallel rank writes its parts to one safetensors file; `index.json` has
+for each global name the whole shape, the dim along which it is divided and the files that hold the
+parts in order.
 """
 
 import hashlib
@@ -34,10 +35,14 @@ Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 """(name, parameter, first element of the rank's part, target) of each tensor to read."""
 
 
-def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]) -> str:
-    """Write tensors of these shapes, in their order, holding one at most, and sync. Returns the file's SHA-256.
+def write_shard(
+    path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
+) -> str:
+    """Write tensors of these shapes, in their order, holding one at most, and sync. Returns the
+    file's SHA-256.
 
-    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be written.
+    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be
+    written.
     """
     header: JSON = {}
     end, digest = 0, hashlib.sha256()
@@ -47,8 +52,11 @@ def write_shard(path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int
     text = json.dumps(header, separators=(",", ":")).encode()
     # As the library pads it, so that the file is the library's own, byte for byte.
     text += b" " * (-len(text) % 8)
-    # Lazily: the library's own writer takes all tensors at once, which doubles the memory of a rank.
-    flat = (tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors)
+    # Lazily: the library's own writer takes all tensors at once, which doubles the memory of a
+    # rank.
+    flat = (
+        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors
+    )
     with path.open("wb") as file:
         for data in chain((len(text).to_bytes(8, "little"), text), flat):
             digest.update(data)
@@ -62,15 +70,22 @@ def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
     """Entries of one rank's file, for the index and the statistics."""
-    places = {name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank} for name, p in parts}
-    return {name: {**place, "file": file, "numbers": numbers[name]} for name, place in places.items()}
+    places = {
+        name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank}
+        for name, p in parts
+    }
+    return {
+        name: {**place, "file": file, "numbers": numbers[name]} for name, place in places.items()
+    }
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Write index and statistics of all ranks' files. An undivided tensor is taken from the first file that has it."""
+    """Write index and statistics of all ranks' files. An undivided tensor is taken from the first
+    file that has it."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
-        # A whole tensor comes from several ranks with equal bits; the first file that has it is named.
+        # A whole tensor comes from several ranks with equal bits; the first file that has it is
+        # named.
         merged.setdefault(name, {}).setdefault(part["part"] if part["dim"] is not None else 0, part)
     index, statistics = {}, {}
     for name, by_number in merged.items():
@@ -84,17 +99,28 @@ def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> No
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Context manager: raises IntegrityFailure if the block cannot read the tensors or the text at a place."""
+    """Context manager: raises IntegrityFailure if the block cannot read the tensors or the text at
+    a place."""
     try:
         yield
-    except (SafetensorError, OSError, UnicodeDecodeError, KeyError, TypeError, IndexError, StopIteration) as error:
+    except (
+        SafetensorError,
+        OSError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        IndexError,
+        StopIteration,
+    ) as error:
         raise IntegrityFailure(f"{place} cannot be read: {cause(error)}") from error
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any layout.
+    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any
+    layout.
 
-    Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot be read.
+    Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot
+    be read.
     """
     with reading(directory), ExitStack() as stack:
 
@@ -118,20 +144,28 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
             stored = str(file.get_slice(name).get_dtype())
     formats = {name: dtype for dtype, name in NAMES.items()}
     if stored not in formats:
-        raise IntegrityFailure(f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}")
+        raise IntegrityFailure(
+            f"{directory}: {name} holds {stored} numbers, not one of {', '.join(formats)}"
+        )
     return formats[stored]
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """The entry of a tensor of this shape. Raises IntegrityFailure where the index has none or is wrong."""
+    """The entry of a tensor of this shape. Raises IntegrityFailure where the index has none or is
+    wrong."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
     if not isinstance(entry, dict) or not _is_list_of(entry.get("shape"), int):
         raise IntegrityFailure(f"{directory}: {INDEX} does not describe tensor {name!r}")
     if tuple(entry["shape"]) != shape:
-        raise IntegrityFailure(f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}")
-    if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (None, *range(len(shape))):
+        raise IntegrityFailure(
+            f"{directory}: {name} has shape {entry['shape']}, the model's is {list(shape)}"
+        )
+    if not _is_list_of(entry.get("files"), str) or entry.get("dim") not in (
+        None,
+        *range(len(shape)),
+    ):
         raise IntegrityFailure(f"{directory}: {INDEX} does not say where tensor {name!r} is")
     for file in entry["files"]:
         check_file_name(directory, file)
@@ -141,15 +175,20 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 def check_file_name(directory: Path, name: str) -> None:
     """Raise IntegrityFailure for a name that leads out of the checkpoint."""
     if not FILE_NAME.fullmatch(name):
-        raise IntegrityFailure(f"{directory}: the index names {name!r}, which is not a file of the checkpoint")
+        raise IntegrityFailure(
+            f"{directory}: the index names {name!r}, which is not a file of the checkpoint"
+        )
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is kind for item in value)
 
 
-def _read_run(name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any) -> None:
-    """Fill the target with as many elements of the rank's part, from `start` on; whole rows of it are read."""
+def _read_run(
+    name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
+) -> None:
+    """Fill the target with as many elements of the rank's part, from `start` on; whole rows of it
+    are read."""
     shape, count = parameter.local.shape, target.numel()
     if not count:
         return
@@ -163,11 +202,13 @@ def _read_run(name: str, entry: Entry, parameter: ShardedParameter, start: int, 
     target.copy_(rows.view(-1)[start - first * row :][:count])
 
 
-def _read_part(name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any) -> None:
+def _read_part(
+    name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
+) -> None:
     """Fill the target with rows of the rank's part, from the row `first` on."""
     dim, files, own = entry["dim"] or 0, entry["files"], parameter.dim
-    # Only the rows that this rank needs are read from each file, so no rank ever holds a whole tensor of another
-    # layout.
+    # Only the rows that this rank needs are read from each file, so no rank ever holds a whole
+    # tensor of another layout.
     cut: list[slice] = [slice(size) for size in parameter.global_shape]
     if own is not None:
         begin = parameter.axis.rank * parameter.local.shape[own]
@@ -177,17 +218,26 @@ def _read_part(name: str, entry: Entry, parameter: ShardedParameter, first: int,
     # Parts are equal by construction; a file list of another length was edited.
     size, rest = divmod(parameter.global_shape[dim], len(files))
     if rest:
-        raise IntegrityFailure(f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files")
+        raise IntegrityFailure(
+            f"{name} of {parameter.global_shape[dim]} rows is divided over {len(files)} files"
+        )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
         low, high = max(start, number * size), min(end, (number + 1) * size)
         if low < high:
             cut[dim] = slice(low - number * size, high - number * size)
-            _copy(name, target.narrow(dim, low - start, high - low), file(source).get_slice(name)[tuple(cut)])
+            _copy(
+                name,
+                target.narrow(dim, low - start, high - low),
+                file(source).get_slice(name)[tuple(cut)],
+            )
 
 
 def _copy(name: str, target: Tensor, source: Tensor) -> None:
     if source.shape != target.shape or not source.is_floating_point():
-        holds = f"{source.dtype} of shape {list(source.shape)}, not weights of shape {list(target.shape)}"
+        holds = (
+            f"{source.dtype} of shape {list(source.shape)}, not weights of shape"
+            f" {list(target.shape)}"
+        )
         raise IntegrityFailure(f"{name}: a file holds {holds}")
     target.copy_(source)

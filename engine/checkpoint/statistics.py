@@ -1,8 +1,9 @@
 """Five numbers of each tensor, taken before it is written and compared when it is read.
 
-A digest proves that a file did not change. These numbers prove that the file holds what was in memory, and that what
-was read, at any layout, is what the file holds. The checksum is a sum over elements, so ranks that read parts of a
-tensor add theirs: any changed bit, and any two elements exchanged, are found, and no rank reads what it does not need.
+A digest proves that a file did not change. These numbers prove that the file holds what was in
+memory, and that what was read, at any layout, is what the file holds. The checksum is a sum over
+elements, so ranks that read parts of a tensor add theirs: any changed bit, and any two elements
+exchanged, are found, and no rank reads what it does not need.
 """
 
 import math
@@ -25,21 +26,25 @@ ROUNDING = 1e-9
 PART = 1 << 18
 """Numbers that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int, int]
-"""(sum of squares, least, greatest, count of non-finite numbers, checksum) of a tensor or of a rank's part."""
+"""(sum of squares, least, greatest, count of non-finite numbers, checksum) of a tensor or of a
+rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
 """The numbers of no element."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def measure(tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0) -> Numbers:
-    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0 without any.
+def measure(
+    tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
+) -> Numbers:
+    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0
+    without any.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     """
     flat = tensor.detach().flatten()
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
-    # The bits weighted by their position in the whole tensor: exchanged elements change the sum, and parts of any
-    # layout add up to the same number.
+    # The bits weighted by their position in the whole tensor: exchanged elements change the sum,
+    # and parts of any layout add up to the same number.
     for number, part in enumerate(flat.view(BITS[flat.element_size()]).split(PART)):
         position = torch.arange(len(part), device=flat.device).add_(start + number * PART)
         if parameter and parameter.dim is not None:
@@ -72,7 +77,13 @@ def merge(parts: Iterable[Numbers]) -> Numbers:
 def to_json(numbers: Numbers) -> dict[str, float | int]:
     """The numbers as `statistics.json` has them."""
     squares, least, greatest, lost, checksum = numbers
-    return {"norm": math.sqrt(squares), "min": least, "max": greatest, "nonfinite": lost, "checksum": checksum}
+    return {
+        "norm": math.sqrt(squares),
+        "min": least,
+        "max": greatest,
+        "nonfinite": lost,
+        "checksum": checksum,
+    }
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
@@ -89,30 +100,44 @@ def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
 
 
 def has_checksums(directory: Path) -> bool:
-    """True if the statistics of a checkpoint's tensors tell any change of a bit; older ones do not."""
+    """True if the statistics of a checkpoint's tensors tell any change of a bit; older ones do
+    not."""
     stored = read_object(directory / FILE) if (directory / FILE).is_file() else {}
-    return bool(stored) and all(isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values())
+    return bool(stored) and all(
+        isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values()
+    )
 
 
-def check_written(file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]) -> None:
+def check_written(
+    file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
+) -> None:
     """Read a file of tensors, or of this rank's parts of parameters, again and compare.
 
     Raises IntegrityFailure naming the first tensor that differs.
     """
     with safe_open(file, framework="pt") as opened:
         for name, numbers in before.items():
-            # The file is read back: its digest is of the bytes that were handed over, which may be wrong themselves.
-            if difference := differs(measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)):
-                raise IntegrityFailure(f"{file}: tensor {name!r} was not written as it is in memory: {difference}")
+            # The file is read back: its digest is of the bytes that were handed over, which may be
+            # wrong themselves.
+            if difference := differs(
+                measure(opened.get_tensor(name), parameters.get(name)), to_json(numbers)
+            ):
+                raise IntegrityFailure(
+                    f"{file}: tensor {name!r} was not written as it is in memory: {difference}"
+                )
 
 
 def check_loaded(
-    directory: Path, loaded: Mapping[str, tuple[ShardedParameter, Numbers]], owners: Axis | None = None
+    directory: Path,
+    loaded: Mapping[str, tuple[ShardedParameter, Numbers]],
+    owners: Axis | None = None,
 ) -> None:
-    """Compare the tensors that this rank and its tensor-parallel peers have read with what was written; a collective.
+    """Compare the tensors that this rank and its tensor-parallel peers have read with what was
+    written; a collective.
 
-    With `owners`, each of that axis has read its own elements. Raises IntegrityFailure, on each of these ranks, naming
-    the first tensor that differs. An old checkpoint without statistics is not compared.
+    With `owners`, each of that axis has read its own elements. Raises IntegrityFailure, on each of
+    these ranks, naming the first tensor that differs. An old checkpoint without statistics is not
+    compared.
     """
     if not (directory / FILE).is_file():
         return
@@ -125,10 +150,17 @@ def check_loaded(
     for name, numbers in measured.items():
         if name not in stored:
             raise IntegrityFailure(f"{directory}: {FILE} does not have tensor {name!r}")
-        if difference := differs(numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))):
-            raise IntegrityFailure(f"{directory}: tensor {name!r} is not what was saved: {difference}")
+        if difference := differs(
+            numbers, vars(parse_document(stored[name], TensorNumbers, f"{FILE}, {name}"))
+        ):
+            raise IntegrityFailure(
+                f"{directory}: tensor {name!r} is not what was saved: {difference}"
+            )
 
 
 def _merge_over(axis: Axis, measured: Mapping[str, Numbers]) -> dict[str, Numbers]:
     everyone = axis.gather_objects(list(measured.values()))
-    return {name: merge(parts) for name, parts in zip(measured, zip(*everyone, strict=True), strict=True)}
+    return {
+        name: merge(parts)
+        for name, parts in zip(measured, zip(*everyone, strict=True), strict=True)
+    }

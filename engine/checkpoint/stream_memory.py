@@ -1,6 +1,7 @@
 """Memory of a model for each stream of text: carried between iterations, saved in checkpoints.
 
-A stream is a place in the global batch. Its states are saved by layer and place, so any layout goes on from them.
+A stream is a place in the global batch. Its states are saved by layer and place, so any layout goes
+on from them.
 """
 
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ Places = tuple[int, ...]
 
 
 class StreamMemory:
-    """States of this rank's layers and streams, by microbatch; nothing for a model without memory."""
+    """States of this rank's layers and streams, by microbatch; nothing for a model without
+    memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh, self.is_kept = mesh, model.transformer_xl.memory_length > 0
@@ -28,7 +30,8 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """The memory for a microbatch of these streams; `commit` stores what the microbatch leaves."""
+        """The memory for a microbatch of these streams; `commit` stores what the microbatch
+        leaves."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
@@ -45,7 +48,8 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """The states on the host, by layer and stream; none but of one tensor-parallel rank, which writes for all."""
+        """The states on the host, by layer and stream; none but of one tensor-parallel rank, which
+        writes for all."""
         return {
             f"{layer}.{place}": states[:, row].cpu().contiguous()
             for places, layers in self._states.items()
@@ -57,10 +61,15 @@ class StreamMemory:
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
         """Write this rank's states into a checkpoint."""
         if states:
-            save_file(states, directory / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors")
+            save_file(
+                states,
+                directory
+                / f"memory-pp{self.mesh.pp.rank:03d}-dp{self.mesh.dp.rank:05d}.safetensors",
+            )
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Load a checkpoint's states of these microbatches' streams; any layout may have written them.
+        """Load a checkpoint's states of these microbatches' streams; any layout may have written
+        them.
 
         Raises IntegrityFailure if a stream is missing there.
         """
@@ -73,7 +82,9 @@ class StreamMemory:
             with reading(path), safe_open(path, framework="pt") as file:
                 saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}
         if missing := needed - saved.keys():
-            raise IntegrityFailure(f"{directory} has no memory of {len(missing)} streams and layers of the model")
+            raise IntegrityFailure(
+                f"{directory} has no memory of {len(missing)} streams and layers of the model"
+            )
         for layer, places in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)
             self._states.setdefault(places, {})[layer] = states.to(self.mesh.device)

@@ -1,7 +1,8 @@
-"""Records the tensors of a training step of any torch module, by hooks, with the names and layout of this engine.
+"""Records the tensors of a training step of any torch module, by hooks, with the names and layout
+of this engine.
 
-A name map translates names and layouts of another engine; `names/` has the maps of known engines. Shapes: b microbatch,
-s sequence, h hidden, n heads, d head dim.
+A name map translates names and layouts of another engine; `names/` has the maps of known engines.
+Shapes: b microbatch, s sequence, h hidden, n heads, d head dim.
 """
 
 import re
@@ -28,10 +29,12 @@ WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")
 
 
 class NameMap(Config):
-    """Another engine's modules and parameters → ours; `*` matches one part between dots, `**` any number."""
+    """Another engine's modules and parameters → ours; `*` matches one part between dots, `**` any
+    number."""
 
     outputs: dict[str, str]
-    """Names of modules → ours. Their output is a tensor [s, b, ...] or a tuple that begins with one."""
+    """Names of modules → ours. Their output is a tensor [s, b, ...] or a tuple that begins with
+    one."""
     parameters: dict[str, str]
     """Names of parameters → ours."""
     batch_first: bool = False
@@ -48,7 +51,9 @@ class NameMap(Config):
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
         """Our name for theirs, or None if the map lacks it. Their layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
-        return named and re.sub(r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named)
+        return named and re.sub(
+            r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
+        )
 
     def theirs(self, name: str) -> str | None:
         """The engine's name for one of our parameters, or None if the map lacks it."""
@@ -71,7 +76,9 @@ class NameMap(Config):
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
     """Translate a name by the first pattern that matches; None if none does."""
     for pattern, other in patterns:
-        if match := re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name):
+        if match := re.fullmatch(
+            re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name
+        ):
             return re.sub(r"\*+", "{}", other).format(*match.groups())
     return None
 
@@ -100,46 +107,70 @@ class Recorder:
     """Hands every tensor of this rank's step to `take`. `heads` is n of the `grouped` parts."""
 
     def __init__(
-        self, names: NameMap, take: Callable[[TensorPart], None], place: RankPlace | None = None, heads: int = 1
+        self,
+        names: NameMap,
+        take: Callable[[TensorPart], None],
+        place: RankPlace | None = None,
+        heads: int = 1,
     ) -> None:
         self.names, self.take, self.place, self.heads = names, take, place or RankPlace(), heads
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Record a tensor or a number that begins at `start` in the whole. bf16 and fp16 become fp32."""
-        array = torch.as_tensor(value, dtype=None if isinstance(value, Tensor) else torch.float64).detach()
+        """Record a tensor or a number that begins at `start` in the whole. bf16 and fp16 become
+        fp32."""
+        array = torch.as_tensor(
+            value, dtype=None if isinstance(value, Tensor) else torch.float64
+        ).detach()
         array = array if array.dtype == torch.float64 else array.float()
         copied = array.cpu().clone(memory_format=torch.contiguous_format).numpy()
         self.take(TensorPart(self.iteration, tensor, start or (0,) * copied.ndim, copied))
 
-    def watch(self, module: nn.Module, starts: Sequence[int], scale: float = 1.0) -> Callable[[], None]:
+    def watch(
+        self, module: nn.Module, starts: Sequence[int], scale: float = 1.0
+    ) -> Callable[[], None]:
         """Record outputs, and their gradients times `scale`, until the returned function is called.
 
-        The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of the global batch.
-        Recomputation in the backward pass is not recorded.
+        The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of
+        the global batch. Recomputation in the backward pass is not recorded.
         """
         hooks = ExitStack()
         for name, child in module.named_modules():
-            if (ours := self.names.ours(name, self.names.outputs, self.place.first_layer)) is not None:
-                hooks.enter_context(child.register_forward_hook(partial(self._record, ours, iter(starts), scale)))
+            if (
+                ours := self.names.ours(name, self.names.outputs, self.place.first_layer)
+            ) is not None:
+                hooks.enter_context(
+                    child.register_forward_hook(partial(self._record, ours, iter(starts), scale))
+                )
         return hooks.close
 
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
-        """Record a microbatch's mean loss. `first` is the number of its first sequence in the global batch."""
+        """Record a microbatch's mean loss. `first` is the number of its first sequence in the
+        global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(
-        self, name: str, starts: Iterator[int], scale: float, module: nn.Module, inputs: Any, output: Any
+        self,
+        name: str,
+        starts: Iterator[int],
+        scale: float,
+        module: nn.Module,
+        inputs: Any,
+        output: Any,
     ) -> None:
         if torch._C._current_graph_task_id() != -1:  # within a backward pass
             return
         tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
         self._show_output(OUTPUT + name, tensor, first)
         if tensor.requires_grad:
-            tensor.register_hook(lambda values: self._show_output(OUTPUT_GRADIENT + name, values * scale, first))
+            tensor.register_hook(
+                lambda values: self._show_output(OUTPUT_GRADIENT + name, values * scale, first)
+            )
 
     def _show_output(self, name: str, value: Tensor, first: int) -> None:
-        value = value.detach().transpose(0, 1) if self.names.batch_first else value.detach()  # [s, b, ...]
+        value = (
+            value.detach().transpose(0, 1) if self.names.batch_first else value.detach()
+        )  # [s, b, ...]
         start = [0, first, *[0] * (value.dim() - 2)]
         if name.endswith(self.names.grouped):
             value = value.unflatten(-1, (3, self.heads, -1)).transpose(-3, -2).flatten(-3)
@@ -154,7 +185,8 @@ class Recorder:
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
-        """Record a value of their parameter, under `kind` and our name; nothing if the map lacks the parameter."""
+        """Record a value of their parameter, under `kind` and our name; nothing if the map lacks
+        the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
@@ -162,11 +194,15 @@ class Recorder:
     def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
         """Begin of this rank's part in the whole parameter."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
-        return tuple(self.place.tp_rank * size if dim == divided else 0 for dim, size in enumerate(value.shape))
+        return tuple(
+            self.place.tp_rank * size if dim == divided else 0
+            for dim, size in enumerate(value.shape)
+        )
 
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
-    """A weight w as w(1 + δ), with δ drawn evenly from ± the unit round-off of its number format."""
+    """A weight w as w(1 + δ), with δ drawn evenly from ± the unit round-off of its number
+    format."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
@@ -179,7 +215,8 @@ def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter
 
 
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
-    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a collective."""
+    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a
+    collective."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

@@ -1,20 +1,24 @@
-"""Tensors of a training step: joined from the parts on each rank, put in order, and compared. Imports no torch.
+"""Tensors of a training step: joined from the parts on each rank, put in order, and compared.
+Imports no torch.
 
-Whole activations are [s, B, h], with B the sequences of the global batch. Whole weights are those of this engine.
+Whole activations are [s, B, h], with B the sequences of the global batch. Whole weights are those
+of this engine.
 
-The tolerance for two engines that compute the same is how far rounding takes one of them. The reference is run again,
-`DRAWS` times. Before every iteration of such a run each weight w becomes w(1 + δ), with δ drawn evenly from ± u, the
-unit round-off of the weights' number format (Monte Carlo arithmetic: Parker 1997, UCLA CSD-970002). The spread S of a
-number, or of a tensor's elements, is the largest distance of these runs from the first. Two engines may then differ by
+The tolerance for two engines that compute the same is how far rounding takes one of them. The
+reference is run again, `DRAWS` times. Before every iteration of such a run each weight w becomes
+w(1 + δ), with δ drawn evenly from ± u, the unit round-off of the weights' number format (Monte
+Carlo arithmetic: Parker 1997, UCLA CSD-970002). The spread S of a number, or of a tensor's
+elements, is the largest distance of these runs from the first. Two engines may then differ by
 
     T = TAIL · √R · (S + u₃₂ · |x|) + 2u · |x|,    R = 2 · (8L + 4)
 
-R is the number of roundings in a row, from the input to the loss and back, in a network of L layers: two layer norms,
-four products and two additions per layer; an embedding, a layer norm, a product and the loss. The spread has one of
-these roundings, and independent ones add up as √R (Higham & Mary 2019, SIAM J. Sci. Comput. 41). TAIL is needed because
-`DRAWS` runs show the width of a distribution and not its end. |x| is the largest element, u₃₂ the unit round-off of
-fp32. The last term is for the format of x itself: two nearly equal values may be rounded to neighbours. Over iterations
-S is the largest so far, because differences grow.
+R is the number of roundings in a row, from the input to the loss and back, in a network of L
+layers: two layer norms, four products and two additions per layer; an embedding, a layer norm, a
+product and the loss. The spread has one of these roundings, and independent ones add up as √R
+(Higham & Mary 2019, SIAM J. Sci. Comput. 41). TAIL is needed because `DRAWS` runs show the width of
+a distribution and not its end. |x| is the largest element, u₃₂ the unit round-off of fp32. The last
+term is for the format of x itself: two nearly equal values may be rounded to neighbours. Over
+iterations S is the largest so far, because differences grow.
 """
 
 import math
@@ -33,8 +37,18 @@ Key = tuple[int, str]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Begin and end of a part in the whole tensor."""
 OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
-PHASES = (OUTPUT, "loss", "mean loss", OUTPUT_GRADIENT, "gradient of ", "gradient norm", "learning rate",
-          "exp_avg of ", "exp_avg_sq of ", "updated ")  # fmt: skip
+PHASES = (
+    OUTPUT,
+    "loss",
+    "mean loss",
+    OUTPUT_GRADIENT,
+    "gradient of ",
+    "gradient norm",
+    "learning rate",
+    "exp_avg of ",
+    "exp_avg_sq of ",
+    "updated ",
+)
 """Beginnings of tensor names, in the order of an iteration."""
 DRAWS = 4
 TAIL = 4.0
@@ -99,23 +113,35 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
-    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` once. Its default ends with the boxes."""
+    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` once. Its default
+    ends with the boxes."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
     if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
         raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
     shape = whole or tuple(map(max, zip(*(end for _, end in boxes), strict=True)))
-    if any(not 0 <= low <= high <= size for box in boxes for low, high, size in zip(*box, shape, strict=True)):
+    if any(
+        not 0 <= low <= high <= size
+        for box in boxes
+        for low, high, size in zip(*box, shape, strict=True)
+    ):
         raise IntegrityFailure(f"a shard of {what} lies outside it")
-    held, size = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes), math.prod(shape)
+    held, size = (
+        sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes),
+        math.prod(shape),
+    )
     if held < size:
-        raise IntegrityFailure(f"shards of {what} hold {held} of its {size} elements: some are missing")
+        raise IntegrityFailure(
+            f"shards of {what} hold {held} of its {size} elements: some are missing"
+        )
     if len(boxes) > 1:
         is_held = np.zeros(shape, np.bool_)
         for start, end in boxes:
             is_held[tuple(map(slice, start, end))] = True
         if held > size or not is_held.all():
-            raise IntegrityFailure(f"shards of {what} overlap: they hold {held} elements, and it has {size}")
+            raise IntegrityFailure(
+                f"shards of {what} overlap: they hold {held} elements, and it has {size}"
+            )
 
 
 class TensorDifference(NamedTuple):
@@ -136,44 +162,71 @@ class TensorDifference(NamedTuple):
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
         """One sentence: which tensor differs from the reference, by how much and where."""
-        return f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by {self.largest:.1e} {self.where}"
+        return (
+            f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
+            f" {self.largest:.1e} {self.where}"
+        )
 
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
     """Largest difference between a part, computed on `rank`, and the reference's whole tensor."""
-    expected = whole[tuple(map(slice, part.start, part.end))] if len(part.start) == whole.ndim else np.empty(0)
+    expected = (
+        whole[tuple(map(slice, part.start, part.end))]
+        if len(part.start) == whole.ndim
+        else np.empty(0)
+    )
     if expected.shape != part.value.shape:
-        where = f"on {rank}: it lies at {list(part.start)} to {list(part.end)} of {list(whole.shape)}"
+        where = (
+            f"on {rank}: it lies at {list(part.start)} to {list(part.end)} of {list(whole.shape)}"
+        )
         return TensorDifference(np.inf, part.iteration, part.tensor, where, 0, tolerance)
     distance = np.abs(part.value.astype(np.float64) - expected)
     distance = np.where(np.isnan(distance), np.inf, distance)
     place = np.unravel_index(int(distance.argmax()), distance.shape)
     index = [int(a + n) for a, n in zip(part.start, place, strict=True)]
     where = f"at {index} on {rank}" if index else f"on {rank}"
-    return TensorDifference(float(distance[place]), part.iteration, part.tensor, where, part.value.size, tolerance)
+    return TensorDifference(
+        float(distance[place]), part.iteration, part.tensor, where, part.value.size, tolerance
+    )
 
 
-def merge(differences: Iterable[TensorDifference], reference: Mapping[Key, Array]) -> list[TensorDifference]:
-    """The largest difference of each tensor of the reference; infinite if a part of it was never compared."""
+def merge(
+    differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
+) -> list[TensorDifference]:
+    """The largest difference of each tensor of the reference; infinite if a part of it was never
+    compared."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
     merged = []
     for (iteration, tensor), parts in merged_parts.items():
         elements = sum(part.elements for part in parts)
-        if not any(part.largest == np.inf for part in parts) and elements < reference[iteration, tensor].size:
-            where = f"as ranks computed only {elements} of its {reference[iteration, tensor].size} elements"
+        if (
+            not any(part.largest == np.inf for part in parts)
+            and elements < reference[iteration, tensor].size
+        ):
+            where = (
+                f"as ranks computed only {elements} of its {reference[iteration, tensor].size}"
+                " elements"
+            )
             merged.append(TensorDifference(np.inf, iteration, tensor, where, elements, 0.0))
         else:
             merged.append(max(parts)._replace(elements=elements))
     return merged
 
 
-def tolerances(whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str) -> dict[Key, float]:
+def tolerances(
+    whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
+) -> dict[Key, float]:
     """T of every tensor of a training, from its perturbed runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
-    layers, draws = max(numbers, default=-1) + 1, {key: [draw[key] for draw in moved] for key in whole}
-    return {key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole}
+    layers, draws = (
+        max(numbers, default=-1) + 1,
+        {key: [draw[key] for draw in moved] for key in whole},
+    )
+    return {
+        key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole
+    }
 
 
 def factor(num_layers: int) -> float:
@@ -186,7 +239,10 @@ def tensor_tolerance(
 ) -> float:
     """T of a tensor, from the reference's value and those of its perturbed runs."""
     base = np.asarray(first, np.float64)
-    spread = max((float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size), default=0.0)
+    spread = max(
+        (float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size),
+        default=0.0,
+    )
     unit = 2.0**-8 if precision == "bf16" and tensor.startswith(HELD_IN_BF16) else UNIT_FP32
     size = float(np.abs(base).max(initial=0.0))
     return factor(num_layers) * (spread + UNIT_FP32 * size) + 2 * unit * size

@@ -1,4 +1,5 @@
-"""Tokens of an iteration: a pure function of (seed, iteration, data-parallel coordinate). Imports no torch."""
+"""Tokens of an iteration: a pure function of (seed, iteration, data-parallel coordinate). Imports
+no torch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Token ids [b, s + 1], for a BERT [b, s], and the places of the sequences in the global batch."""
+    """Token ids [b, s + 1], for a BERT [b, s], and the places of the sequences in the global
+    batch."""
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
@@ -30,7 +32,9 @@ Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
     """Microbatches of text, from the function that gives a sample's tokens."""
-    return lambda numbers, places: Microbatch(np.stack([sample(number) for number in numbers]), places)
+    return lambda numbers, places: Microbatch(
+        np.stack([sample(number) for number in numbers]), places
+    )
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class TrainingOrder:
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
         """This rank's microbatches of `iteration` (from 0)."""
-        for places in place_groups(self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp):
+        for places in place_groups(
+            self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
+        ):
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
@@ -51,7 +57,9 @@ class TrainingOrder:
         return self.schedule.samples_before(iteration) + place
 
 
-def place_groups(global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int) -> Iterator[tuple[int, ...]]:
+def place_groups(
+    global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
+) -> Iterator[tuple[int, ...]]:
     """Places of a rank's microbatches, in order, in its part of the global batch."""
     each = global_batch_size // dp
     for first in range(dp_rank * each, (dp_rank + 1) * each, microbatch_size):
@@ -67,8 +75,11 @@ class ValidationOrder:
     are_streams: ClassVar[bool] = False
     """True if microbatches of the same places follow each other in the text."""
 
-    def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's share of about `num_samples` sequences, `batch_size` together where the order allows it."""
+    def microbatches(
+        self, num_samples: int, batch_size: int, dp_rank: int, dp: int
+    ) -> Iterator[Microbatch]:
+        """This rank's share of about `num_samples` sequences, `batch_size` together where the order
+        allows it."""
         mine = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(mine), batch_size):
             numbers = tuple(mine[start : start + batch_size])
@@ -78,17 +89,22 @@ class ValidationOrder:
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
     """The validation split cut into consecutive sequences, not shuffled.
 
-    Several datasets are blended by weight, and each sequence is taken once, until one dataset has no more.
+    Several datasets are blended by weight, and each sequence is taken once, until one dataset has
+    no more.
     """
     files = [token_file for token_file, _ in parts]
     sizes = np.array([(len(file.tokens) - 1) // seq_length for file in files])
     if sizes.min() < 1:
         tokens = len(files[sizes.argmin()].tokens)
         raise BadInput(f"the validation split has {tokens} tokens, fewer than {seq_length} + 1")
-    datasets, numbers = blending_indices(normalized([weight for _, weight in parts]), int(sizes.sum()) + 1)
+    datasets, numbers = blending_indices(
+        normalized([weight for _, weight in parts]), int(sizes.sum()) + 1
+    )
 
     def sequence(place: int) -> NDArray[np.int64]:
         start = int(numbers[place]) * seq_length
-        return np.asarray(files[datasets[place]].tokens[start : start + seq_length + 1], dtype=np.int64)
+        return np.asarray(
+            files[datasets[place]].tokens[start : start + seq_length + 1], dtype=np.int64
+        )
 
     return ValidationOrder(int(np.argmax(numbers >= sizes[datasets])), text_of(sequence))

@@ -24,7 +24,8 @@ class DatasetFacts:
     weights: tuple[float, ...]
     """Share of each dataset in the training samples; the shares add up to 1."""
     digests: tuple[str, ...]
-    """Content digest of each dataset: the same for a dataset that is built again from the same text."""
+    """Content digest of each dataset: the same for a dataset that is built again from the same
+    text."""
     vocab_size: int
     padded_vocab_size: int
 
@@ -32,23 +33,30 @@ class DatasetFacts:
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
         """Facts of complete datasets with one vocabulary.
 
-        Raises DataMissing for a missing dataset, IntegrityFailure for an incomplete one, BadInput for two vocabularies.
+        Raises DataMissing for a missing dataset, IntegrityFailure for an incomplete one, BadInput
+        for two vocabularies.
         """
         parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
         directories = tuple(directory for directory, _ in parts)
         vocabularies = [_read_vocabulary(directory) for directory in directories]
         for directory, vocabulary in zip(directories, vocabularies, strict=True):
             if vocabulary != vocabularies[0]:
-                raise BadInput(f"datasets {directories[0]} and {directory} have different vocabularies")
+                raise BadInput(
+                    f"datasets {directories[0]} and {directory} have different vocabularies"
+                )
         return cls(
-            directories, tuple(normalized([weight for _, weight in parts]).tolist()),
-            tuple(map(dataset_digest, directories)), *vocabularies[0][:2],
-        )  # fmt: skip
+            directories,
+            tuple(normalized([weight for _, weight in parts]).tolist()),
+            tuple(map(dataset_digest, directories)),
+            *vocabularies[0][:2],
+        )
 
     @property
     def digest(self) -> str:
         """Digest of the dataset, or of all datasets and their weights."""
-        return self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
+        return (
+            self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
+        )
 
     @property
     def parents(self) -> dict[str, str]:
@@ -57,12 +65,14 @@ class DatasetFacts:
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
 
     def check(self) -> None:
-        """Compare every file of the datasets with its digest. Raises IntegrityFailure naming the first that differs."""
+        """Compare every file of the datasets with its digest. Raises IntegrityFailure naming the
+        first that differs."""
         for directory in self.directories:
             check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
-        """Paths of a split's token files without their endings, with their weights; shards share theirs by size."""
+        """Paths of a split's token files without their endings, with their weights; shards share
+        theirs by size."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
             weighted += blend(split_prefixes(directory, split), weight)
@@ -78,18 +88,26 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """The model with this dataset's vocabulary. Raises BadInput if its cutoffs do not fit the vocabulary."""
+        """The model with this dataset's vocabulary. Raises BadInput if its cutoffs do not fit the
+        vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
-            raise BadInput(f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size} words")
+            raise BadInput(
+                f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"
+                " words"
+            )
         sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
         if model.section.special_tokens:
-            vocab_size = max(self.vocab_size, *(token + 1 for token in Tokenizer.load(self.tokenizer).special_ids))
+            vocab_size = max(
+                self.vocab_size,
+                *(token + 1 for token in Tokenizer.load(self.tokenizer).special_ids),
+            )
             sizes = {"vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size)}
         return model.model_copy(update=sizes)
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
-    """Sizes of a complete dataset's vocabulary, real and padded, digest of its tokenizer, and end-of-text token."""
+    """Sizes of a complete dataset's vocabulary, real and padded, digest of its tokenizer, and
+    end-of-text token."""
     if not os.path.isdir(directory):  # also false for an impossible name
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if (directory / f"{UNSPLIT}_text_document.bin").is_file():
@@ -101,4 +119,6 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
     try:
         return card.vocab_size, card.padded_vocab_size, sha256_file(file), card.end_of_text
     except OSError as error:
-        raise IntegrityFailure(f"the tokenizer of {directory} cannot be read: {cause(error)}") from error
+        raise IntegrityFailure(
+            f"the tokenizer of {directory} cannot be read: {cause(error)}"
+        ) from error

@@ -1,8 +1,10 @@
-"""The tasks that a BERT is fine-tuned on: their published files, recipes and metrics. Imports no torch.
+"""The tasks that a BERT is fine-tuned on: their published files, recipes and metrics. Imports no
+torch.
 
-Formats: MNLI and QQP as GLUE gives them (tab-separated, a header line), SQuAD's JSON (1.1 and 2.0), RACE's folders of
-one JSON object a passage. A missing file raises DataMissing, an unreadable one BadInput with the line. The recipes are
-those of Megatron-LM's example scripts for MNLI and RACE (8 GPUs), MNLI's for QQP, and BERT's own code for SQuAD.
+Formats: MNLI and QQP as GLUE gives them (tab-separated, a header line), SQuAD's JSON (1.1 and 2.0),
+RACE's folders of one JSON object a passage. A missing file raises DataMissing, an unreadable one
+BadInput with the line. The recipes are those of Megatron-LM's example scripts for MNLI and RACE (8
+GPUs), MNLI's for QQP, and BERT's own code for SQuAD.
 """
 
 import re
@@ -25,7 +27,8 @@ MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class LabelledExample:
-    """A pair of texts with its class; or a pair of question and passage for each option, with the right option."""
+    """A pair of texts with its class; or a pair of question and passage for each option, with the
+    right option."""
 
     pairs: tuple[tuple[str, str], ...]
     label: int
@@ -33,7 +36,8 @@ class LabelledExample:
 
 @dataclass(frozen=True)
 class SpanExample:
-    """A question that a part of the context answers; no answers if the context does not answer it."""
+    """A question that a part of the context answers; no answers if the context does not answer
+    it."""
 
     question: str
     context: str
@@ -46,7 +50,8 @@ TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Rows with a gold label. Rows marked `-`, without agreement between annotators, are left out."""
+    """Rows with a gold label. Rows marked `-`, without agreement between annotators, are left
+    out."""
     examples = []
     for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
         if label == "-":
@@ -58,9 +63,12 @@ def read_mnli(path: Path) -> list[LabelledExample]:
 
 
 def read_qqp(path: Path) -> list[LabelledExample]:
-    """Rows of two questions and 0 or 1. The published file has a few truncated rows, which are left out."""
+    """Rows of two questions and 0 or 1. The published file has a few truncated rows, which are left
+    out."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
-    return [LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")]
+    return [
+        LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
+    ]
 
 
 def read_squad(path: Path) -> list[SpanExample]:
@@ -73,7 +81,9 @@ def read_squad(path: Path) -> list[SpanExample]:
                     answers = [] if question.get("is_impossible") else question["answers"]
                     texts = tuple(str(answer["text"]) for answer in answers)
                     starts = tuple(int(answer["answer_start"]) for answer in answers)
-                    examples.append(SpanExample(question["question"], paragraph["context"], texts, starts))
+                    examples.append(
+                        SpanExample(question["question"], paragraph["context"], texts, starts)
+                    )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadInput(f"{path} is not a SQuAD file: {type(error).__name__} {error}") from error
     return examples
@@ -89,9 +99,13 @@ def read_race(folder: Path) -> list[LabelledExample]:
         for line, text in enumerate(_read(path).splitlines(), 1):
             try:
                 passage = parse_json(text)
-                parts = zip(passage["questions"], passage["options"], passage["answers"], strict=True)
+                parts = zip(
+                    passage["questions"], passage["options"], passage["answers"], strict=True
+                )
                 for question, options, answer in parts:
-                    pairs = tuple((_fill(question, option), passage["article"]) for option in options)
+                    pairs = tuple(
+                        (_fill(question, option), passage["article"]) for option in options
+                    )
                     examples.append(LabelledExample(pairs, "ABCD".index(answer)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise BadInput(f"{path} line {line} is not a RACE passage: {error}") from error
@@ -99,11 +113,14 @@ def read_race(folder: Path) -> list[LabelledExample]:
 
 
 def _fill(question: str, option: str) -> str:
-    """Put the option into the blank, or after a question without a blank (Megatron-LM tasks/race/data.py)."""
+    """Put the option into the blank, or after a question without a blank (Megatron-LM
+    tasks/race/data.py)."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
-def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Iterator[tuple[int, list[str]]]:
+def _rows(
+    path: Path, columns: tuple[str, ...], skip_short: bool = False
+) -> Iterator[tuple[int, list[str]]]:
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
@@ -114,7 +131,9 @@ def _rows(path: Path, columns: tuple[str, ...], skip_short: bool = False) -> Ite
         if line and len(cells) == len(header):
             yield number, [cells[place].strip() for place in places]
         elif line and not skip_short:
-            raise BadInput(f"{path} line {number} has {len(cells)} columns, its header {len(header)}")
+            raise BadInput(
+                f"{path} line {number} has {len(cells)} columns, its header {len(header)}"
+            )
 
 
 def _read(path: Path) -> str:
@@ -181,7 +200,10 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
     Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
     """
     task = find_task(name)
-    sets = {split: task.read(data / place) for split, place in {**task.held_out, "train": task.train}.items()}
+    sets = {
+        split: task.read(data / place)
+        for split, place in {**task.held_out, "train": task.train}.items()
+    }
     for split, part in sets.items():
         if not part:
             raise BadInput(f"{data}: the {split} set of {name} has no example")
@@ -191,12 +213,14 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
     """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
 
-    For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for answered questions
-    `evaluate-v1.1.py` has the same rules).
+    For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for
+    answered questions `evaluate-v1.1.py` has the same rules).
     """
     known = [[answer for answer in answers if normalize(answer)] or [""] for answers in expected]
     pairs = list(zip(predicted, known, strict=True))
-    exact = sum(any(normalize(text) == normalize(answer) for answer in answers) for text, answers in pairs)
+    exact = sum(
+        any(normalize(text) == normalize(answer) for answer in answers) for text, answers in pairs
+    )
     overlap = sum(max(token_f1(text, answer) for answer in answers) for text, answers in pairs)
     return {"exact_match": 100 * exact / len(pairs), "f1": 100 * overlap / len(pairs)}
 

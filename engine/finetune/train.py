@@ -1,7 +1,9 @@
-"""Train a BERT with one new linear layer by the engine's training step, then evaluate it on held-out sets.
+"""Train a BERT with one new linear layer by the engine's training step, then evaluate it on
+held-out sets.
 
-A BERT reads pairs of texts as [CLS] first [SEP] second [SEP]. A checkpoint of this suite has GPT-2's kind of tokenizer;
-the special tokens follow its entries. An imported BERT keeps its WordPiece vocabulary.
+A BERT reads pairs of texts as [CLS] first [SEP] second [SEP]. A checkpoint of this suite has
+GPT-2's kind of tokenizer; the special tokens follow its entries. An imported BERT keeps its
+WordPiece vocabulary.
 
 Shapes: b sequences, s positions, h hidden, c outputs of the new head.
 """
@@ -49,7 +51,8 @@ from mlm_repro.lineage.progress import Progress, announce
 LONGEST_ANSWER = 30
 """Longest answer of SQuAD, in tokens (BERT's own code)."""
 LONGEST_QUESTION, LONGEST_OPTION = 64, 128
-"""Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and Megatron-LM's code)."""
+"""Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and
+Megatron-LM's code)."""
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
 Scores = list[list[Tensor]]
@@ -98,11 +101,17 @@ class PairEncoder:
     def windows(
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
-        """The question, cut at `longest` tokens, with each window of the context; several windows overlap."""
-        asked, text = self._encode(question).ids[: min(longest, (length - 3) // 2)], self._encode(context)
+        """The question, cut at `longest` tokens, with each window of the context; several windows
+        overlap."""
+        asked, text = (
+            self._encode(question).ids[: min(longest, (length - 3) // 2)],
+            self._encode(context),
+        )
         room = length - 3 - len(asked)
         for start in range(0, max(len(text.ids), 1), min(STRIDE, max(room // 2, 1))):
-            yield self._join(asked, text.ids[start : start + room], text.offsets[start : start + room])
+            yield self._join(
+                asked, text.ids[start : start + room], text.offsets[start : start + room]
+            )
             if start + room >= len(text.ids):
                 return
 
@@ -137,11 +146,13 @@ class Feature(NamedTuple):
     sequences: list[EncodedPair]
     """A single pair, or a pair for each option."""
     label: tuple[int, ...]
-    """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the window."""
+    """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the
+    window."""
 
 
 class FineTuneModel(StageModel):
-    """A BERT body and a linear head: scores of each class or option of an example, [b, c], or of every position."""
+    """A BERT body and a linear head: scores of each class or option of an example, [b, c], or of
+    every position."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)
@@ -160,7 +171,9 @@ class FineTuneModel(StageModel):
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         scores = hidden.float()
         outputs = (scores[..., 0], scores[..., 1]) if self.over_positions else (scores,)
-        losses = [F.cross_entropy(output, batch.targets[:, place]) for place, output in enumerate(outputs)]
+        losses = [
+            F.cross_entropy(output, batch.targets[:, place]) for place, output in enumerate(outputs)
+        ]
         return torch.stack(losses).mean()
 
 
@@ -169,17 +182,27 @@ class FineTuner:
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
         self.mesh = serial_mesh(local_device())
-        loaded, self.encoder = read_newest(checkpoint, lambda c: (load_for_inference(c, self.mesh), PairEncoder.of(c)))
+        loaded, self.encoder = read_newest(
+            checkpoint, lambda c: (load_for_inference(c, self.mesh), PairEncoder.of(c))
+        )
         if not isinstance(loaded.model, BERT):
-            raise BadInput(f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}")
+            raise BadInput(
+                f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}"
+            )
         if self.encoder.pad >= loaded.config.vocab_size:
-            raise BadInput(f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}")
+            raise BadInput(
+                f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}"
+            )
         self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
         self.is_span = name.startswith("squad")
-        self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(self.mesh.device)
+        self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(
+            self.mesh.device
+        )
         with torch.no_grad():
             head = self.model.head
-            head.weight.copy_(initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02))
+            head.weight.copy_(
+                initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02)
+            )
             head.bias.zero_()
         del loaded.model.masked_head, loaded.model.order_head
         if self.is_span:
@@ -191,10 +214,16 @@ class FineTuner:
         features = [feature for example in examples for feature in self.features(example)]
         steps = recipe.epochs * -(-len(features) // size)
         train = TrainConfig(
-            iterations=steps + 1, warmup_iterations=int(recipe.warmup_share * steps), decay="linear",
-            learning_rate=recipe.learning_rate, min_learning_rate=0, weight_decay=recipe.weight_decay,
-            precision="fp32", global_batch_size=size, microbatch_size=size,
-        )  # fmt: skip
+            iterations=steps + 1,
+            warmup_iterations=int(recipe.warmup_share * steps),
+            decay="linear",
+            learning_rate=recipe.learning_rate,
+            min_learning_rate=0,
+            weight_decay=recipe.weight_decay,
+            precision="fp32",
+            global_batch_size=size,
+            microbatch_size=size,
+        )
         batches = []
         for epoch in range(recipe.epochs):
             order = list(features)
@@ -209,12 +238,16 @@ class FineTuner:
                 inputs = self._input(batch, dropout if self.model.config.dropout else None)
                 gradient = training.run([inputs], learning_rate(train, step + 1))
                 if not gradient.is_finite:
-                    raise UserError(f"step {step + 1}: the gradient is no longer a number; try a lower learning rate")
+                    raise UserError(
+                        f"step {step + 1}: the gradient is no longer a number; try a lower learning"
+                        " rate"
+                    )
                 progress.advance(1, f"loss {gradient.loss:.3f}")
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Scores of each example: one tensor of its classes or options, or one of each window's positions, [s, 2]."""
+        """Scores of each example: one tensor of its classes or options, or one of each window's
+        positions, [s, 2]."""
         self.model.eval()
         scored: Scores = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -235,15 +268,25 @@ class FineTuner:
             spans = [(example, each) for example, each in both if isinstance(example, SpanExample)]
             answers = [self._answer(example, each) for example, each in spans]
             return squad_scores(answers, [example.answers for example, _ in spans])
-        right = [int(row.argmax()) == example.label for example, (row,) in both if isinstance(example, LabelledExample)]
+        right = [
+            int(row.argmax()) == example.label
+            for example, (row,) in both
+            if isinstance(example, LabelledExample)
+        ]
         return {"accuracy": 100 * sum(right) / len(right)}
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
-        """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script does, of scores of
-        positions as they are.
+        """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script
+        does, of scores of positions as they are.
         """
-        stacks = [[torch.stack(tensors) for tensors in zip(*each, strict=True)] for each in zip(*members, strict=True)]
-        return [[(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack] for stack in stacks]
+        stacks = [
+            [torch.stack(tensors) for tensors in zip(*each, strict=True)]
+            for each in zip(*members, strict=True)
+        ]
+        return [
+            [(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack]
+            for stack in stacks
+        ]
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
         """The example as model inputs; a long context gives several windows."""
@@ -252,17 +295,27 @@ class FineTuner:
             if len(example.pairs) == 1:
                 pairs = [self.encoder.pair(*example.pairs[0], length)]
             else:
-                pairs = [next(self.encoder.windows(*pair, length, LONGEST_OPTION)) for pair in example.pairs]
+                pairs = [
+                    next(self.encoder.windows(*pair, length, LONGEST_OPTION))
+                    for pair in example.pairs
+                ]
             yield Feature(pairs, (example.label,))
         else:
-            answer = (example.starts[0], example.starts[0] + len(example.answers[0])) if example.answers else None
+            answer = (
+                (example.starts[0], example.starts[0] + len(example.answers[0]))
+                if example.answers
+                else None
+            )
             for window in self.encoder.windows(example.question, example.context, length):
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """The part of the context with the best sum of start and end score; empty if [CLS] scores better."""
+        """The part of the context with the best sum of start and end score; empty if [CLS] scores
+        better."""
         best, text, nothing = -float("inf"), "", float("inf")
-        encoded = self.encoder.windows(example.question, example.context, self.model.config.seq_length)
+        encoded = self.encoder.windows(
+            example.question, example.context, self.model.config.seq_length
+        )
         for window, positions in zip(encoded, windows, strict=True):
             start, end = positions.T
             first, last = window.second_start, window.second_start + len(window.offsets)
@@ -274,7 +327,10 @@ class FineTuner:
             score, place = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
             if score > best:
                 low, high = divmod(int(place), last - first)
-                best, text = float(score), example.context[window.offsets[low][0] : window.offsets[high][1]]
+                best, text = (
+                    float(score),
+                    example.context[window.offsets[low][0] : window.offsets[high][1]],
+                )
         return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
 
     def _scores(self, features: Sequence[Feature]) -> Tensor:
@@ -282,7 +338,8 @@ class FineTuner:
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
-        """All sequences of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b, 2]."""
+        """All sequences of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b,
+        2]."""
         pairs = [pair for feature in batch for pair in feature.sequences]
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
@@ -291,37 +348,53 @@ class FineTuner:
             types[row, pair.second_start : len(pair.tokens)] = 1
             is_token[row, : len(pair.tokens)] = True
         device = self.mesh.device
-        kinds = SentencePairs(types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64))
+        kinds = SentencePairs(
+            types.to(device), is_token.to(device), torch.zeros(len(tokens), dtype=torch.int64)
+        )
         labels = torch.tensor([feature.label for feature in batch], device=device)
         return PipelineInput(tokens.to(device), labels, dropout, pairs=kinds)
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Positions of the answer's first and last token, (0, 0) if the window does not have the whole answer."""
+    """Positions of the answer's first and last token, (0, 0) if the window does not have the whole
+    answer."""
     if answer is None:
         return 0, 0
-    start = next((n for n, (low, high) in enumerate(window.offsets) if low <= answer[0] < high), None)
+    start = next(
+        (n for n, (low, high) in enumerate(window.offsets) if low <= answer[0] < high), None
+    )
     end = next((n for n, (low, high) in enumerate(window.offsets) if low < answer[1] <= high), None)
-    return (0, 0) if start is None or end is None else (window.second_start + start, window.second_start + end)
+    return (
+        (0, 0)
+        if start is None or end is None
+        else (window.second_start + start, window.second_start + end)
+    )
 
 
 def finetune(
-    name: str, checkpoint: Path, sets: Mapping[str, Sequence[TaskExample]], recipe: FineTuneRecipe, members: int = 1
+    name: str,
+    checkpoint: Path,
+    sets: Mapping[str, Sequence[TaskExample]],
+    recipe: FineTuneRecipe,
+    members: int = 1,
 ) -> FineTuned:
     """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others.
 
-    Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as the 2019 paper has
-    them of five, and those of the members' mean scores beside them.
+    Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as
+    the 2019 paper has them of five, and those of the members' mean scores beside them.
     """
     begun = time.monotonic()
     held_out = {split: part for split, part in sets.items() if split != "train"}
     announce(
-        f"{members} x {recipe.epochs} epochs of {len(sets['train']):,} examples, {recipe.batch_size} a step",
+        f"{members} x {recipe.epochs} epochs of {len(sets['train']):,} examples,"
+        f" {recipe.batch_size} a step",
         f"then {sum(map(len, held_out.values())):,} held-out examples",
     )
     scores: dict[str, list[Scores]] = {split: [] for split in held_out}
     for number in range(members):
-        tuner = FineTuner(name, checkpoint, recipe.model_copy(update={"seed": recipe.seed + number}))
+        tuner = FineTuner(
+            name, checkpoint, recipe.model_copy(update={"seed": recipe.seed + number})
+        )
         label = f"{name}, seed {tuner.recipe.seed}" if members > 1 else name
         tuner.train(sets["train"], label)
         for split, part in held_out.items():
@@ -329,23 +402,36 @@ def finetune(
     of_members, medians, ensemble = {}, {}, {}
     for split, part in held_out.items():
         of_members[split] = members_metrics = [tuner.metrics(part, each) for each in scores[split]]
-        medians[split] = {name: median(each[name] for each in members_metrics) for name in members_metrics[0]}
+        medians[split] = {
+            name: median(each[name] for each in members_metrics) for name in members_metrics[0]
+        }
         ensemble[split] = tuner.metrics(part, tuner.ensemble(scores[split]))
     sizes = {split: len(part) for split, part in sets.items()}
     return FineTuned(
-        name, checkpoint.name, tuner.digest, recipe.model_dump(), sizes, medians, time.monotonic() - begun, of_members,
+        name,
+        checkpoint.name,
+        tuner.digest,
+        recipe.model_dump(),
+        sizes,
+        medians,
+        time.monotonic() - begun,
+        of_members,
         ensemble,
-    )  # fmt: skip
+    )
 
 
 def describe(result: FineTuned) -> str:
     """The recipe, then a line for each held-out set."""
-    recipe = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items())
+    recipe = ", ".join(
+        f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
+    )
     lines = [f"{result.task}: {result.examples['train']:,} examples; {recipe}"]
     for split, metrics in result.metrics.items():
         values = ", ".join(f"{name} {value:.2f} %" for name, value in metrics.items())
         lines.append(f"{split}: {result.examples[split]:,} examples; {values}")
         if len(members := result.of_members[split]) > 1:
-            mean = ", ".join(f"{name} {value:.2f} %" for name, value in result.ensemble[split].items())
+            mean = ", ".join(
+                f"{name} {value:.2f} %" for name, value in result.ensemble[split].items()
+            )
             lines[-1] += f", median of {len(members)} seeds; ensemble of them: {mean}"
     return "\n".join(lines)

@@ -46,11 +46,14 @@ class Imported:
 def write_checkpoint(out: Path, imported: Imported) -> str:
     """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest.
 
-    There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a tensor that is missing,
-    unexpected or misshapen, and BadInput if `out` cannot be made. Nothing is left there then.
+    There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
+    tensor that is missing, unexpected or misshapen, and BadInput if `out` cannot be made. Nothing
+    is left there then.
     """
     parts = {p.name: p for p in parameters_of(imported.model)}
-    check_tensors(imported.tensors, {name: part.global_shape for name, part in parts.items()}, imported.name)
+    check_tensors(
+        imported.tensors, {name: part.global_shape for name, part in parts.items()}, imported.name
+    )
     with new_output(out) as temporary:
         numbers = {}
         with Progress(imported.name, len(parts), "tensors") as progress:
@@ -62,7 +65,10 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         write_shard(temporary / FILE, shapes, (imported.tensors[name] for name in shapes))
         check_written(temporary / FILE, numbers, parts)
         write_index(temporary, [describe(parts.items(), FILE, numbers)])
-        twin, model = imported.twin and imported.twin.model_dump(mode="json"), imported.model.model_dump(mode="json")
+        twin, model = (
+            imported.twin and imported.twin.model_dump(mode="json"),
+            imported.model.model_dump(mode="json"),
+        )
         write_json(temporary / "config.json", {"name": imported.name, "model": model, "twin": twin})
         write_json(temporary / "origin.json", imported.origin)
         if imported.tokenizer:
@@ -73,24 +79,36 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         return seal(temporary)
 
 
-def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object) -> None:
-    """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not floating-point."""
+def check_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: object
+) -> None:
+    """Raise IntegrityFailure naming the first tensor that is missing, unexpected, misshapen or not
+    floating-point."""
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
-        raise IntegrityFailure(f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)")
+        raise IntegrityFailure(
+            f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)"
+        )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
             shapes = f"{list(tensors[name].shape)}, the model's is {list(shape)}"
             raise IntegrityFailure(f"{where}: tensor {name!r} has shape {shapes}")
         if not tensors[name].is_floating_point():
-            raise IntegrityFailure(f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights")
+            raise IntegrityFailure(
+                f"{where}: tensor {name!r} holds {tensors[name].dtype}, not weights"
+            )
 
 
-def check_settings(values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object) -> None:
-    """Raise BadInput for a setting with another value than the required ones, the first of which is the default."""
+def check_settings(
+    values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
+) -> None:
+    """Raise BadInput for a setting with another value than the required ones, the first of which is
+    the default."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
-            raise BadInput(f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported")
+            raise BadInput(
+                f"{where}: {key} is {value!r}; a model with {allowed[0]!r} can be imported"
+            )
 
 
 def is_tied(head: Tensor, words: Tensor) -> bool:

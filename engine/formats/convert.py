@@ -1,8 +1,8 @@
 """Import and export of checkpoints, and the proof that both sides are the same model.
 
-An export is read back, and every weight compared bit by bit. Where transformers is installed, it computes the losses of
-eight windows of tokens beside this engine, in fp32. `mlm-verify against` compares every tensor of a training step.
-Shapes: s sequence, v vocabulary.
+An export is read back, and every weight compared bit by bit. Where transformers is installed, it
+computes the losses of eight windows of tokens beside this engine, in fp32. `mlm-verify against`
+compares every tensor of a training step. Shapes: s sequence, v vocabulary.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,12 @@ from torch.nn import functional as F
 
 from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.formats import Imported, write_checkpoint
-from mlm_repro.engine.formats.huggingface import OVER_VOCABULARY, read_huggingface, read_ours, write_huggingface
+from mlm_repro.engine.formats.huggingface import (
+    OVER_VOCABULARY,
+    read_huggingface,
+    read_ours,
+    write_huggingface,
+)
 from mlm_repro.engine.formats.megatron import read_megatron
 from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
@@ -48,14 +53,17 @@ SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.
 WINDOWS, LENGTH = 8, 64
 """Windows of random tokens, and the tokens of one."""
 TOLERANCE = 1e-4
-"""Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that apart."""
+"""Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that
+apart."""
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
-    """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a card, and return `out`.
+    """Write a checkpoint, or a run's newest, as the new Hugging Face directory `out` with a card,
+    and return `out`.
 
-    Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure if the checkpoint is
-    incomplete or changed or the export is another model. Nothing is left there then.
+    Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
+    if the checkpoint is incomplete or changed or the export is another model. Nothing is left there
+    then.
     """
     with new_output(out) as temporary:
         read_newest(checkpoint, lambda chosen: _export(chosen, temporary))
@@ -71,8 +79,11 @@ def _export(checkpoint: Path, temporary: Path) -> None:
     compare_losses(model, temporary, checkpoint)
 
 
-def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None) -> Path:
-    """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return `out`.
+def import_checkpoint(
+    directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None
+) -> Path:
+    """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return
+    `out`.
 
     transformers, if it is installed, reads a Hugging Face GPT-2 too and must compute the same.
     """
@@ -87,8 +98,11 @@ def import_checkpoint(directory: Path, out: Path, vocab: Path | None = None, hea
     return out
 
 
-def read_published(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
-    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed checkpoint.
+def read_published(
+    directory: Path, vocab: Path | None = None, heads: int | None = None
+) -> Imported:
+    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed
+    checkpoint.
 
     Raises BadInput for any other directory, and what the formats raise.
     """
@@ -110,21 +124,24 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Raise IntegrityFailure naming the first weight, in order of the forward pass, that is written otherwise."""
+    """Raise IntegrityFailure naming the first weight, in order of the forward pass, that is written
+    otherwise."""
     for name, parameter in model.named_parameters():
         ours, theirs = parameter.detach(), written.tensors[name]
         if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written
             ours, theirs = ours[: model.config.vocab_size], theirs[: model.config.vocab_size]
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
-            raise IntegrityFailure(f"{where} is written as another model: {name} differs by at most {largest:.1e}")
+            raise IntegrityFailure(
+                f"{where} is written as another model: {name} differs by at most {largest:.1e}"
+            )
 
 
 def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
     """Compare a model's losses with those that transformers computes from a directory.
 
-    Returns the programs and the largest difference; None if transformers is not installed. Raises IntegrityFailure if
-    it cannot read the directory, or if losses differ by more than TOLERANCE.
+    Returns the programs and the largest difference; None if transformers is not installed. Raises
+    IntegrityFailure if it cannot read the directory, or if losses differ by more than TOLERANCE.
     """
     try:
         library = import_extra("transformers", "bench")
@@ -140,10 +157,14 @@ def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
         raise IntegrityFailure(f"{directory} cannot be read by {program}: {message}") from error
     if isinstance(model, GPT2):
         ours = window_losses(model.config, lambda tokens: model.logits(model(tokens)).squeeze(1))
-        others = window_losses(model.config, lambda tokens: theirs(input_ids=tokens, use_cache=False).logits[0])
+        others = window_losses(
+            model.config, lambda tokens: theirs(input_ids=tokens, use_cache=False).logits[0]
+        )
     else:
         ours = window_losses(model.config, model.logits)
-        others = window_losses(model.config, lambda tokens: theirs(input_ids=tokens).prediction_logits[0])
+        others = window_losses(
+            model.config, lambda tokens: theirs(input_ids=tokens).prediction_logits[0]
+        )
     largest = float(np.abs(np.subtract(ours, others)).max())
     if not largest <= TOLERANCE:
         by = f"a loss differs by {largest:.1e}, tolerance {TOLERANCE:.1e}"
@@ -153,8 +174,11 @@ def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
 
 @torch.inference_mode()
 def window_losses(config: ModelConfig, logits_of: Callable[[Tensor], Tensor]) -> list[float]:
-    """Mean cross-entropy of each window of random tokens, from a model's logits [s, v] of token ids [1, s]."""
+    """Mean cross-entropy of each window of random tokens, from a model's logits [s, v] of token ids
+    [1, s]."""
     size = (WINDOWS, min(config.seq_length, LENGTH) + 1)
     windows = torch.from_numpy(np.random.RandomState(0).randint(config.vocab_size, size=size))
-    pairs = ((logits_of(tokens[None, :-1])[:, : config.vocab_size], tokens[1:]) for tokens in windows)
+    pairs = (
+        (logits_of(tokens[None, :-1])[:, : config.vocab_size], tokens[1:]) for tokens in windows
+    )
     return [F.cross_entropy(logits.float(), targets).item() for logits, targets in pairs]

@@ -1,4 +1,5 @@
-"""Hugging Face directories, read and written. Each format's TOML file has its names, row orders and settings.
+"""Hugging Face directories, read and written. Each format's TOML file has its names, row orders and
+settings.
 
 Shapes: n heads, d head dim.
 """
@@ -37,7 +38,8 @@ OURS = "mlm_repro"
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
 """A plain name, which cannot lead out of the directory."""
 HEADS = "cls."
-"""Beginning of the names of a BERT's heads, which stand beside its body and do not have its prefix."""
+"""Beginning of the names of a BERT's heads, which stand beside its body and do not have its
+prefix."""
 FOLDER = "huggingface"
 """Folder with the files of the original directory that are not weights."""
 SEPARATOR = "[SEP]"
@@ -48,7 +50,8 @@ OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
 
 
 class Format(NameMap):
-    """Names, row orders and settings of one `model_type`; names of tensors are those without `prefix`."""
+    """Names, row orders and settings of one `model_type`; names of tensors are those without
+    `prefix`."""
 
     prefix: str
     """Beginning of the names of the body's tensors."""
@@ -60,7 +63,8 @@ class Format(NameMap):
     """Beginnings of the names that a directory may lack; such heads become zeros."""
     first_norm: str = ""
     closing_norm: str = ""
-    """Names of the first norm and of the one that closes a layer, where these open our next layer."""
+    """Names of the first norm and of the one that closes a layer, where these open our next
+    layer."""
     inner: str
     """Key of the width between the products of the MLP."""
     default_inner: int | None = None
@@ -74,14 +78,21 @@ class Format(NameMap):
     """Allowed values of settings that would make another model, the default first."""
     constants: JSON
     written: dict[str, str]
-    """Keys of a config.json that is written → our attributes of the model; `constants` are the others."""
+    """Keys of a config.json that is written → our attributes of the model; `constants` are the
+    others."""
 
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
         """Names of the tensors that make up one of ours. Raises KeyError if there are none."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
-            return [self.closing_norm.format(before, norm[2]) if before >= 0 else self.first_norm.format(norm[2])]
+            return [
+                (
+                    self.closing_norm.format(before, norm[2])
+                    if before >= 0
+                    else self.first_norm.format(norm[2])
+                )
+            ]
         if (named := self.theirs(name)) is None:
             raise KeyError(name)
         named = named.removeprefix(self.prefix)
@@ -90,53 +101,78 @@ class Format(NameMap):
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
         """Our tensor from theirs. Padding rows of the vocabulary are zeros."""
-        tensor = self.in_our_order(name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads)
+        tensor = self.in_our_order(
+            name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
+        )
         if name in OVER_VOCABULARY:
-            padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, *tensor.shape[1:])
+            padding = tensor.new_zeros(
+                config.padded_vocab_size - config.vocab_size, *tensor.shape[1:]
+            )
             tensor = torch.cat([tensor[: config.vocab_size], padding])
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
         """The inverse of `join`."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
-        parts = self.in_their_order(name, tensor, config.num_heads).chunk(len(self.their_names(name, config)))
+        parts = self.in_their_order(name, tensor, config.num_heads).chunk(
+            len(self.their_names(name, config))
+        )
         return [part.contiguous() for part in parts]
 
-    def their_tensors(self, tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    def their_tensors(
+        self, tensors: Mapping[str, Tensor], config: ModelConfig
+    ) -> dict[str, Tensor]:
         """Convert our tensors to theirs."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            made |= dict(zip(self.their_names(name, config), self.split(name, tensor, config), strict=True))
+            made |= dict(
+                zip(self.their_names(name, config), self.split(name, tensor, config), strict=True)
+            )
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
         """The model as transformers' configuration."""
-        return self.constants | {theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()}
+        return self.constants | {
+            theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
+        }
 
 
-FORMATS = {kind: load_config(Path(__file__).with_name(f"huggingface_{kind}.toml"), Format) for kind in ("gpt2", "bert")}
+FORMATS = {
+    kind: load_config(Path(__file__).with_name(f"huggingface_{kind}.toml"), Format)
+    for kind in ("gpt2", "bert")
+}
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a model's weights into `directory`, in fp32 and without padding rows of the vocabulary, and its tokenizer.
+    """Write a model's weights into `directory`, in fp32 and without padding rows of the vocabulary,
+    and its tokenizer.
 
-    Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and tokenizer differ in
-    vocabulary size.
+    Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
+    tokenizer differ in vocabulary size.
     """
     config, is_bert = loaded.config, loaded.config.family == "bert"
     if (theirs := FORMATS.get(config.family)) is None:
-        raise BadInput(f"{loaded.directory} is a {config.family}; {' and '.join(FORMATS)} are written in other formats")
+        raise BadInput(
+            f"{loaded.directory} is a {config.family}; {' and '.join(FORMATS)} are written in other"
+            " formats"
+        )
     if config.bert.layer_norm_order == "rearranged" and is_bert:
         other = "its layer norms come first, and a BERT of transformers has them last"
         raise BadInput(f"{loaded.directory} cannot be written for transformers: {other}")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
-    if (entries := max(tokenizer.vocab_size, is_bert * (tokenizer.special_ids[-1] + 1))) != config.vocab_size:
+    if (
+        entries := max(tokenizer.vocab_size, is_bert * (tokenizer.special_ids[-1] + 1))
+    ) != config.vocab_size:
         sizes = f"{entries} entries, its model {config.vocab_size}"
         raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
     tensors = {name: tensor.detach().float() for name, tensor in loaded.model.named_parameters()}
     save_file(named_as_theirs(tensors, config), directory / WEIGHTS, metadata={"format": "pt"})
     described = read_object(loaded.directory / "config.json")
-    ours = {"name": described.get("name"), "twin": described.get("twin"), "checkpoint": loaded.digest}
+    ours = {
+        "name": described.get("name"),
+        "twin": described.get("twin"),
+        "checkpoint": loaded.digest,
+    }
     end = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     ids = {"pad_token_id": tokenizer.special_ids[3]} if is_bert else end
     write_json(directory / CONFIG, theirs.their_config(config) | ids | {OURS: ours})
@@ -146,7 +182,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Name and twin scale of our own records, if present. Raises BadInput for an invalid twin scale."""
+    """Name and twin scale of our own records, if present. Raises BadInput for an invalid twin
+    scale."""
     values = values if isinstance(values, dict) else {}
     name, twin = values.get("name"), values.get("twin")
     known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
@@ -154,32 +191,56 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A model's whole tensors in transformers' names and row order, without padding rows of the vocabulary."""
+    """A model's whole tensors in transformers' names and row order, without padding rows of the
+    vocabulary."""
     theirs = FORMATS[config.family]
-    converted = theirs.their_tensors({name: tensor.detach() for name, tensor in tensors.items()}, config)
-    return {name if name.startswith(HEADS) else f"{theirs.prefix}{name}": converted[name] for name in converted}
+    converted = theirs.their_tensors(
+        {name: tensor.detach() for name, tensor in tensors.items()}, config
+    )
+    return {
+        name if name.startswith(HEADS) else f"{theirs.prefix}{name}": converted[name]
+        for name in converted
+    }
 
 
 def our_tensors(
-    tensors: dict[str, Tensor], stored: ModelConfig, config: ModelConfig, theirs: Format, directory: Path
+    tensors: dict[str, Tensor],
+    stored: ModelConfig,
+    config: ModelConfig,
+    theirs: Format,
+    directory: Path,
 ) -> dict[str, Tensor]:
     """Convert their tensors to ours. `stored` is the model with as many words as there are rows.
 
-    Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
-    IntegrityFailure naming a tensor that does not fit the model.
+    Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput for a head
+    that is not tied, and IntegrityFailure naming a tensor that does not fit the model.
     """
-    layers = {int(match[1]) for name in tensors if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))}
+    layers = {
+        int(match[1])
+        for name in tensors
+        if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))
+    }
     if len(layers) != config.num_layers:
-        raise IntegrityFailure(f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}")
+        raise IntegrityFailure(
+            f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}"
+        )
     shapes = {p.name: p.global_shape for p in parameters_of(stored)}
     empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     expected = theirs.their_tensors(empty, stored)
     copies = {name: tensors.pop(name) for name in theirs.tied if name in tensors}
-    lacking = {name for name in expected if name not in tensors and name.startswith(theirs.optional)}
-    check_tensors(tensors, {name: tuple(e.shape) for name, e in expected.items() if name not in lacking}, directory)
+    lacking = {
+        name for name in expected if name not in tensors and name.startswith(theirs.optional)
+    }
+    check_tensors(
+        tensors,
+        {name: tuple(e.shape) for name, e in expected.items() if name not in lacking},
+        directory,
+    )
     for name, copy in copies.items():
         if not is_tied(copy, tensors[theirs.tied[name]]):
-            raise BadInput(f"{directory}: {name} is not {theirs.tied[name]}; only tied models can be read")
+            raise BadInput(
+                f"{directory}: {name} is not {theirs.tied[name]}; only tied models can be read"
+            )
     ours, words = {}, tensors[theirs.words]
     for name, shape in shapes.items():
         parts = theirs.their_names(name, config)
@@ -190,12 +251,14 @@ def our_tensors(
     return ours
 
 
-def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | None = None) -> Imported:
+def read_huggingface(
+    directory: Path, vocab: Path | None = None, heads: int | None = None
+) -> Imported:
     """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's other files are kept in `FOLDER`.
-    Other values keep their bits. Raises BadInput for another model and IntegrityFailure for damaged files, naming the
-    tensor or file.
+    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's other files are
+    kept in `FOLDER`. Other values keep their bits. Raises BadInput for another model and
+    IntegrityFailure for damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
     values = read_object(path)
@@ -212,13 +275,21 @@ def read_huggingface(directory: Path, vocab: Path | None = None, heads: int | No
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
-        companion_files = {f"{FOLDER}/{name}": place for name, place in companions(directory).items()}
+        companion_files = {
+            f"{FOLDER}/{name}": place for name, place in companions(directory).items()
+        }
         if (directory / FILE_NAME).is_file():
             tokenizer = Tokenizer.open(directory, SEPARATOR)
     config = our_config(values, kind, tokenizer.vocab_size if tokenizer and is_gpt2 else rows, path)
     if heads is not None and heads != config.num_heads:
-        raise BadInput(f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, but {heads} were given")
-    stored = config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows}) if is_gpt2 else config
+        raise BadInput(
+            f"{path}: {theirs.sizes['num_heads']} is {config.num_heads}, but {heads} were given"
+        )
+    stored = (
+        config.model_copy(update={"vocab_size": rows, "padded_vocab_size": rows})
+        if is_gpt2
+        else config
+    )
     if tokenizer:
         check_vocabulary(tokenizer, rows, directory)
     ours = our_tensors(tensors, stored, config, theirs, directory)
@@ -233,15 +304,24 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
-    if (inner := values.get(theirs.inner, theirs.default_inner)) not in (None, 4 * sizes["hidden_size"]):
+    if (inner := values.get(theirs.inner, theirs.default_inner)) not in (
+        None,
+        4 * sizes["hidden_size"],
+    ):
         four_times = f"four times {theirs.sizes['hidden_size']} can be imported"
         raise BadInput(f"{path}: {theirs.inner} is {inner!r}; {four_times}")
     ours = sizes | {
-        "family": kind, "vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size(vocab_size),
-        "dropout": values.get(theirs.dropout, 0.1), "init_std": values.get("initializer_range", 0.02),
-    }  # fmt: skip
+        "family": kind,
+        "vocab_size": vocab_size,
+        "padded_vocab_size": padded_vocab_size(vocab_size),
+        "dropout": values.get(theirs.dropout, 0.1),
+        "init_std": values.get("initializer_range", 0.02),
+    }
     if kind == "bert":
-        ours["bert"] = {"layer_norm_order": "original", "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12)}
+        ours["bert"] = {
+            "layer_norm_order": "original",
+            "layer_norm_epsilon": values.get("layer_norm_eps", 1e-12),
+        }
     return parse_config(ours, ModelConfig, str(path))
 
 
@@ -255,7 +335,9 @@ def current_name(name: str) -> str:
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
-def read_weights(directory: Path, prefix: str, buffers: str) -> tuple[dict[str, Tensor], list[Path]]:
+def read_weights(
+    directory: Path, prefix: str, buffers: str
+) -> tuple[dict[str, Tensor], list[Path]]:
     """All weights, by their names without `prefix`, and the files with them, the index first.
 
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
@@ -263,16 +345,24 @@ def read_weights(directory: Path, prefix: str, buffers: str) -> tuple[dict[str, 
     tensors: dict[str, Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
     places = None if single.is_file() else _read_index(index)
-    files = [single] if places is None else [directory / name for name in sorted(set(places.values()))]
+    files = (
+        [single] if places is None else [directory / name for name in sorted(set(places.values()))]
+    )
     for path in files:
         with reading(path), safe_open(path, framework="pt") as file:
             names = set(file.keys())
-            listed = names if places is None else {name for name, place in places.items() if place == path.name}
+            listed = (
+                names
+                if places is None
+                else {name for name, place in places.items() if place == path.name}
+            )
             if problem := sorted(names ^ listed):
                 which = "not in the index" if problem[0] in names else "missing"
                 raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
             for name in names:
-                short = name.removeprefix("_orig_mod.").removeprefix(prefix)  # the first is torch.compile's
+                short = name.removeprefix("_orig_mod.").removeprefix(
+                    prefix
+                )  # the first is torch.compile's
                 if short in tensors:
                     raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
                 if not re.fullmatch(buffers, short):
@@ -281,7 +371,8 @@ def read_weights(directory: Path, prefix: str, buffers: str) -> tuple[dict[str, 
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """File name of each tensor. Raises IntegrityFailure for a path that leads out of the directory."""
+    """File name of each tensor. Raises IntegrityFailure for a path that leads out of the
+    directory."""
     places = read_object(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise IntegrityFailure(f"{path} has no weight_map")

@@ -1,9 +1,11 @@
-"""Megatron-LM checkpoints (`mp_rank_*/model_optim_rng.pt`), checkpoint versions 0 to 3, any tp and pp.
+"""Megatron-LM checkpoints (`mp_rank_*/model_optim_rng.pt`), checkpoint versions 0 to 3, any tp and
+pp.
 
-`torch_files.py` gives a Megatron-Core checkpoint the form of one such file. Undivided tensors come from the first
-tensor-parallel rank. Layer numbers are local to a pipeline stage. Sources: Megatron-LM `megatron/checkpointing.py`
-(checkpoint versions), `tools/checkpoint_util.py`, `model/language_model.py` and `model/transformer.py` of v1.0, v2.6
-and 2023, `megatron/core/models/gpt`.
+`torch_files.py` gives a Megatron-Core checkpoint the form of one such file. Undivided tensors come
+from the first tensor-parallel rank. Layer numbers are local to a pipeline stage. Sources:
+Megatron-LM `megatron/checkpointing.py` (checkpoint versions), `tools/checkpoint_util.py`,
+`model/language_model.py` and `model/transformer.py` of v1.0, v2.6 and 2023,
+`megatron/core/models/gpt`.
 """
 
 import re
@@ -37,12 +39,20 @@ STACK = re.compile(r"^(transformer|encoder)\.")
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
-    "swiglu": (False,), "squared_relu": (False,), "normalization": ("LayerNorm",), "apply_layernorm_1p": (False,),
-    "layernorm_epsilon": (1e-5,), "norm_epsilon": (1e-5,), "apply_residual_connection_post_layernorm": (False,),
-    "position_embedding_type": ("learned_absolute",), "add_position_embedding": (True,),
-    "untie_embeddings_and_output_weights": (False,), "group_query_attention": (False,),
-    "multi_latent_attention": (False,), "add_bias_linear": (True,),
-}  # fmt: skip
+    "swiglu": (False,),
+    "squared_relu": (False,),
+    "normalization": ("LayerNorm",),
+    "apply_layernorm_1p": (False,),
+    "layernorm_epsilon": (1e-5,),
+    "norm_epsilon": (1e-5,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "position_embedding_type": ("learned_absolute",),
+    "add_position_embedding": (True,),
+    "untie_embeddings_and_output_weights": (False,),
+    "group_query_attention": (False,),
+    "multi_latent_attention": (False,),
+    "add_bias_linear": (True,),
+}
 """GPT-2's values of arguments that would make another model."""
 
 
@@ -64,18 +74,21 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Read the newest checkpoint in Megatron-LM's `--save` directory, or one `torch_dist` directory.
+    """Read the newest checkpoint in Megatron-LM's `--save` directory, or one `torch_dist`
+    directory.
 
-    GPT-2's vocabulary comes from the directory itself or from `vocab`. Sizes come from the tensors and must agree with
-    the file's arguments. A file without arguments (2019, NVIDIA's released models) needs `heads`. All rows of the word
-    embedding are kept; rows beyond the vocabulary are padding. Raises BadInput for another model or a missing argument,
-    and IntegrityFailure, naming file and tensor, for files that are damaged or do not fit together.
+    GPT-2's vocabulary comes from the directory itself or from `vocab`. Sizes come from the tensors
+    and must agree with the file's arguments. A file without arguments (2019, NVIDIA's released
+    models) needs `heads`. All rows of the word embedding are kept; rows beyond the vocabulary are
+    padding. Raises BadInput for another model or a missing argument, and IntegrityFailure, naming
+    file and tensor, for files that are damaged or do not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
     if vocab is None:
         raise BadInput(
-            f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give it (--vocab, or --set vocab=)"
+            f"{directory} is a Megatron-LM checkpoint, which has no vocabulary: give it (--vocab,"
+            " or --set vocab=)"
         )
     tokenizer, vocabulary_files = read_vocabulary_files(vocab)
     newest = directory if (directory / METADATA).is_file() else _newest(directory)
@@ -92,9 +105,12 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     tensors = _merge(files, config)
     version = f"version {first.version}" if first.path.name == FILE else "torch_dist"
     origin = {
-        "format": f"Megatron-LM checkpoint {version}", "tp": len(files[0]), "pp": len(files),
-        "iteration": first.iteration, "files": digests(paths, directory) | digests(vocabulary_files, vocab),
-    }  # fmt: skip
+        "format": f"Megatron-LM checkpoint {version}",
+        "tp": len(files[0]),
+        "pp": len(files),
+        "iteration": first.iteration,
+        "files": digests(paths, directory) | digests(vocabulary_files, vocab),
+    }
     return Imported("megatron", config, tensors, tokenizer, origin)
 
 
@@ -111,7 +127,8 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """The file of every rank, by pipeline stage and tensor-parallel rank. A distributed checkpoint counts as one."""
+    """The file of every rank, by pipeline stage and tensor-parallel rank. A distributed checkpoint
+    counts as one."""
     if (directory / METADATA).is_file():
         return [[directory / METADATA]]
     ranks: dict[tuple[int, int], Path] = {}
@@ -126,7 +143,9 @@ def _find_files(directory: Path) -> list[list[Path]]:
     pp, tp = (max(place[i] for place in ranks) + 1 for i in (0, 1))
     for place in ((stage, rank) for stage in range(pp) for rank in range(tp)):
         if place not in ranks or not ranks[place].is_file():
-            raise IntegrityFailure(f"{directory} has no {FILE} of tensor rank {place[1]}, pipeline stage {place[0]}")
+            raise IntegrityFailure(
+                f"{directory} has no {FILE} of tensor rank {place[1]}, pipeline stage {place[0]}"
+            )
     return [[ranks[stage, rank] for rank in range(tp)] for stage in range(pp)]
 
 
@@ -136,23 +155,36 @@ def _read_rank(path: Path) -> RankFile:
         raise IntegrityFailure(f"{path} does not hold a Megatron-LM checkpoint")
     if "model" not in content:
         if "model0" in content:
-            raise BadInput(f"{path} is divided into interleaved pipeline stages, which cannot be imported")
+            raise BadInput(
+                f"{path} is divided into interleaved pipeline stages, which cannot be imported"
+            )
         raise IntegrityFailure(f"{path} does not hold a model")
     version = content.get("checkpoint_version", 0)
     if not isinstance(version, int | float) or version not in (0, 1, 2, 3):
-        raise BadInput(f"{path} has checkpoint version {version!r}; versions 0 to 3 can be imported")
+        raise BadInput(
+            f"{path} has checkpoint version {version!r}; versions 0 to 3 can be imported"
+        )
     args = content.get("args")
     if args is not None and not isinstance(args, Namespace):
         raise IntegrityFailure(f"{path}: its arguments are not a namespace")
     if args is not None:
-        args = {name: value for name, value in vars(args).items() if isinstance(value, bool | int | float | str)}
+        args = {
+            name: value
+            for name, value in vars(args).items()
+            if isinstance(value, bool | int | float | str)
+        }
     iteration = content.get("iteration", content.get("total_iters"))
     tensors = our_names(content["model"], path)
-    return RankFile(path, int(version), args, tensors, iteration if isinstance(iteration, int) else None)
+    return RankFile(
+        path, int(version), args, tensors, iteration if isinstance(iteration, int) else None
+    )
 
 
-def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None) -> ModelConfig:
-    """The model, with sizes from the tensors and heads from the arguments or as given. Both must agree."""
+def _read_config(
+    files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
+) -> ModelConfig:
+    """The model, with sizes from the tensors and heads from the arguments or as given. Both must
+    agree."""
     first, stages = files[0][0], files[0]
     for file in stages:
         for name in (WORDS, POSITIONS):
@@ -167,25 +199,35 @@ def _read_config(files: list[list[RankFile]], tokenizer: Tokenizer, heads: int |
     args = first.args or {}
     for name, size in sizes.items():
         if args.get(name, size) != size:
-            raise IntegrityFailure(f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors")
+            raise IntegrityFailure(
+                f"{first.path}: {name} is {args[name]!r} in its arguments, {size} in its tensors"
+            )
     written = args.get("num_attention_heads")
     if written is None and heads is None:
         raise BadInput(
-            f"{first.path} does not say how many attention heads it has: give the number (--heads, or --set heads=)"
+            f"{first.path} does not say how many attention heads it has: give the number (--heads,"
+            " or --set heads=)"
         )
     if written is not None and heads is not None and written != heads:
         raise BadInput(f"{first.path} has {written} attention heads, but {heads} were given")
     num_heads = heads if written is None else written
     values = {
-        "num_layers": sizes["num_layers"], "hidden_size": sizes["hidden_size"], "num_heads": num_heads,
-        "seq_length": sizes["max_position_embeddings"], "vocab_size": tokenizer.vocab_size,
-        "padded_vocab_size": sizes["padded_vocab_size"], "dropout": args.get("hidden_dropout", 0.1),
+        "num_layers": sizes["num_layers"],
+        "hidden_size": sizes["hidden_size"],
+        "num_heads": num_heads,
+        "seq_length": sizes["max_position_embeddings"],
+        "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": sizes["padded_vocab_size"],
+        "dropout": args.get("hidden_dropout", 0.1),
         "init_std": args.get("init_method_std", 0.02),
-    }  # fmt: skip
+    }
     check_vocabulary(tokenizer, sizes["padded_vocab_size"], first.path)
     config = parse_config(values, ModelConfig, str(first.path))
     if config.num_heads % len(stages):
-        raise BadInput(f"{first.path}: {config.num_heads} heads do not divide over {len(stages)} tensor-parallel ranks")
+        raise BadInput(
+            f"{first.path}: {config.num_heads} heads do not divide over {len(stages)}"
+            " tensor-parallel ranks"
+        )
     return config
 
 
@@ -195,7 +237,9 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
     merged: dict[str, Tensor] = {}
     offset = 0
     for number, stage in enumerate(files):
-        place = PipelineStage(range(stage[0].layers), is_first=number == 0, is_last=number == len(files) - 1)
+        place = PipelineStage(
+            range(stage[0].layers), is_first=number == 0, is_last=number == len(files) - 1
+        )
         wanted = {p.name: p for p in parameters_of(config, place, tp) if not p.is_copy}
         for file, words in zip(stage, files[0], strict=True):
             shapes = {local: tuple(p.local.shape) for local, p in wanted.items()}
@@ -203,12 +247,17 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
             head = tensors.pop(HEAD, None)
             check_tensors(tensors, shapes, file.path)
             if head is not None and not is_tied(head, words.tensors[WORDS]):
-                raise BadInput(f"{file.path}: its output layer is not the word embedding; tied models can be imported")
+                raise BadInput(
+                    f"{file.path}: its output layer is not the word embedding; tied models can be"
+                    " imported"
+                )
         for local, parameter in wanted.items():
             shards = [file.tensors[local] for file in stage]
             if "query_key_value" in local:
                 heads = config.num_heads // tp
-                shards = [reorder_query_key_value(shard, stage[0].version, heads) for shard in shards]
+                shards = [
+                    reorder_query_key_value(shard, stage[0].version, heads) for shard in shards
+                ]
             layer, _, rest = local.removeprefix("layers.").partition(".")
             name = f"layers.{int(layer) + offset}.{rest}" if layer.isdigit() else local
             merged[name] = shards[0] if parameter.dim is None else torch.cat(shards, parameter.dim)
@@ -217,7 +266,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Nested state dicts as one with dotted names, without `module.`, `model.` and `language_model.`."""
+    """Nested state dicts as one with dotted names, without `module.`, `model.` and
+    `language_model.`."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -230,7 +280,8 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
     """The tensors of one file's `model` entry by our names, with layers numbered within the stage.
 
-    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value that is not a tensor.
+    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value
+    that is not a tensor.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
@@ -243,7 +294,11 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
             raise IntegrityFailure(f"{where}: tensor {name!r} is unexpected")
         if ours in tensors:
             raise IntegrityFailure(f"{where}: tensor {name!r} is there twice")
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.device.type != "cpu":
+        if (
+            not isinstance(value, Tensor)
+            or value.layout != torch.strided
+            or value.device.type != "cpu"
+        ):
             raise IntegrityFailure(f"{where}: {name!r} is not a tensor with values")
         tensors[ours] = value.detach()
     return tensors
@@ -265,11 +320,17 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 def require_gpt2(args: JSON, where: object) -> None:
     """Raise BadInput if the arguments describe a model other than our GPT-2.
 
-    A version that can choose has the exact GeLU, not GPT-2's tanh, unless it took the fused or the OpenAI one.
+    A version that can choose has the exact GeLU, not GPT-2's tanh, unless it took the fused or the
+    OpenAI one.
     """
     check_settings(args, REQUIRED, where)
     if args.get("num_experts"):
-        raise BadInput(f"{where}: num_experts is {args['num_experts']!r}; a dense model can be imported")
+        raise BadInput(
+            f"{where}: num_experts is {args['num_experts']!r}; a dense model can be imported"
+        )
     choices = [args[name] for name in ("bias_gelu_fusion", "openai_gelu") if name in args]
     if choices and not any(choices):
-        raise BadInput(f"{where}: the model was trained with the exact GeLU; one with GPT-2's tanh can be imported")
+        raise BadInput(
+            f"{where}: the model was trained with the exact GeLU; one with GPT-2's tanh can be"
+            " imported"
+        )

@@ -1,10 +1,12 @@
-"""A model of Hugging Face divided over tensor-parallel ranks (`shard-hf`), run, and merged (`export`).
+"""A model of Hugging Face divided over tensor-parallel ranks (`shard-hf`), run, and merged
+(`export`).
 
-transformers has a plan for many of its models: layers by columns, layers by rows, and copied parameters whose gradients
-are summed. NAMES has the layers of models without one. Whatever the plan says, the ranks' outputs are held against the
-whole model's before anything is kept.
+transformers has a plan for many of its models: layers by columns, layers by rows, and copied
+parameters whose gradients are summed. NAMES has the layers of models without one. Whatever the plan
+says, the ranks' outputs are held against the whole model's before anything is kept.
 
-The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of the original one.
+The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of
+the original one.
 """
 
 import copy
@@ -26,7 +28,11 @@ from mlm_repro.engine.formats import digests
 from mlm_repro.engine.formats.huggingface import FOLDER, companions
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.launch.threads import run_threads
-from mlm_repro.engine.parallel.collectives import enter_tensor_parallel, gather_features, leave_tensor_parallel
+from mlm_repro.engine.parallel.collectives import (
+    enter_tensor_parallel,
+    gather_features,
+    leave_tensor_parallel,
+)
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.parallel.mesh import Axis
 from mlm_repro.engine.published import CONFIG, INDEX, PLAN, WEIGHTS
@@ -39,19 +45,31 @@ from mlm_repro.lineage.lock import check_is_there, check_output, new_output
 
 BART = {"columns": "[qkv]_proj|fc1", "rows": "out_proj|fc2"}
 NAMES = {
-    "gpt2": {"columns": "c_attn|c_fc", "rows": "c_proj"}, "bart": BART, "opt": BART,
+    "gpt2": {"columns": "c_attn|c_fc", "rows": "c_proj"},
+    "bart": BART,
+    "opt": BART,
     "bert": {"columns": r"query|key|value|intermediate\.dense", "rows": r"output\.dense"},
     "t5": {"columns": r"[qkv]|wi(_\d)?", "rows": "o|wo", "heads": "relative_attention_bias"},
-}  # fmt: skip
-"""Model type → ends of the names of the layers that are divided. Attention divides its heads and an MLP its width."""
+}
+"""Model type → ends of the names of the layers that are divided. Attention divides its heads and an
+MLP its width."""
 STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
-"""transformers' words for the ways of dividing. Layers with another word stay whole on every rank."""
+"""transformers' words for the ways of dividing. Layers with another word stay whole on every
+rank."""
 FUSED = {"c_attn": 3}
 """Layers that have several products side by side, and how many."""
-HEADS = frozenset({
-    "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_heads", "n_head",
-    "encoder_attention_heads", "decoder_attention_heads",
-})  # fmt: skip
+HEADS = frozenset(
+    {
+        "num_heads",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_heads",
+        "n_head",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+    }
+)
 """Names by which models count attention's heads."""
 WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hidden_size"})
 """Names by which an attention module knows the width of its heads together."""
@@ -61,7 +79,8 @@ TOKENS = 24
 
 
 class Division(NamedTuple):
-    """How a parameter is divided: each of `pieces` side by side along `dim`. A `summed` one is whole on every rank."""
+    """How a parameter is divided: each of `pieces` side by side along `dim`. A `summed` one is
+    whole on every rank."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -93,7 +112,8 @@ class TensorPlan(FileSchema):
 
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
-    """The plan of a model of transformers on `tp` ranks: transformers' own, or that of NAMES where it has none."""
+    """The plan of a model of transformers on `tp` ranks: transformers' own, or that of NAMES where
+    it has none."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -102,14 +122,22 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     for place, module in model.named_modules():
         style = STYLES.get(theirs.get(kind_of(place), ""))
         if not theirs:
-            style = next((how for how, ends in names.items() if re.search(rf"\.({ends})$", place)), None)
-        outputs = int(not isinstance(module, nn.Linear))  # the dim of outputs; a Conv1D is [in, out]
+            style = next(
+                (how for how, ends in names.items() if re.search(rf"\.({ends})$", place)), None
+            )
+        outputs = int(
+            not isinstance(module, nn.Linear)
+        )  # the dim of outputs; a Conv1D is [in, out]
         for parameter in module.parameters(recurse=False):
             key, is_matrix = id(parameter), parameter.dim() == 2
-            if module is head or (isinstance(module, nn.Embedding) and len(parameter) == vocabulary):
+            if module is head or (
+                isinstance(module, nn.Embedding) and len(parameter) == vocabulary
+            ):
                 divisions[key] = Division("vocabulary")
             elif style == "columns":
-                divisions[key] = Division("columns", outputs * is_matrix, FUSED.get(place.rpartition(".")[2], 1))
+                divisions[key] = Division(
+                    "columns", outputs * is_matrix, FUSED.get(place.rpartition(".")[2], 1)
+                )
             elif style == "rows" and is_matrix:
                 divisions[key] = Division("rows", 1 - outputs)
             elif style == "heads":
@@ -117,19 +145,25 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
             elif style == "summed":
                 divisions[key] = Division("summed")
     named = model.named_parameters(remove_duplicate=False)
-    return TensorPlan(tp=tp, parameters={name: divisions[id(each)] for name, each in named if id(each) in divisions})
+    return TensorPlan(
+        tp=tp,
+        parameters={name: divisions[id(each)] for name, each in named if id(each) in divisions},
+    )
 
 
 def kind_of(name: str) -> str:
-    """A name with the number of its layer as a star, as in transformers' plans; equal layers have one kind."""
+    """A name with the number of its layer as a star, as in transformers' plans; equal layers have
+    one kind."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
-    """Write a Hugging Face model as `out`, one file for each of `tp` ranks; returns the plan and the check as lines.
+    """Write a Hugging Face model as `out`, one file for each of `tp` ranks; returns the plan and
+    the check as lines.
 
-    Every weight keeps its value and number format. The ranks, run as threads in float64, must answer as the whole model
-    does; a last line says so, or that memory is too small for it. Raises BadInput for a model that cannot be divided.
+    Every weight keeps its value and number format. The ranks, run as threads in float64, must
+    answer as the whole model does; a last line says so, or that memory is too small for it. Raises
+    BadInput for a model that cannot be divided.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -137,14 +171,19 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
     plan = make_plan(model, tp)
     if not any(division.how == "columns" for division in plan.parameters.values()):
         raise BadInput(
-            f"{directory}: transformers has no plan of columns and rows for a {type(model).__name__}; without one "
-            f"{', '.join(NAMES)} can be divided"
+            f"{directory}: transformers has no plan of columns and rows for a"
+            f" {type(model).__name__}; without one {', '.join(NAMES)} can be divided"
         )
-    repeated = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
+    repeated = (
+        dict(model.named_parameters(remove_duplicate=False)).keys()
+        - dict(model.named_parameters()).keys()
+    )
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in repeated}
     with new_output(out) as temporary:
         for rank in range(tp):
-            parts = {name: plan.part(name, tensor, rank).contiguous() for name, tensor in tensors.items()}
+            parts = {
+                name: plan.part(name, tensor, rank).contiguous() for name, tensor in tensors.items()
+            }
             save_file(parts, temporary / _file(rank))
         write_document(temporary / PLAN, plan)
         files = [directory / CONFIG, *sorted(directory.glob("*.safetensors*"))]
@@ -155,12 +194,15 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
                 shutil.copyfile(path, temporary / FOLDER / name)
         checked = _check(temporary, model, tp)
         seal(temporary)
-    ways = dict.fromkeys(f"{kind_of(name)}: {division.how}" for name, division in plan.parameters.items())
+    ways = dict.fromkeys(
+        f"{kind_of(name)}: {division.how}" for name, division in plan.parameters.items()
+    )
     return [*ways, "all others: copied", checked]
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """The model of a directory, or without weights the one that its config.json describes. Runs no code of it.
+    """The model of a directory, or without weights the one that its config.json describes. Runs no
+    code of it.
 
     Raises BadInput if transformers reads no model there, or if tensors are missing or unexpected.
     """
@@ -173,22 +215,34 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
             raise TypeError(f"{kind.__name__} is no model")
         if not has_weights:
             return kind(config).eval()
-        model, report = kind.from_pretrained(directory, use_safetensors=True, dtype="auto", output_loading_info=True)
+        model, report = kind.from_pretrained(
+            directory, use_safetensors=True, dtype="auto", output_loading_info=True
+        )
     except Exception as error:  # the library raises errors of many kinds
-        raise BadInput(f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})") from error
+        raise BadInput(
+            f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})"
+        ) from error
     wrong = sorted(
-        str(name) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in report[kind]
+        str(name)
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        for name in report[kind]
     )
     if wrong:
-        raise BadInput(f"{directory}: tensor {wrong[0]} does not fit the model ({len(wrong)} such tensors)")
+        raise BadInput(
+            f"{directory}: tensor {wrong[0]} does not fit the model ({len(wrong)} such tensors)"
+        )
     return model.eval()
 
 
-def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None) -> nn.Module:
-    """This rank's part of a model that `shard_model` wrote: a transformers model, used as the whole one is.
+def load_rank(
+    directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """This rank's part of a model that `shard_model` wrote: a transformers model, used as the whole
+    one is.
 
-    `dtype` None is the number format of the files. `seed` is that of dropout in divided layers. Raises BadInput if the
-    axis has another number of ranks than there are files, IntegrityFailure if a file lacks a parameter.
+    `dtype` None is the number format of the files. `seed` is that of dropout in divided layers.
+    Raises BadInput if the axis has another number of ranks than there are files, IntegrityFailure
+    if a file lacks a parameter.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
@@ -207,8 +261,8 @@ def load_rank(directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | N
 def merge_model(checkpoint: Path, out: Path) -> Path:
     """Write what `shard_model` divided as the Hugging Face directory `out`, and return `out`.
 
-    Every tensor has the original bits; all are in one file. Raises BadInput if `out` exists or cannot be written,
-    IntegrityFailure if the checkpoint is incomplete or changed.
+    Every tensor has the original bits; all are in one file. Raises BadInput if `out` exists or
+    cannot be written, IntegrityFailure if the checkpoint is incomplete or changed.
     """
     check_output(out)
     check_seal(checkpoint)
@@ -232,25 +286,40 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > memory:
-        return f"not compared with the whole model: this needs {needed / 1e9:.0f} GB, {memory / 1e9:.0f} GB are free"
+        return (
+            f"not compared with the whole model: this needs {needed / 1e9:.0f} GB,"
+            f" {memory / 1e9:.0f} GB are free"
+        )
     whole = outputs(model.double())
     try:
         ranks = run_threads(
-            lambda: outputs(load_rank(directory, build_mesh(Layout(tp=tp)).tp, dtype=torch.float64)), tp
+            lambda: outputs(
+                load_rank(directory, build_mesh(Layout(tp=tp)).tp, dtype=torch.float64)
+            ),
+            tp,
         )
         difference = max(float((each - whole).abs().max()) for each in ranks)
     except (RuntimeError, ValueError) as error:
-        raise BadInput(f"a {type(model).__name__} cannot be divided: its parts do not run ({error})") from error
+        raise BadInput(
+            f"a {type(model).__name__} cannot be divided: its parts do not run ({error})"
+        ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
-        raise BadInput(f"a {type(model).__name__} cannot be divided: its parts answer otherwise, by {difference:.3g}")
-    return f"{tp} ranks answer as the whole model does in float64: largest difference {difference:.1e}"
+        raise BadInput(
+            f"a {type(model).__name__} cannot be divided: its parts answer otherwise, by"
+            f" {difference:.3g}"
+        )
+    return (
+        f"{tp} ranks answer as the whole model does in float64: largest difference {difference:.1e}"
+    )
 
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
     """Random tokens as the model's arguments."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
-    tokens = torch.randint(0, config.vocab_size, (2, length), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(
+        0, config.vocab_size, (2, length), generator=torch.Generator().manual_seed(1)
+    )
     names = ("input_ids", "decoder_input_ids") if config.is_encoder_decoder else ("input_ids",)
     return dict.fromkeys(names, tokens)
 
@@ -265,8 +334,9 @@ def outputs(model: nn.Module) -> Tensor:
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
     """Turn a whole model into this rank's part of it, in place, and return it.
 
-    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between layers by columns and
-    the layer by rows differs on each rank (by `seed`); elsewhere ranks with one random state draw the same.
+    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between
+    layers by columns and the layer by rows differs on each rank (by `seed`); elsewhere ranks with
+    one random state draw the same.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts: dict[int, nn.Parameter] = {}
@@ -279,7 +349,9 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
             whole.register_hook(axis.all_reduce)
             continue
         if id(whole) not in parts:
-            parts[id(whole)] = nn.Parameter(plan.part(name, whole.data, axis.rank), whole.requires_grad)
+            parts[id(whole)] = nn.Parameter(
+                plan.part(name, whole.data, axis.rank), whole.requires_grad
+            )
         setattr(module, own, parts[id(whole)])
         if division.how == "columns":
             attention[model.get_submodule(place.rpartition(".")[0])] = None
@@ -291,12 +363,14 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """Divided activations: their inputs enter, the sum leaves, and random numbers differ on each rank."""
+    """Divided activations: their inputs enter, the sum leaves, and random numbers differ on each
+    rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis, self.is_inside = axis, False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
-        """The random state of the other side: of divided activations, or within them that of the whole ones."""
+        """The random state of the other side: of divided activations, or within them that of the
+        whole ones."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
         """Make a module compute its part; `rows` are those of its whole weight."""
@@ -346,12 +420,16 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
         module.config = settings
 
 
-def _look_up(forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor) -> Tensor:
+def _look_up(
+    forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
+) -> Tensor:
     """Rows of a vocabulary of which this rank has [start, stop)."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)
 
 
-def _score(forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor) -> Tensor:
+def _score(
+    forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
+) -> Tensor:
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

@@ -1,9 +1,11 @@
-"""Pickled files of PyTorch, read so that nothing runs that a file names, and Megatron-Core's `torch_dist` checkpoints.
+"""Pickled files of PyTorch, read so that nothing runs that a file names, and Megatron-Core's
+`torch_dist` checkpoints.
 
-`torch_dist` is torch's distributed checkpoint (`.distcp`) with Megatron-Core's names. Every tensor is whole, whatever
-layout wrote it. A parameter of all layers is one tensor, [num_layers, ...]. Layer norms have the names of Transformer
-Engine, in the linear layer that follows. Sources: megatron-core 0.16.1, `dist_checkpointing/strategies/torch.py`;
-torch, `distributed/checkpoint/filesystem.py`.
+`torch_dist` is torch's distributed checkpoint (`.distcp`) with Megatron-Core's names. Every tensor
+is whole, whatever layout wrote it. A parameter of all layers is one tensor, [num_layers, ...].
+Layer norms have the names of Transformer Engine, in the linear layer that follows. Sources:
+megatron-core 0.16.1, `dist_checkpointing/strategies/torch.py`; torch,
+`distributed/checkpoint/filesystem.py`.
 """
 
 import argparse
@@ -25,28 +27,50 @@ from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import IntegrityFailure
 
 UNREAD = (
-    "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype",
-    "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
-    "fp16.loss_scaler.LossScaler", "fp16.loss_scaler.DynamicLossScaler",
-    "megatron.fp16.loss_scaler.LossScaler", "megatron.fp16.loss_scaler.DynamicLossScaler",
-    "megatron.enums.ModelType", "megatron.model.enums.ModelType", "megatron.core.enums.ModelType",
-    "megatron.core.transformer.enums.AttnBackend", "signal.Signals", "_io.BytesIO",
-)  # fmt: skip
-"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an `Unread`.
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "fp16.loss_scaler.LossScaler",
+    "fp16.loss_scaler.DynamicLossScaler",
+    "megatron.fp16.loss_scaler.LossScaler",
+    "megatron.fp16.loss_scaler.DynamicLossScaler",
+    "megatron.enums.ModelType",
+    "megatron.model.enums.ModelType",
+    "megatron.core.enums.ModelType",
+    "megatron.core.transformer.enums.AttnBackend",
+    "signal.Signals",
+    "_io.BytesIO",
+)
+"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an
+`Unread`.
 
-They are random state of numpy before and since version 2, loss scalers that were pickled whole (2019 and v1.0), values
-of arguments, and Transformer Engine's `_extra_state`.
+They are random state of numpy before and since version 2, loss scalers that were pickled whole
+(2019 and v1.0), values of arguments, and Transformer Engine's `_extra_state`.
 """
 COMMON = "common.pt"
-CLASSES = (metadata.Metadata, metadata.MetadataIndex, metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata,
-           metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.BytesStorageMetadata,
-           metadata.StorageMeta, filesystem._StorageInfo, torch.serialization._get_layout)  # fmt: skip
+CLASSES = (
+    metadata.Metadata,
+    metadata.MetadataIndex,
+    metadata.TensorStorageMetadata,
+    metadata.ChunkStorageMetadata,
+    metadata.TensorProperties,
+    metadata._MEM_FORMAT_ENCODING,
+    metadata.BytesStorageMetadata,
+    metadata.StorageMeta,
+    filesystem._StorageInfo,
+    torch.serialization._get_layout,
+)
 """Classes of the metadata that say where each tensor lies."""
 KNOWN: JSON = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
 KNOWN |= {"torch.Size": torch.Size} | {
     str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)
 }
-PLANS = re.compile(r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+")
+PLANS = re.compile(
+    r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+"
+)
 """Other classes of the metadata: plans of the process that wrote it."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
 OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
@@ -64,7 +88,8 @@ class Unread:
 
 
 def read_torch_file(path: Path) -> Any:
-    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the CPU.
+    """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the
+    CPU.
 
     Raises IntegrityFailure if the file is damaged or names a function or class outside the list.
     """
@@ -81,15 +106,20 @@ def read_torch_file(path: Path) -> Any:
     except Exception as error:  # a damaged file makes torch raise nearly anything
         if match := re.search(r"GLOBAL (\S+?)[,.;:]?(?:\s|$)", str(error)):
             raise _refused(path, match[1] if "." in match[1] else f"builtins.{match[1]}") from error
-        raise IntegrityFailure(f"{path} cannot be read as a PyTorch file: {_first_line(error)}") from error
+        raise IntegrityFailure(
+            f"{path} cannot be read as a PyTorch file: {_first_line(error)}"
+        ) from error
     finally:
         torch.serialization.add_safe_globals(others)
 
 
 def _read_pickle(path: Path) -> Any:
-    """Read a pickle that names nothing but KNOWN and PLANS, which become `Unread`; otherwise raise IntegrityFailure."""
+    """Read a pickle that names nothing but KNOWN and PLANS, which become `Unread`; otherwise raise
+    IntegrityFailure."""
 
-    class Restricted(pickle._Unpickler):  # the one in C makes room for any number that a damaged file holds
+    class Restricted(
+        pickle._Unpickler
+    ):  # the one in C makes room for any number that a damaged file holds
         def find_class(self, module: str, name: str) -> Any:
             full = f"{module}.{name}"
             if full not in KNOWN and not PLANS.fullmatch(full):
@@ -106,7 +136,9 @@ def _read_pickle(path: Path) -> Any:
 
 
 def _refused(path: Path, name: str) -> IntegrityFailure:
-    return IntegrityFailure(f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run")
+    return IntegrityFailure(
+        f"{path} asks to call {name}, which no checkpoint needs: nothing in it was run"
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -127,10 +159,11 @@ class _Reader(distributed.FileSystemReader):
 
 
 def read_torch_dist(directory: Path) -> JSON:
-    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`, `iteration`.
+    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`,
+    `iteration`.
 
-    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged metadata and for
-    shards that overlap, leave holes or are missing.
+    The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
+    metadata and for shards that overlap, leave holes or are missing.
     """
     path = directory / METADATA
     known = _read_pickle(path)
@@ -139,27 +172,44 @@ def read_torch_dist(directory: Path) -> JSON:
     try:
         for index, info in known.storage_data.items():
             if not re.fullmatch(r"\w[\w.-]*", info.relative_path):
-                raise ValueError(f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the directory")
+                raise ValueError(
+                    f"{index.fqn} lies at {info.relative_path!r}, which is not a file of the"
+                    " directory"
+                )
         tensors = {}
         for name, tensor in known.state_dict_metadata.items():
             if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name):
                 pairs = [(tuple(part.offsets), part.sizes) for part in tensor.chunks]
-                boxes = [(start, tuple(map(sum, zip(start, sizes, strict=False)))) for start, sizes in pairs]
+                boxes = [
+                    (start, tuple(map(sum, zip(start, sizes, strict=False))))
+                    for start, sizes in pairs
+                ]
                 check_cover(f"tensor {name!r} in {directory}", boxes, tuple(tensor.size))
                 tensors[name] = torch.empty(tensor.size, dtype=tensor.properties.dtype)
         with warnings.catch_warnings(action="ignore"):  # of a process that is not a rank
             distributed.load(dict(tensors), storage_reader=_Reader(directory, known), no_dist=True)
     except IntegrityFailure:
         raise
-    except (Exception, distributed.CheckpointException) as error:  # a damaged file makes torch raise nearly anything
-        cause = error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
+    except (
+        Exception,
+        distributed.CheckpointException,
+    ) as error:  # a damaged file makes torch raise nearly anything
+        cause = (
+            error.failures[0][0] if isinstance(error, distributed.CheckpointException) else error
+        )
         raise IntegrityFailure(f"{directory} cannot be read: {_first_line(cause)}") from error
     common = read_torch_file(directory / COMMON) if (directory / COMMON).is_file() else {}
-    common = {key: common[key] for key in ("args", "iteration") if key in common} if isinstance(common, dict) else {}
+    common = (
+        {key: common[key] for key in ("args", "iteration") if key in common}
+        if isinstance(common, dict)
+        else {}
+    )
     single: dict[str, torch.Tensor] = {}
     for name, whole in tensors.items():
         if match := STACKED.fullmatch(name):
-            single |= {f"{match[1]}.{number}.{match[2]}": layer for number, layer in enumerate(whole)}
+            single |= {
+                f"{match[1]}.{number}.{match[2]}": layer for number, layer in enumerate(whole)
+            }
         else:
             single[name] = whole
     return {"model": single, "checkpoint_version": 3, **common}

@@ -1,7 +1,7 @@
 """Tokenizers in Hugging Face's files: tokenizer.json, or vocab.json with merges.txt.
 
-Import and export keep the ids of every text. Our tokenizer recognises no special token in text, which an exported
-tokenizer_config.json states as `split_special_tokens`.
+Import and export keep the ids of every text. Our tokenizer recognises no special token in text,
+which an exported tokenizer_config.json states as `split_special_tokens`.
 """
 
 import json
@@ -19,23 +19,30 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
-def write_vocabulary(tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False) -> None:
-    """Write a tokenizer to `out` for Hugging Face's AutoTokenizer; of a BERT, with its special tokens."""
+def write_vocabulary(
+    tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False
+) -> None:
+    """Write a tokenizer to `out` for Hugging Face's AutoTokenizer; of a BERT, with its special
+    tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
         return
-    reader = "PreTrainedTokenizerFast"  # reads tokenizer.json, because words cannot be written as merges
+    reader = (  # reads tokenizer.json, because words cannot be written as merges
+        "PreTrainedTokenizerFast"
+    )
     if tokenizer.is_byte_level:
         reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
         merges = [f"{left} {right}\n" for left, right in model["merges"]]
         write_text(out / MERGES, "".join(["#version: 0.2\n", *merges]))
     settings = {
-        "tokenizer_class": reader, "add_prefix_space": False, "model_max_length": seq_length,
+        "tokenizer_class": reader,
+        "add_prefix_space": False,
+        "model_max_length": seq_length,
         "split_special_tokens": True,
         **dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_token),
-    }  # fmt: skip
+    }
     write_json(out / "tokenizer_config.json", settings)
 
 
@@ -45,17 +52,26 @@ def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     ids = list(zip(SPECIAL_TOKENS[:2], tokenizer.special_ids, strict=False))
-    backend.post_processor = TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
+    backend.post_processor = TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids
+    )
     write_text(file, backend.to_str(pretty=True))
-    named = dict(zip(("cls_token", "sep_token", "mask_token", "pad_token"), SPECIAL_TOKENS, strict=True))
+    named = dict(
+        zip(("cls_token", "sep_token", "mask_token", "pad_token"), SPECIAL_TOKENS, strict=True)
+    )
     unknown = {"unk_token": "[UNK]"} if backend.token_to_id("[UNK]") is not None else {}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    reader = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": seq_length, "model_input_names": inputs}
+    reader = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_length,
+        "model_input_names": inputs,
+    }
     write_json(out / "tokenizer_config.json", reader | named | unknown)
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a Hugging Face directory, from tokenizer.json if there is one, and the files with it.
+    """The tokenizer of a Hugging Face directory, from tokenizer.json if there is one, and the files
+    with it.
 
     Raises BadInput if there is none, IntegrityFailure if it is damaged.
     """
@@ -64,7 +80,8 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
         return Tokenizer.load(directory), [path]
     if not (directory / VOCABULARY).is_file():
         raise BadInput(
-            f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: give it (--vocab, or --set vocab=)"
+            f"{directory} has neither {FILE_NAME} nor {VOCABULARY} with {MERGES}: give it (--vocab,"
+            " or --set vocab=)"
         )
     return read_vocabulary_files(directory)
 

@@ -1,6 +1,7 @@
 """Guards watch a training run: each sees every iteration before and after its update.
 
-Imports no torch. `engine/guard/guards.py` has the list of guards, which is all that the trainer knows of them.
+Imports no torch. `engine/guard/guards.py` has the list of guards, which is all that the trainer
+knows of them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class Iteration:
 
 
 class Guard:
-    """Watches one thing. The guards of all ranks are called in the same order, so they may communicate."""
+    """Watches one thing. The guards of all ranks are called in the same order, so they may
+    communicate."""
 
     def before(self, number: int) -> None:
         """Called before the microbatches of iteration `number` (from 0) are computed."""
@@ -40,7 +42,8 @@ class Guard:
         return False
 
     def after(self, iteration: Iteration) -> str:
-        """Called after the update; may add to the metrics line. Returns a warning for the user, or nothing."""
+        """Called after the update; may add to the metrics line. Returns a warning for the user, or
+        nothing."""
         return ""
 
     def before_checkpoint(self) -> None:

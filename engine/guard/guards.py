@@ -1,5 +1,5 @@
-"""The list of guards; those of a run's numbers: finite, spikes; those of its ranks: slow ones, and replicas that drift
-apart."""
+"""The list of guards; those of a run's numbers: finite, spikes; those of its ranks: slow ones, and
+replicas that drift apart."""
 
 import math
 import time
@@ -29,21 +29,28 @@ SPIKE_WINDOW, LEAST = 128, 64
 DEVIATIONS = 6.0
 
 
-def guards_of(config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations") -> list[Guard]:
+def guards_of(
+    config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
+) -> list[Guard]:
     """The guards of a run, in the order in which they are asked."""
     return [
-        # A spike is judged before the finite guard may end the run, so that its line of the metrics names both.
-        SlowRankGuard(step.mesh), SpikeGuard(recent, config.train.skip_spikes), FiniteGuard(step), MemoryGuard(memory),
+        # A spike is judged before the finite guard may end the run, so that its line of the metrics
+        # names both.
+        SlowRankGuard(step.mesh),
+        SpikeGuard(recent, config.train.skip_spikes),
+        FiniteGuard(step),
+        MemoryGuard(memory),
         ReplicaGuard(step.model.parameters, step.model.storage_mesh),
-    ]  # fmt: skip
+    ]
 
 
 class RecentIterations:
-    """Losses and gradient norms of the last iterations. Checkpoints keep them, so a resumed run decides alike.
+    """Losses and gradient norms of the last iterations. Checkpoints keep them, so a resumed run
+    decides alike.
 
-    A spike is a loss or a gradient norm above the mean of the last 128 by more than 6 standard deviations, once 64 are
-    known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts leaps downwards). Spikes are remembered too, so
-    a level that stays is soon no spike.
+    A spike is a loss or a gradient norm above the mean of the last 128 by more than 6 standard
+    deviations, once 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts
+    leaps downwards). Spikes are remembered too, so a level that stays is soon no spike.
     """
 
     def __init__(self) -> None:
@@ -51,17 +58,21 @@ class RecentIterations:
         """(loss, gradient norm) of each, oldest first, as a checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`, `gradient_norm`.
+        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`,
+        `gradient_norm`.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
         """
-        # An fp16 run overflows while its loss scale is found; remembered, such an iteration would hide every later
-        # spike.
+        # An fp16 run overflows while its loss scale is found; remembered, such an iteration would
+        # hide every later spike.
         if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
             return {}
         values = {"loss": loss, "gradient_norm": gradient_norm}
         columns = zip(*self.seen, strict=True) if len(self.seen) >= LEAST else ()
-        limits = {name: fmean(seen) + DEVIATIONS * stdev(seen) for name, seen in zip(values, columns, strict=False)}
+        limits = {
+            name: fmean(seen) + DEVIATIONS * stdev(seen)
+            for name, seen in zip(values, columns, strict=False)
+        }
         self.seen.append((loss, gradient_norm))
         return {name: limit for name, limit in limits.items() if values[name] > limit}
 
@@ -80,14 +91,18 @@ class SpikeGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         line = iteration.line
         line.spike = self._spike
-        rows = [(name.replace("_", " "), getattr(line, name), limit) for name, limit in self._spike.items()]
+        rows = [
+            (name.replace("_", " "), getattr(line, name), limit)
+            for name, limit in self._spike.items()
+        ]
         leaps = " and ".join(f"{name} {value:.4g} above {limit:.4g}" for name, value, limit in rows)
         done = "no update was made" if line.skipped else "the update was made"
         return f"warning: iteration {line.iteration} is a spike, {leaps}; {done}" if leaps else ""
 
 
 class FiniteGuard(Guard):
-    """Ends a run whose loss or gradient is not finite; in fp16 an overflow only lowers the loss scale."""
+    """Ends a run whose loss or gradient is not finite; in fp16 an overflow only lowers the loss
+    scale."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
@@ -95,34 +110,40 @@ class FiniteGuard(Guard):
     def skips(self, iteration: Iteration) -> bool:
         """Raises NotFinite, on every rank, naming the first place; the weights have not changed."""
         gradient = iteration.gradient
-        # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for the scale is applied
-        # after it.
+        # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
+        # the scale is applied after it.
         if gradient.is_finite or (self._step.scaler and math.isfinite(gradient.loss)):
             return False
         where = diagnose(self._step, iteration.microbatches)
         raise NotFinite(
-            f"iteration {iteration.number + 1}: loss {gradient.loss}, gradient norm {gradient.norm}; "
-            "the weights were not updated" + (f"; {where}" if where else "")
+            f"iteration {iteration.number + 1}: loss {gradient.loss}, gradient norm"
+            f" {gradient.norm}; the weights were not updated" + (f"; {where}" if where else "")
         )
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls it.
+    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls
+    it.
 
-    The iteration is computed again: its weights have not changed and all randomness is keyed, so the same values come
-    up. Outputs are in the order of the forward pass, gradients in that of the backward pass.
+    The iteration is computed again: its weights have not changed and all randomness is keyed, so
+    the same values come up. Outputs are in the order of the forward pass, gradients in that of the
+    backward pass.
     """
     model, mesh = step.model, step.mesh
     outputs: list[str] = []
     gradients: list[str] = []
     with ExitStack() as hooks:
         for parameter in model.parameters:
-            hooks.enter_context(parameter.local.register_hook(partial(_note, gradients, parameter.name)))
+            hooks.enter_context(
+                parameter.local.register_hook(partial(_note, gradients, parameter.name))
+            )
         for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
             if next(module.parameters(recurse=False), None) is not None:
-                hooks.enter_context(module.register_forward_hook(partial(_note_output, outputs, name)))
-        # Computed once more with hooks, and not with hooks from the start: they would slow every iteration for one
-        # that fails.
+                hooks.enter_context(
+                    module.register_forward_hook(partial(_note_output, outputs, name))
+                )
+        # Computed once more with hooks, and not with hooks from the start: they would slow every
+        # iteration for one that fails.
         step.gradient(microbatches)
     samples = [
         place
@@ -130,7 +151,9 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         if not math.isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item())
         for place in microbatch.places
     ]
-    reports = mesh.world.gather_objects((mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples))
+    reports = mesh.world.gather_objects(
+        (mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples)
+    )
     ranks = sorted({dp for dp, _, output, gradient, lost in reports if output or gradient or lost})
     parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []
     by_stage = sorted(reports, key=lambda report: report[1])
@@ -144,11 +167,15 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
 
 
 def _note(names: list[str], name: str, *tensors: Tensor) -> None:
-    if not all(torch.isfinite(tensor.to_dense()).all() for tensor in tensors):  # a gradient may be sparse
+    if not all(
+        torch.isfinite(tensor.to_dense()).all() for tensor in tensors
+    ):  # a gradient may be sparse
         names.append(name)
 
 
-def _note_output(names: list[str], name: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+def _note_output(
+    names: list[str], name: str, module: nn.Module, inputs: Any, output: Tensor
+) -> None:
     """Look at a module's output, and at its own parameters: a later kernel may add its bias."""
     _note(names, name, output, *module.parameters(recurse=False))
 
@@ -157,13 +184,15 @@ SHOWN = 8
 WINDOW = 10
 """Iterations over which times are added up before they are compared."""
 RATIO, LEAST_SECONDS = 1.5, 0.5
-"""A slow rank takes at least this many times what the others take, and this much longer in a window."""
+"""A slow rank takes at least this many times what the others take, and this much longer in a
+window."""
 INTERVAL = 100
 """Iterations between comparisons of replicas; they are also compared before every checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Compares the time of each rank's own work, without communication, with that of the other ranks of its stage.
+    """Compares the time of each rank's own work, without communication, with that of the other
+    ranks of its stage.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """
@@ -179,7 +208,8 @@ class SlowRankGuard(Guard):
     def after(self, iteration: Iteration) -> str:
         self._own += time.monotonic() - self._mesh.waiting.seconds - self._start
         self._iterations += 1
-        # Added up over several iterations: a single one is too short to be told from the noise of the system.
+        # Added up over several iterations: a single one is too short to be told from the noise of
+        # the system.
         if self._mesh.layout.world_size == 1 or self._iterations % WINDOW:
             return ""
         seconds = self._mesh.world.gather_objects(self._own)
@@ -187,14 +217,16 @@ class SlowRankGuard(Guard):
         slow = slow_ranks(seconds, self._mesh.layout)
         new, self._known = slow.keys() - self._known, set(slow)
         return "; ".join(
-            f"warning: rank {rank} is slow and holds up the others: {1000 * seconds[rank] / WINDOW:.0f} ms an "
-            f"iteration for its own work, the others take {1000 * slow[rank] / WINDOW:.0f}"
+            f"warning: rank {rank} is slow and holds up the others:"
+            f" {1000 * seconds[rank] / WINDOW:.0f} ms an iteration for its own work, the others"
+            f" take {1000 * slow[rank] / WINDOW:.0f}"
             for rank in sorted(new)
         )
 
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
-    """Each slow rank, with the median of the other ranks of its pipeline stage; `seconds` has every rank's window."""
+    """Each slow rank, with the median of the other ranks of its pipeline stage; `seconds` has every
+    rank's window."""
     slow = {}
     together = layout.tp * layout.dp
     for rank, own in enumerate(seconds):
@@ -207,10 +239,11 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters that several ranks hold whole: they must be the same bits on all of them.
+    """Compares the parameters that several ranks hold whole: they must be the same bits on all of
+    them.
 
-    BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked (bigscience, tr11
-    chronicles, March 2022).
+    BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked
+    (bigscience, tr11 chronicles, March 2022).
     """
 
     def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
@@ -221,33 +254,47 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare sums of the numbers' bit patterns. Raises Diverged, on every rank, naming tensor and ranks.
+        """Compare sums of the numbers' bit patterns. Raises Diverged, on every rank, naming tensor
+        and ranks.
 
-        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel axis, the tied
-        embedding also between first and last stage.
+        Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
+        axis, the tied embedding also between first and last stage.
         """
         mesh, layout = self._mesh, self._mesh.layout
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)
         # Bits and not values: a sum of values would hide a NaN beside a NaN, and is slower.
-        sums = {parameter.name: _sum_of_bits(parameter.local.data) for parameter in self._parameters}
+        sums = {
+            parameter.name: _sum_of_bits(parameter.local.data) for parameter in self._parameters
+        }
         undivided = [parameter.name for parameter in self._parameters if parameter.dim is None]
         shared = [
             ("tensor-parallel", mesh.tp, by_tensor, undivided),
             ("data-parallel", mesh.dp, by_data, list(sums)),
         ]
-        if tied := [parameter.name for parameter in self._parameters if parameter.role is Role.TIED_EMBEDDING]:
+        if tied := [
+            parameter.name
+            for parameter in self._parameters
+            if parameter.role is Role.TIED_EMBEDDING
+        ]:
             shared.append(("first and last pipeline", mesh.embedding, ends, tied))
         said = ""
         for kind, axis, ranks, names in shared:
-            own = torch.tensor([[sums[name] for name in names]], dtype=torch.int64, device=mesh.device)
+            own = torch.tensor(
+                [[sums[name] for name in names]], dtype=torch.int64, device=mesh.device
+            )
             everyone = axis.all_gather(own, dim=0)
             differing = (everyone != everyone[0]).any(dim=0).nonzero().flatten().tolist()
             if differing and not said:
-                more = f" and {len(differing) - 1} more tensors are" if len(differing) > 1 else " is"
+                more = (
+                    f" and {len(differing) - 1} more tensors are" if len(differing) > 1 else " is"
+                )
                 who = _describe_parting(ranks, everyone[:, differing[0]].tolist())
-                said = f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no checkpoint has it"
+                said = (
+                    f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no"
+                    " checkpoint has it"
+                )
         if everywhere := [sentence for sentence in mesh.world.gather_objects(said) if sentence]:
             raise Diverged(everywhere[0])
 

@@ -1,4 +1,5 @@
-"""Memory of a rank: its measured peak, its closed form, and a sentence with remedies where it does not suffice."""
+"""Memory of a rank: its measured peak, its closed form, and a sentence with remedies where it does
+not suffice."""
 
 import math
 import re
@@ -29,9 +30,9 @@ WORTH = 0.98
 class PeakMemory:
     """The most memory taken since this object was made.
 
-    On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of the process's
-    resident set, with freed buffers that are kept for reuse and the libraries that torch loads at its first step
-    (about 0.15 GB).
+    On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of
+    the process's resident set, with freed buffers that are kept for reuse and the libraries that
+    torch loads at its first step (about 0.15 GB).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,7 +44,10 @@ class PeakMemory:
         """The peak after the first iteration, which MemoryGuard reads."""
         self._before, self.measured_by = 0, "torch.cuda.max_memory_allocated"
         if device.type != "cuda":
-            self._before, self.measured_by = _resident_bytes("VmRSS"), "growth of the peak resident set"
+            self._before, self.measured_by = (
+                _resident_bytes("VmRSS"),
+                "growth of the peak resident set",
+            )
 
     def bytes(self) -> int:
         """Bytes at the peak."""
@@ -53,22 +57,30 @@ class PeakMemory:
 
 
 def _resident_bytes(field: str) -> int:
-    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no /proc.
+    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no
+    /proc.
 
-    On Linux `getrusage` would not do: its peak includes the process that started this one, before `exec`.
+    On Linux `getrusage` would not do: its peak includes the process that started this one, before
+    `exec`.
     """
     if not STATUS.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    # Read from the process's own file, without a library: this is looked at after every first iteration.
-    line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{field}:"))
+    # Read from the process's own file, without a library: this is looked at after every first
+    # iteration.
+    line = next(
+        line
+        for line in STATUS.read_text(encoding="ascii").splitlines()
+        if line.startswith(f"{field}:")
+    )
     return int(line.split()[1]) * 1024
 
 
 class MemoryGuard(Guard):
-    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's memory.
+    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's
+    memory.
 
-    Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries again, which cost
-    "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
+    Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries
+    again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
     """
 
     def __init__(self, memory: PeakMemory) -> None:
@@ -88,7 +100,8 @@ class MemoryGuard(Guard):
     def look(self, statistics: Mapping[str, int]) -> str:
         """A warning, the first time that retries grew since the last look; otherwise nothing.
 
-        `statistics` are those of `torch.cuda.memory_stats`. Retries before the first look do not count.
+        `statistics` are those of `torch.cuda.memory_stats`. Retries before the first look do not
+        count.
         """
         before, self._retries = self._retries, statistics.get("num_alloc_retries", 0)
         if self._has_told or before is None or self._retries <= before:
@@ -96,9 +109,9 @@ class MemoryGuard(Guard):
         self._has_told = True
         reserved = statistics.get("reserved_bytes.all.peak", 0) / 2**30
         return (
-            f"the GPU's memory is nearly full ({reserved:.1f} GiB reserved): the allocator emptied its "
-            f"cache {self._retries - before} times in this iteration, and every time the GPU waits; a smaller "
-            "train.microbatch_size or parallel.recompute avoids it"
+            f"the GPU's memory is nearly full ({reserved:.1f} GiB reserved): the allocator emptied"
+            f" its cache {self._retries - before} times in this iteration, and every time the GPU"
+            " waits; a smaller train.microbatch_size or parallel.recompute avoids it"
         )
 
 
@@ -108,7 +121,8 @@ class OutOfMemory(HardwareMissing):
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
-    """Turn a failed allocation into OutOfMemory, after a table of what a rank needs and of changes that need less."""
+    """Turn a failed allocation into OutOfMemory, after a table of what a rank needs and of changes
+    that need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -122,7 +136,9 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
         if is_first:
             print(describe_memory(run), file=sys.stderr, flush=True)
         rank = mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank)
-        sentence = f"rank {rank} ran out of memory {when}" + (f": {asked[0].lower()}" if asked else "")
+        sentence = f"rank {rank} ran out of memory {when}" + (
+            f": {asked[0].lower()}" if asked else ""
+        )
         raise OutOfMemory(sentence, on_every_rank=is_first) from error
 
 
@@ -152,20 +168,26 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Single options that are possible and need less memory, with the bytes of a rank, the smallest first."""
+    """Single options that are possible and need less memory, with the bytes of a rank, the smallest
+    first."""
     config, ranks = run.config, run.layout.world_size
     parallel = config.parallel
     changes: list[tuple[str, str, Any]] = [
-        ("train", "microbatch_size", config.train.microbatch_size // 2), ("parallel", "recompute", "selective"),
-        ("parallel", "recompute", "full"), ("parallel", "shard_optimizer", True),
-        ("parallel", "shard_parameters", True), ("parallel", "tp", 2 * parallel.tp),
+        ("train", "microbatch_size", config.train.microbatch_size // 2),
+        ("parallel", "recompute", "selective"),
+        ("parallel", "recompute", "full"),
+        ("parallel", "shard_optimizer", True),
+        ("parallel", "shard_parameters", True),
+        ("parallel", "tp", 2 * parallel.tp),
         ("parallel", "pp", 2 * parallel.pp),
-    ]  # fmt: skip
+    ]
     offered = []
     for section, key, value in changes:
         values = config.model_dump()
         values[section][key] = value
-        needed = ranks if key not in ("tp", "pp") else math.lcm(ranks, 2 * parallel.tp * parallel.pp)
+        needed = (
+            ranks if key not in ("tp", "pp") else math.lcm(ranks, 2 * parallel.tp * parallel.pp)
+        )
         try:
             changed = RunConfig.model_validate(values)
             size = ResolvedRun(changed, run.dataset, layout_of(changed, needed)).memory.total

@@ -1,4 +1,5 @@
-"""Adam's update over flat storage, for AdamW and for LAMB (Kingma & Ba 2015; Loshchilov & Hutter 2019)."""
+"""Adam's update over flat storage, for AdamW and for LAMB (Kingma & Ba 2015; Loshchilov & Hutter
+2019)."""
 
 from dataclasses import dataclass
 
@@ -28,13 +29,19 @@ class AdamStep:
 
 
 def adamw(
-    weights: torch.Tensor, copy: torch.Tensor | None, gradient: torch.Tensor, exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor, step: AdamStep,
-) -> None:  # fmt: skip
-    """Update flat weights and moments with torch's fused AdamW. `copy` receives the new weights in its own dtype.
+    weights: torch.Tensor,
+    copy: torch.Tensor | None,
+    gradient: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    step: AdamStep,
+) -> None:
+    """Update flat weights and moments with torch's fused AdamW. `copy` receives the new weights in
+    its own dtype.
 
-    The gradient is clipped in place, because a copy would be as large as the model. The last elements are padded:
-    torch rounds a remainder that fills no vector otherwise, and a weight must not depend on its place.
+    The gradient is clipped in place, because a copy would be as large as the model. The last
+    elements are padded: torch rounds a remainder that fills no vector otherwise, and a weight must
+    not depend on its place.
     """
     if step.clipping != 1.0:
         gradient.mul_(step.clipping)
@@ -44,10 +51,21 @@ def adamw(
     count = torch.full((), step.steps - 1, dtype=torch.float32, device=weights.device)
     given = [[tensor[:whole], end] for tensor, end in zip(tensors, ends, strict=True)]
     torchs_adamw(
-        given[0], given[1], given[2], given[3], [], [count, count.clone()],
-        fused=True, amsgrad=False, beta1=step.beta1, beta2=step.beta2, lr=step.learning_rate,
-        weight_decay=step.weight_decay, eps=step.epsilon, maximize=False,
-    )  # fmt: skip
+        given[0],
+        given[1],
+        given[2],
+        given[3],
+        [],
+        [count, count.clone()],
+        fused=True,
+        amsgrad=False,
+        beta1=step.beta1,
+        beta2=step.beta2,
+        lr=step.learning_rate,
+        weight_decay=step.weight_decay,
+        eps=step.epsilon,
+        maximize=False,
+    )
     for tensor, end in zip(tensors, ends, strict=True):
         tensor[whole:] = end[: len(tensor) - whole]
     if copy is not None:
@@ -55,11 +73,18 @@ def adamw(
 
 
 def adam_direction(
-    weights: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor, step: AdamStep,
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    step: AdamStep,
     is_corrected: bool,
-) -> torch.Tensor:  # fmt: skip
-    """Update the moments, clip the gradient in place, and return m/(√v + ε) + λ·weights. The weights do not change."""
-    first, second = (1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2))
+) -> torch.Tensor:
+    """Update the moments, clip the gradient in place, and return m/(√v + ε) + λ·weights. The
+    weights do not change."""
+    first, second = (
+        1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2)
+    )
     direction = torch.empty_like(weights)
     tensors = (weights, gradient, exp_avg, exp_avg_sq, direction)
     at_once = CACHED if weights.device.type == "cpu" else max(len(weights), 1)

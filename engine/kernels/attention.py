@@ -1,6 +1,7 @@
 """Attention: scale, mask, softmax, dropout and the two products around them.
 
-Shapes: s sequence, b microbatch, n heads, d head dim. Row head · s + query of the dropout mask belongs to a query.
+Shapes: s sequence, b microbatch, n heads, d head dim. Row head · s + query of the dropout mask
+belongs to a query.
 """
 
 import math
@@ -10,7 +11,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mlm_repro.engine.compiled import BLOCK, Array, Compiled, array, exponential, largest, load, random_bits, store
+from mlm_repro.engine.compiled import (
+    BLOCK,
+    Array,
+    Compiled,
+    array,
+    exponential,
+    largest,
+    load,
+    random_bits,
+    store,
+)
 from mlm_repro.engine.kernels.dropout import DropoutMask, mask_keys
 from mlm_repro.engine.kernels.products import widened
 
@@ -21,7 +32,8 @@ WORKSPACE_BYTES = 2 << 20
 
 
 def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b, n, 3, d]."""
+    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b,
+    n, 3, d]."""
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
     if mask is None:
@@ -34,18 +46,23 @@ def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.
     return context.permute(2, 0, 1, 3).reshape(s, b, n * d)
 
 
-def masked_softmax(scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None) -> torch.Tensor:
-    """Softmax of scores [b, n, s, k] × scale over k keys, in fp32 (fp64 stays fp64); fused in the 2021 paper.
+def masked_softmax(
+    scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Softmax of scores [b, n, s, k] × scale over k keys, in fp32 (fp64 stays fp64); fused in the
+    2021 paper.
 
-    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k]. A query without any key
-    gives NaN.
+    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k]. A
+    query without any key gives NaN.
     """
     s, k = scores.shape[-2:]
     if visible is None:
         visible = torch.ones(s, k, dtype=torch.bool, device=scores.device).tril_(k - s)
     work = scores.dtype if scores.dtype == torch.float64 else torch.float32
     scaled = scores if scale == 1 else scores * scale
-    return torch.softmax(scaled.masked_fill(~visible, float("-inf")), dim=-1, dtype=work).to(scores.dtype)
+    return torch.softmax(scaled.masked_fill(~visible, float("-inf")), dim=-1, dtype=work).to(
+        scores.dtype
+    )
 
 
 class _Blocked(torch.autograd.Function):
@@ -60,7 +77,9 @@ class _Blocked(torch.autograd.Function):
         for heads, queries, keys in _blocks(s, b * n, query.element_size()):
             scores = query[heads, queries] @ key[heads, keys].transpose(1, 2)
             factor = scores.new_empty(scores.shape[:2], dtype=torch.float32)
-            _softmax(array(scores), heads.start, queries.start, *arguments, array(factor), array(sums))
+            _softmax(
+                array(scores), heads.start, queries.start, *arguments, array(factor), array(sums)
+            )
             mixed = scores @ value[heads, keys]
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(each, context, sums)
@@ -83,7 +102,13 @@ class _Blocked(torch.autograd.Function):
             weights = here[0] @ key[heads, keys].transpose(1, 2)
             slopes = here[1] @ value[heads, keys].transpose(1, 2)
             _softmax_gradient(
-                array(weights), array(slopes), heads.start, queries.start, *ctx.arguments, array(sums), array(inner)
+                array(weights),
+                array(slopes),
+                heads.start,
+                queries.start,
+                *ctx.arguments,
+                array(sums),
+                array(inner),
             )
             to_value_here = weights.transpose(1, 2) @ here[1]
             to_key_here = slopes.transpose(1, 2) @ here[0]
@@ -101,7 +126,8 @@ class _Blocked(torch.autograd.Function):
 blocked = _Blocked.apply
 """The same as `reference`, one block of queries at a time.
 
-One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv 2205.14135).
+One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv
+2205.14135).
 """
 
 
@@ -127,10 +153,21 @@ def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, s
 
 @Compiled
 def _softmax(
-    scores: Array, first_head: int, first_query: int, n: int, s: int, scale: np.float32, keys: Array, first_row: int,
-    threshold: np.int32, keep_scale: np.float32, factor: Array, sums: Array,
-) -> None:  # fmt: skip
-    """Scores [heads, queries, keys] → exponentials, 0 if later or dropped. Each row times its `factor` sums to one.
+    scores: Array,
+    first_head: int,
+    first_query: int,
+    n: int,
+    s: int,
+    scale: np.float32,
+    keys: Array,
+    first_row: int,
+    threshold: np.int32,
+    keep_scale: np.float32,
+    factor: Array,
+    sums: Array,
+) -> None:
+    """Scores [heads, queries, keys] → exponentials, 0 if later or dropped. Each row times its
+    `factor` sums to one.
 
     `sums` [b·n, s] receives the log of the sum of exponentials.
     """
@@ -158,10 +195,22 @@ def _softmax(
 
 @Compiled
 def _softmax_gradient(
-    weights: Array, slopes: Array, first_head: int, first_query: int, n: int, s: int, scale: np.float32, keys: Array,
-    first_row: int, threshold: np.int32, keep_scale: np.float32, sums: Array, inner: Array,
-) -> None:  # fmt: skip
-    """Turn scores into weights after dropout, and their gradient into that of the unscaled scores, in place."""
+    weights: Array,
+    slopes: Array,
+    first_head: int,
+    first_query: int,
+    n: int,
+    s: int,
+    scale: np.float32,
+    keys: Array,
+    first_row: int,
+    threshold: np.int32,
+    keep_scale: np.float32,
+    sums: Array,
+    inner: Array,
+) -> None:
+    """Turn scores into weights after dropout, and their gradient into that of the unscaled scores,
+    in place."""
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(weights.shape[0]):

@@ -1,4 +1,5 @@
-"""Bias, then GeLU in its tanh form, x·σ(2√(2/π)(x + 0.044715x³)) (Hendrycks & Gimpel 2016, arXiv 1606.08415).
+"""Bias, then GeLU in its tanh form, x·σ(2√(2/π)(x + 0.044715x³)) (Hendrycks & Gimpel 2016, arXiv
+1606.08415).
 
 One pass each way, as the 2021 paper fuses them (Section 4.2). Shapes: h the last dim.
 """
@@ -10,7 +11,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mlm_repro.engine.compiled import ROWS_TOGETHER, Array, Compiled, array, exponential, inline, load, store
+from mlm_repro.engine.compiled import (
+    ROWS_TOGETHER,
+    Array,
+    Compiled,
+    array,
+    exponential,
+    inline,
+    load,
+    store,
+)
 
 SLOPE, CUBIC = np.float32(2.0 * math.sqrt(2.0 / math.pi)), np.float32(0.044715)
 
@@ -33,7 +43,9 @@ class _BiasGelu(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, bias = ctx.saved_tensors
         to_x, to_bias = torch.empty_like(x), torch.zeros(bias.shape)
-        _bias_gelu_gradient(_rows(x), array(bias), _rows(gradient.contiguous()), _rows(to_x), array(to_bias))
+        _bias_gelu_gradient(
+            _rows(x), array(bias), _rows(gradient.contiguous()), _rows(to_x), array(to_bias)
+        )
         return to_x, to_bias.to(bias.dtype)
 
 
@@ -63,7 +75,9 @@ def _bias_gelu(x: Array, bias: Array, output: Array) -> None:
 
 
 @Compiled
-def _bias_gelu_gradient(x: Array, bias: Array, gradient: Array, to_x: Array, to_bias: Array) -> None:
+def _bias_gelu_gradient(
+    x: Array, bias: Array, gradient: Array, to_x: Array, to_bias: Array
+) -> None:
     part = np.zeros(bias.size, dtype=np.float32)
     for r in range(x.shape[0]):
         row, given, out = x[r], gradient[r], to_x[r]

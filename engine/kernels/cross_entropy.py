@@ -17,7 +17,8 @@ from mlm_repro.engine.kernels.products import linear, multiply
 CHUNK_BYTES = 1 << 27
 """Largest block of logits in memory."""
 HALF_SCALE = 2.0**15
-"""Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not underflow."""
+"""Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not
+underflow."""
 
 
 class VocabAxis(Protocol):
@@ -42,7 +43,9 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         rows = logits.size(-1)
         start = axis.rank * rows
-        work = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+        work = logits.to(
+            torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True
+        )
         work[:, max(vocab_size - start, 0) :] = float("-inf")
         largest = axis.all_reduce(work.amax(dim=-1), ReduceOp.MAX)
         work.sub_(largest.unsqueeze(-1))
@@ -66,36 +69,55 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 vocab_parallel_cross_entropy = _CrossEntropy.apply
-"""Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64); (logits, targets, vocab_size, axis).
+"""Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64); (logits, targets,
+vocab_size, axis).
 
-Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are all-reduced; logits are
-never gathered (2019 paper, Section 3). Backward overwrites the saved softmax, so it can run only once.
+Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are
+all-reduced; logits are never gathered (2019 paper, Section 3). Backward overwrites the saved
+softmax, so it can run only once.
 """
 
 
 def reference(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    vocab_size: int,
+    axis: VocabAxis,
 ) -> torch.Tensor:
-    """Mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h] and weight [v/t, h].
+    """Mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h] and weight
+    [v/t, h].
 
-    Rows of the weight at or above `vocab_size` are padding and are ignored. If the axis is divided, the gradient of
-    `hidden` is this rank's part of a sum.
+    Rows of the weight at or above `vocab_size` are padding and are ignored. If the axis is divided,
+    the gradient of `hidden` is this rank's part of a sum.
     """
     return vocab_parallel_cross_entropy(linear(hidden, weight), targets, vocab_size, axis).mean()
 
 
 def chunked(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    vocab_size: int,
+    axis: VocabAxis,
 ) -> torch.Tensor:
     """The same, with a block of logits at a time. The gradients are computed along with the loss.
 
     Each block all-reduces one maximum and two sums per position.
     """
-    return in_chunks(hidden, weight, targets, vocab_size, axis, LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES))
+    return in_chunks(
+        hidden,
+        weight,
+        targets,
+        vocab_size,
+        axis,
+        LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES),
+    )
 
 
 class LogitLoops(NamedTuple):
-    """A device's loops over rows of logits, with the arguments of `log_sum` and `softmax_gradient` below."""
+    """A device's loops over rows of logits, with the arguments of `log_sum` and `softmax_gradient`
+    below."""
 
     log_sum: Callable[..., None]
     softmax_gradient: Callable[..., None]
@@ -110,17 +132,27 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """`chunked` with a device's loops. In fp16 the loss scale and 1/n multiply the gradients in fp32."""
+    """`chunked` with a device's loops. In fp16 the loss scale and 1/n multiply the gradients in
+    fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis,
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        vocab_size: int,
+        axis: VocabAxis,
         loops: LogitLoops,
-    ) -> torch.Tensor:  # fmt: skip
-        hidden, is_whole, is_trained = hidden.contiguous(), axis.size == 1, any(ctx.needs_input_grad)
+    ) -> torch.Tensor:
+        hidden, is_whole, is_trained = (
+            hidden.contiguous(),
+            axis.size == 1,
+            any(ctx.needs_input_grad),
+        )
         start = axis.rank * len(weight)
         columns, targets = min(max(vocab_size - start, 0), len(weight)), targets - start
         chunks = -(-len(hidden) * len(weight) * weight.element_size() // loops.chunk_bytes)
@@ -143,7 +175,9 @@ class _Chunked(torch.autograd.Function):
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
                 if is_trained:
-                    loops.softmax_gradient(logits, columns, targets[here], own_top, top, sums, factor)
+                    loops.softmax_gradient(
+                        logits, columns, targets[here], own_top, top, sums, factor
+                    )
             total += (sums[0].log().add_(top) - sums[1]).sum(dtype=torch.float64)
             if is_trained:
                 to_hidden[here] = _product(logits, weight)
@@ -157,8 +191,17 @@ class _Chunked(torch.autograd.Function):
         to_hidden, to_weight = ctx.saved_tensors
         if ctx.rest != 1.0:
             gradient = gradient * ctx.rest
-            return to_hidden.mul_(gradient).half(), to_weight.mul_(gradient).half(), None, None, None, None
-        if registry.on_gpu(gradient.device) or gradient.item() != 1.0:  # a GPU's value would have to be waited for
+            return (
+                to_hidden.mul_(gradient).half(),
+                to_weight.mul_(gradient).half(),
+                None,
+                None,
+                None,
+                None,
+            )
+        if (
+            registry.on_gpu(gradient.device) or gradient.item() != 1.0
+        ):  # a GPU's value would have to be waited for
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
         return to_hidden, to_weight, None, None, None, None
@@ -179,22 +222,35 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def log_sum(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, sums: torch.Tensor, factor: float,
+    logits: torch.Tensor,
+    columns: int,
+    targets: torch.Tensor,
+    top: torch.Tensor,
+    sums: torch.Tensor,
+    factor: float,
     is_whole: bool,
-) -> None:  # fmt: skip
-    """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the target's logit.
+) -> None:
+    """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
+    target's logit.
 
-    Rows have `columns` real logits. With a `factor` the logits are overwritten: by `factor` × the loss's gradient if
-    the row is whole (`is_whole`), else by the exponentials, which `softmax_gradient` takes.
+    Rows have `columns` real logits. With a `factor` the logits are overwritten: by `factor` × the
+    loss's gradient if the row is whole (`is_whole`), else by the exponentials, which
+    `softmax_gradient` takes.
     """
     _log_sum(array(logits), columns, array(targets), array(top), array(sums), factor, is_whole)
 
 
 def softmax_gradient(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, own_top: torch.Tensor, top: torch.Tensor,
-    sums: torch.Tensor, factor: float,
-) -> None:  # fmt: skip
-    """Turn the exponentials that `log_sum` left into `factor` × (softmax − 1 at the target), in place.
+    logits: torch.Tensor,
+    columns: int,
+    targets: torch.Tensor,
+    own_top: torch.Tensor,
+    top: torch.Tensor,
+    sums: torch.Tensor,
+    factor: float,
+) -> None:
+    """Turn the exponentials that `log_sum` left into `factor` × (softmax − 1 at the target), in
+    place.
 
     `own_top` is this rank's largest logit of each row; `top` and `sums` are those of all ranks.
     """
@@ -206,8 +262,14 @@ def softmax_gradient(
 
 @Compiled
 def _log_sum(
-    logits: Array, columns: int, targets: Array, top: Array, sums: Array, factor: float, is_whole: bool
-) -> None:  # fmt: skip
+    logits: Array,
+    columns: int,
+    targets: Array,
+    top: Array,
+    sums: Array,
+    factor: float,
+    is_whole: bool,
+) -> None:
     exponentials = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
         row, target = logits[r], targets[r]

@@ -1,9 +1,9 @@
 """Dropout masks, and dropout on the residual stream, alone or with bias and addition.
 
-A mask has 16 random bits for each element, and any device can make any part of it. The generator is Philox 4×32-10
-(Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Row r of a mask has blocks of 128 columns. Block k
-has the counters (16k + lane, r, 0, 0) for 16 lanes. The eight 16-bit pieces of a counter's output, low half first, lie
-16 columns apart.
+A mask has 16 random bits for each element, and any device can make any part of it. The generator is
+Philox 4×32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Row r of a mask
+has blocks of 128 columns. Block k has the counters (16k + lane, r, 0, 0) for 16 lanes. The eight
+16-bit pieces of a counter's output, low half first, lie 16 columns apart.
 
 Shapes: s sequence, b microbatch, h hidden. On the residual stream, rows of the mask are positions.
 """
@@ -58,41 +58,64 @@ class DropoutMask:
 
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
         """Boolean [b, rows, columns], True if the element stays."""
-        bits = implementation("dropout_bits", device.type)(self.keys, self.first_row, rows, columns, device)
+        bits = implementation("dropout_bits", device.type)(
+            self.keys, self.first_row, rows, columns, device
+        )
         return bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
 
-    def factors(self, rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    def factors(
+        self, rows: int, columns: int, device: torch.device, dtype: torch.dtype
+    ) -> torch.Tensor:
         """Factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
-def keys_on(keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device) -> torch.Tensor:
+def keys_on(
+    keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
+) -> torch.Tensor:
     """Keys as int64 on a device, unless they are there; the host does not wait for a GPU's copy."""
     if isinstance(keys, torch.Tensor):
         return keys
-    return torch.tensor(keys, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    return torch.tensor(keys, dtype=torch.int64, pin_memory=device.type == "cuda").to(
+        device, non_blocking=True
+    )
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold, scale.
+    """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold,
+    scale.
 
-    The threshold has 32 bits like the numbers in the loop. A wider one would halve the vector length.
+    The threshold has 32 bits like the numbers in the loop. A wider one would halve the vector
+    length.
     """
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
-    return np.array(mask.keys, dtype=np.uint64), mask.first_row, np.int32(mask.threshold), np.float32(mask.scale)
+    return (
+        np.array(mask.keys, dtype=np.uint64),
+        mask.first_row,
+        np.int32(mask.threshold),
+        np.float32(mask.scale),
+    )
 
 
 def reference_bits(
-    keys: tuple[int, ...] | torch.Tensor, first_row: int, rows: int, columns: int, device: torch.device
-) -> torch.Tensor:  # fmt: skip
+    keys: tuple[int, ...] | torch.Tensor,
+    first_row: int,
+    rows: int,
+    columns: int,
+    device: torch.device,
+) -> torch.Tensor:
     """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
     blocks = -(-columns // BLOCK)
     counters = torch.arange(blocks * LANES, device=device)
     row_numbers = torch.arange(first_row, first_row + rows, device=device)
     pieces = [philox(counters.expand(rows, -1), row_numbers.unsqueeze(1), key) for key in keys]
-    words = torch.stack([torch.stack(outputs, dim=-1) for outputs in pieces])  # [b, rows, blocks·16, 4]
-    halves = torch.stack([words & 0xFFFF, words >> 16], dim=-1).view(len(keys), rows, blocks, LANES, PIECES)
+    words = torch.stack(
+        [torch.stack(outputs, dim=-1) for outputs in pieces]
+    )  # [b, rows, blocks·16, 4]
+    halves = torch.stack([words & 0xFFFF, words >> 16], dim=-1).view(
+        len(keys), rows, blocks, LANES, PIECES
+    )
     bits = halves.transpose(-1, -2).reshape(len(keys), rows, blocks * BLOCK)[..., :columns]
     return torch.where(bits < 2**15, bits, bits - 2**16).to(torch.int16)
 
@@ -115,7 +138,7 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
 
 def compiled_bits(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The same bits from a compiled loop."""
     blocks = -(-columns // BLOCK)
     bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
@@ -159,7 +182,9 @@ def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 @Compiled
-def _drop(x: Array, output: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32) -> None:
+def _drop(
+    x: Array, output: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32
+) -> None:
     columns = x.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
@@ -174,24 +199,33 @@ def _drop(x: Array, output: Array, keys: Array, first_row: int, threshold: np.in
 def bias_dropout_add(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
 ) -> torch.Tensor:
-    """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper, Section 4.2)."""
+    """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper, Section
+    4.2)."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
 
 
 def add_norm(
-    x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, branch: torch.Tensor | None, bias: torch.Tensor | None,
-    mask: DropoutMask | None, epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    shift: torch.Tensor,
+    branch: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: DropoutMask | None,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
 
 def normed_sum(
-    norm: torch.nn.LayerNorm, x: torch.Tensor, branch: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    norm: torch.nn.LayerNorm,
+    x: torch.Tensor,
+    branch: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     mask: DropoutMask | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
 
     A GPU does both in one pass each way, where nobody watches the norm by a hook.
@@ -205,7 +239,11 @@ def normed_sum(
 class _BiasDropoutAdd(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
+        ctx: Any,
+        x: torch.Tensor,
+        bias: torch.Tensor,
+        residual: torch.Tensor,
+        mask: DropoutMask | None,
     ) -> torch.Tensor:
         ctx.mask, ctx.bias_dtype = mask, bias.dtype
         x, residual = x.contiguous(), residual.contiguous()
@@ -214,7 +252,9 @@ class _BiasDropoutAdd(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         gradient = gradient.contiguous()
         to_x = gradient if ctx.mask is None else torch.empty_like(gradient)
         to_bias = torch.zeros(gradient.size(-1))
@@ -228,9 +268,15 @@ compiled_bias_dropout_add = _BiasDropoutAdd.apply
 
 @Compiled
 def _add(
-    x: Array, bias: Array, residual: Array, output: Array, keys: Array, first_row: int, threshold: np.int32,
+    x: Array,
+    bias: Array,
+    residual: Array,
+    output: Array,
+    keys: Array,
+    first_row: int,
+    threshold: np.int32,
     scale: np.float32,
-) -> None:  # fmt: skip
+) -> None:
     columns = x.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
@@ -248,9 +294,16 @@ def _add(
 
 @Compiled
 def _gradient(
-    gradient: Array, to_x: Array, to_bias: Array, keys: Array, first_row: int, threshold: np.int32, scale: np.float32
+    gradient: Array,
+    to_x: Array,
+    to_bias: Array,
+    keys: Array,
+    first_row: int,
+    threshold: np.int32,
+    scale: np.float32,
 ) -> None:
-    """Write the gradient of x to `to_x` and add that of the bias to `to_bias`. Without keys `to_x` is not written."""
+    """Write the gradient of x to `to_x` and add that of the bias to `to_bias`. Without keys `to_x`
+    is not written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     part = np.zeros(columns, dtype=np.float32)

@@ -1,7 +1,7 @@
 """A function of tensors as CUDA graphs, which a GPU replays while shapes stay.
 
-`torch.cuda.graph` forbids that the host waits, copies or decides: inputs lie in tensors of their own, to which what
-differs between calls is copied.
+`torch.cuda.graph` forbids that the host waits, copies or decides: inputs lie in tensors of their
+own, to which what differs between calls is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +10,17 @@ import torch
 
 
 class Captured:
-    """The first call of a function in an iteration, and any later one, which may add to what the first left."""
+    """The first call of a function in an iteration, and any later one, which may add to what the
+    first left."""
 
     def __init__(
-        self, begin: Callable[[], object], function: Callable[[torch.Tensor], torch.Tensor], inputs: list[torch.Tensor]
+        self,
+        begin: Callable[[], object],
+        function: Callable[[torch.Tensor], torch.Tensor],
+        inputs: list[torch.Tensor],
     ) -> None:
-        """Call `begin` and then twice `function`, of a factor, so that all is compiled and loaded; then capture it.
+        """Call `begin` and then twice `function`, of a factor, so that all is compiled and loaded;
+        then capture it.
 
         It reads `inputs`, which become zero: a replay that did not copy its own would be seen.
         """

@@ -17,7 +17,8 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """The numerics identity of this process; equal runs on one layout have the same bits wherever it is equal."""
+    """The numerics identity of this process; equal runs on one layout have the same bits wherever
+    it is equal."""
     kind, instructions = processor_kind()
     built = [
         part.rpartition(": ")[2].strip(" -")
@@ -28,8 +29,16 @@ def numerics_identity(on_gpu: bool) -> dict[str, str]:
     on_cpu = {
         "processor": kind,
         "instructions": f"{torch.backends.cpu.get_cpu_capability()}: {instructions}",
-        "blas": ", ".join([part for part in built if any(name in part for name in LIBRARIES)] + limits),
+        "blas": ", ".join(
+            [part for part in built if any(name in part for name in LIBRARIES)] + limits
+        ),
     }
-    gpu = {"processor": list_gpus()[0]["name"], "blas": f"CUDA {torch.version.cuda}"} if on_gpu else {}
-    files = {str(path.relative_to(KERNELS)): sha256_file(path) for path in sorted(KERNELS.rglob("*.py"))}
+    gpu = (
+        {"processor": list_gpus()[0]["name"], "blas": f"CUDA {torch.version.cuda}"}
+        if on_gpu
+        else {}
+    )
+    files = {
+        str(path.relative_to(KERNELS)): sha256_file(path) for path in sorted(KERNELS.rglob("*.py"))
+    }
     return on_cpu | gpu | {"torch": torch.__version__, "kernels": sha256_json(files)}

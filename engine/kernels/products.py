@@ -1,8 +1,9 @@
 """Matrix products by the library that is fastest on this processor.
 
-With AVX-512, oneDNN is faster than MKL (AMD Zen 4), except for a weight's gradient. Without it MKL is faster, and torch
-multiplies bf16 one number at a time, so bf16 is multiplied in float32. The product of a single row takes as long as
-reading the weight, and our loop reads faster than both libraries.
+With AVX-512, oneDNN is faster than MKL (AMD Zen 4), except for a weight's gradient. Without it MKL
+is faster, and torch multiplies bf16 one number at a time, so bf16 is multiplied in float32. The
+product of a single row takes as long as reading the weight, and our loop reads faster than both
+libraries.
 """
 
 from typing import Any
@@ -16,7 +17,8 @@ from mlm_repro.engine.compiled import Array, Compiled, array, load, store
 from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
 ADD_PRODUCT = "add_product"
-"""Attribute of a weight: a function that takes the factors of its gradient, [out, rows] and [rows, in]."""
+"""Attribute of a weight: a function that takes the factors of its gradient, [out, rows] and [rows,
+in]."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -27,7 +29,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return _Linear.apply(x, weight, bias)
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16):
         return F.linear(x, weight, bias)
-    has_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    has_gradient = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias)
+    )
     if not has_gradient and x.numel() == x.size(-1) > 0:
         return _one_row(x, weight, bias)
     if not onednn if x.dtype == torch.float32 else multiplies_bf16:
@@ -42,11 +46,16 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 def widened(x: Tensor) -> Tensor:
     """x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
-    return x.float() if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16 else x
+    return (
+        x.float()
+        if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16
+        else x
+    )
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
-    """Set `total`, in fp32, to a·b of a and b in 16 bits, or add it: no product is rounded to 16 bits in between."""
+    """Set `total`, in fp32, to a·b of a and b in 16 bits, or add it: no product is rounded to 16
+    bits in between."""
     torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
 
 
@@ -59,8 +68,13 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    output, bias = x.new_empty(*x.shape[:-1], len(weight)), x.new_zeros(1) if bias is None else bias.contiguous()
-    _multiply_row(array(x.reshape(-1)), array(weight.contiguous()), array(bias), array(output.view(-1)))
+    output, bias = (
+        x.new_empty(*x.shape[:-1], len(weight)),
+        x.new_zeros(1) if bias is None else bias.contiguous(),
+    )
+    _multiply_row(
+        array(x.reshape(-1)), array(weight.contiguous()), array(bias), array(output.view(-1))
+    )
     return output
 
 

@@ -1,6 +1,7 @@
 """Kernels by name: a reference in plain torch and, for some devices, a faster implementation.
 
-An implementation is a differentiable function of tensors. Its module is imported when it is first used.
+An implementation is a differentiable function of tensors. Its module is imported when it is first
+used.
 """
 
 from collections.abc import Callable
@@ -14,10 +15,18 @@ import torch
 REFERENCE = "reference"
 PLACES = {
     "attention": ("attention:reference", "attention:blocked", "gpu.attention:flash"),
-    "linear_cross_entropy": ("cross_entropy:reference", "cross_entropy:chunked", "gpu.cross_entropy:chunked"),
+    "linear_cross_entropy": (
+        "cross_entropy:reference",
+        "cross_entropy:chunked",
+        "gpu.cross_entropy:chunked",
+    ),
     "dropout": ("dropout:reference", "dropout:compiled", "gpu.bias_dropout_add:dropout"),
     "bias_gelu": ("bias_gelu:reference", "bias_gelu:compiled", "gpu.bias_gelu:fused"),
-    "bias_dropout_add": ("dropout:bias_dropout_add", "dropout:compiled_bias_dropout_add", "gpu.bias_dropout_add:fused"),
+    "bias_dropout_add": (
+        "dropout:bias_dropout_add",
+        "dropout:compiled_bias_dropout_add",
+        "gpu.bias_dropout_add:fused",
+    ),
     "add_norm": ("dropout:add_norm", None, "gpu.bias_dropout_add:add_norm"),
     "adamw": ("adam:adamw", None, "gpu.adamw:fused"),
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
@@ -25,7 +34,9 @@ PLACES = {
 }
 """module:function in this folder, or None: the reference, that for CPUs, that for GPUs."""
 KERNELS = {
-    name: {kind: place for kind, place in zip((REFERENCE, "cpu", "cuda"), places, strict=True) if place}
+    name: {
+        kind: place for kind, place in zip((REFERENCE, "cpu", "cuda"), places, strict=True) if place
+    }
     for name, places in PLACES.items()
 }
 """Name → type of device or REFERENCE → module:function."""
@@ -37,18 +48,23 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def on_gpu(device: torch.device) -> bool:
-    """True where a step is made of few launches: keys are copied together, products add gradients, updates divide."""
+    """True where a step is made of few launches: keys are copied together, products add gradients,
+    updates divide."""
     return device.type != "cpu"
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
     """The implementation for a tensor's device and dtype. Raises KeyError for an unknown name."""
-    return implementation(name, tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE)
+    return implementation(
+        name,
+        tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,
+    )
 
 
 @cache
 def implementation(name: str, device: str) -> Callable[..., Any]:
-    """The implementation for a type of device. It is the reference if the device has none or Triton is missing."""
+    """The implementation for a type of device. It is the reference if the device has none or Triton
+    is missing."""
     places = KERNELS[name]
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE

@@ -1,7 +1,8 @@
-"""Runs a function on gloo ranks in forked processes of this machine, over a file rendezvous, with a hard timeout.
+"""Runs a function on gloo ranks in forked processes of this machine, over a file rendezvous, with a
+hard timeout.
 
-The ranks inherit the parent's imports and memory without a copy. CPUs only, one thread per rank; on Linux the ranks do
-not outlive the parent.
+The ranks inherit the parent's imports and memory without a copy. CPUs only, one thread per rank; on
+Linux the ranks do not outlive the parent.
 """
 
 import faulthandler
@@ -30,12 +31,16 @@ class _Answer(NamedTuple):
     """Time of the failure, the failure in one line, and its traceback."""
 
 
-def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0) -> list[Any]:
+def run_forked(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0
+) -> list[Any]:
     """Call `function(*args)` on each rank; returns the results in rank order.
 
-    Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints its stack.
+    Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints
+    its stack.
     """
-    # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most tests.
+    # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most
+    # tests.
     context = multiprocessing.get_context("fork")
     answers: dict[int, _Answer] = {}
     waiting: dict[Any, int] = {}
@@ -48,20 +53,33 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
             for rank in range(world_size):
                 reader, writer = context.Pipe(duplex=False)
                 waiting[reader] = rank
-                of_rank = (rank, world_size, Path(folder) / "store", timeout_seconds, writer, function, args)
+                of_rank = (
+                    rank,
+                    world_size,
+                    Path(folder) / "store",
+                    timeout_seconds,
+                    writer,
+                    function,
+                    args,
+                )
                 processes.append(context.Process(target=_enter, args=of_rank))
                 processes[-1].start()
                 writer.close()  # the pipe then ends with the rank
-            while waiting and not died and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0))):
+            while (
+                waiting
+                and not died
+                and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0)))
+            ):
                 for answered in ready:
                     rank = waiting.pop(answered)
                     with suppress(EOFError, OSError):
                         answers[rank] = answered.recv()
-                    # A pipe that ends before its time belongs to a rank that was killed; after the time-out it is one
-                    # of those that are ended here.
+                    # A pipe that ends before its time belongs to a rank that was killed; after the
+                    # time-out it is one of those that are ended here.
                     if rank not in answers and time.monotonic() < started + timeout_seconds:
                         died.append(rank)
-                    # The others may now wait for a rank that is gone. They get a moment to say what they saw.
+                    # The others may now wait for a rank that is gone. They get a moment to say what
+                    # they saw.
                     if rank not in answers or answers[rank].failure:
                         deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         finally:
@@ -71,33 +89,51 @@ def run_forked(function: Callable[..., Any], world_size: int, *args: Any, timeou
                 process.join()
     if died:
         status = processes[died[0]].exitcode
-        raise RanksFailed(f"rank {died[0]} ended with exit code {status} before it answered", "", lost=True)
+        raise RanksFailed(
+            f"rank {died[0]} ended with exit code {status} before it answered", "", lost=True
+        )
     # The first failure in time: later ones mostly say that their peer has gone.
-    if failures := sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure):
+    if failures := sorted(
+        (answer.failure, rank) for rank, answer in answers.items() if answer.failure
+    ):
         (_, line, text), rank = failures[0]
         raise RanksFailed(f"rank {rank} failed: {line}", text)
     if silent := sorted(set(range(world_size)) - answers.keys()):
-        raise RanksFailed(f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "", lost=True)
+        raise RanksFailed(
+            f"rank {silent[0]} did not answer within {timeout_seconds:.0f} s", "", lost=True
+        )
     return [answers[rank].value for rank in range(world_size)]
 
 
 def _enter(
-    rank: int, world_size: int, store: Path, timeout_seconds: float, writer: Any, function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    store: Path,
+    timeout_seconds: float,
+    writer: Any,
+    function: Callable[..., Any],
     args: tuple[Any, ...],
-) -> None:  # fmt: skip
+) -> None:
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     try:
         if world_size > 1:
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-            dist.barrier()  # a rank that ends while another still connects to it breaks that connection
+            dist.init_process_group(
+                "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
+            )
+            # a rank that ends while another still connects to it breaks that connection
+            dist.barrier()
         writer.send(_Answer(function(*args)))
     except BaseException as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        line += "" if str(error) else f"{place.line} in {Path(place.filename).name}, line {place.lineno}"
+        line += (
+            ""
+            if str(error)
+            else f"{place.line} in {Path(place.filename).name}, line {place.lineno}"
+        )
         writer.send(_Answer(None, (time.monotonic(), line, traceback.format_exc())))
     finally:
         if dist.is_initialized():

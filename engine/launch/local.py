@@ -1,4 +1,5 @@
-"""Forks one process per local rank where neither torchrun nor Slurm has started them, and keeps their buffers.
+"""Forks one process per local rank where neither torchrun nor Slurm has started them, and keeps
+their buffers.
 
 Imports no torch.
 """
@@ -17,12 +18,19 @@ from multiprocessing.process import BaseProcess
 
 from mlm_repro.lineage.command import run_command
 from mlm_repro.lineage.errors import Interrupted, afterwards
-from mlm_repro.lineage.processes import end_with_parent, ended_by, exit_code_of, held_back, when_stopped
+from mlm_repro.lineage.processes import (
+    end_with_parent,
+    ended_by,
+    exit_code_of,
+    held_back,
+    when_stopped,
+)
 from mlm_repro.lineage.variables import DOOR
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-"""Environment variables: where libraries listen. Ranks of one machine listen to this machine alone."""
+"""Environment variables: where libraries listen. Ranks of one machine listen to this machine
+alone."""
 STACK_SECONDS = 2.0
 """Time for a rank that did not end to print its stack."""
 
@@ -30,19 +38,22 @@ STACK_SECONDS = 2.0
 def launch(work: Callable[[], object], ranks: int) -> int:
     """Do `work` in `ranks` forked processes that find each other; returns the exit code.
 
-    The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank fails,
-    the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive this process. Raises
-    Interrupted if the ranks were stopped before training began or a signal ended one.
+    The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
+    fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
+    this process. Raises Interrupted if the ranks were stopped before training began or a signal
+    ended one.
     """
     from mlm_repro.engine.launch.mesh import STACK_SIGNAL
 
-    # The port is opened here and handed to rank 0: a free port that was only asked for may be taken before it
-    # listens.
+    # The port is opened here and handed to rank 0: a free port that was only asked for may be taken
+    # before it listens.
     context, door = multiprocessing.get_context("fork"), socket.create_server(("127.0.0.1", 0))
     shared = {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(door.getsockname()[1]), "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(door.getsockname()[1]),
+        "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    }
 
     def be_rank(rank: int) -> None:
         if rank == 0:
@@ -50,7 +61,8 @@ def launch(work: Callable[[], object], ranks: int) -> int:
         else:
             door.close()
         become_rank(rank, shared)
-        # A terminal sends Ctrl-C to every process of its group; only the parent shall hear it, and passes it on once.
+        # A terminal sends Ctrl-C to every process of its group; only the parent shall hear it, and
+        # passes it on once.
         os.setsid()
         run_command(lambda **_: work())
 
@@ -71,17 +83,27 @@ def launch(work: Callable[[], object], ranks: int) -> int:
                 for process in processes:
                     process.start()
             code = exit_code_of(_wait(processes), stopped)
-            if stopped and code and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes):
+            if (
+                stopped
+                and code
+                and all(process.exitcode in (None, 0, -signal.SIGTERM) for process in processes)
+            ):
                 raise Interrupted(f"stopped before training began; the same command {afterwards()}")
-            killed = [rank for rank, process in enumerate(processes) if (process.exitcode or 0) < 0 and not stopped]
+            killed = [
+                rank
+                for rank, process in enumerate(processes)
+                if (process.exitcode or 0) < 0 and not stopped
+            ]
             if killed and code == Interrupted.exit_code:
                 ended = f"rank {killed[0]} {ended_by(processes[killed[0]].exitcode or 0)}"
                 raise Interrupted(f"{ended}; the same command {afterwards()}")
             return code
         finally:
-            # What did not end in time says where it stands before it is killed; a stopped process hears that only
-            # when it goes on.
-            hanging = [process.pid for process in processes if process.exitcode is None and process.pid]
+            # What did not end in time says where it stands before it is killed; a stopped process
+            # hears that only when it goes on.
+            hanging = [
+                process.pid for process in processes if process.exitcode is None and process.pid
+            ]
             for number in (STACK_SIGNAL, signal.SIGCONT):
                 for pid in hanging:
                     os.kill(pid, number)
@@ -91,7 +113,8 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:
-    """Make a forked process a rank of one thread, with the environment variables that all of them have."""
+    """Make a forked process a rank of one thread, with the environment variables that all of them
+    have."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.
@@ -114,22 +137,26 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
             failed_at = time.monotonic()
         if None not in codes or (failed_at and time.monotonic() - failed_at > grace_seconds):
             positive = [code for code in failed if code and code > 0]
-            # The exit code is that of the cause: ranks that lost a peer end with the code of an interruption.
-            causes = [code for code in positive if code != Interrupted.exit_code]  # those of ranks that lost nobody
+            # The exit code is that of the cause: ranks that lost a peer end with the code of an
+            # interruption.
+            causes = [
+                code for code in positive if code != Interrupted.exit_code
+            ]  # those of ranks that lost nobody
             return (causes or positive or [-signal.SIGKILL])[0]
         time.sleep(0.05)
 
 
 def keep_large_buffers() -> None:
-    """Keep glibc from handing large buffers back to the system each iteration, the largest cost of training on a CPU.
+    """Keep glibc from handing large buffers back to the system each iteration, the largest cost of
+    training on a CPU.
 
     Every allocation is then served from a heap that is not trimmed. Call before torch is imported.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    # Each large buffer would otherwise be mapped, zeroed page by page at its first touch, and unmapped, every
-    # iteration.
+    # Each large buffer would otherwise be mapped, zeroed page by page at its first touch, and
+    # unmapped, every iteration.
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, 64 * 2**20)

@@ -16,28 +16,40 @@ import torch.distributed as dist
 
 from mlm_repro.engine.launch.threads import ThreadAxis, current_rank
 from mlm_repro.engine.parallel.layout import Layout
-from mlm_repro.engine.parallel.mesh import Axis, GroupAxis, LoneAxis, ParallelMesh, Waiting, serial_mesh
+from mlm_repro.engine.parallel.mesh import (
+    Axis,
+    GroupAxis,
+    LoneAxis,
+    ParallelMesh,
+    Waiting,
+    serial_mesh,
+)
 from mlm_repro.lineage.config import flatten
 from mlm_repro.lineage.errors import BadInput, HardwareFault, Interrupted, afterwards
 from mlm_repro.lineage.variables import DOOR, launched_ranks, number
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
-"""Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds of processes import
-libraries from one file system."""
+"""Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds
+of processes import libraries from one file system."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the process)."""
+"""How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the
+process)."""
 REPORT_SECONDS = 5.0
 """How long a rank that gave up waiting gives the others to say that they wait too."""
 FLIGHT_RECORDS = "2000"
 """Collectives that NCCL's flight recorder remembers, and writes down when one does not end."""
 LOCAL_RANKS = "LOCAL_RANK", "SLURM_LOCALID"
-"""Variables with the number of a rank on its machine: torchrun sets the first, `srun` alone the second."""
+"""Variables with the number of a rank on its machine: torchrun sets the first, `srun` alone the
+second."""
 STACK_SIGNAL = signal.SIGQUIT
 """Signal that makes a rank print its stack."""
 PEER_GONE = (
-    "connection was likely closed", "connection closed by peer", "connection reset by peer", "broken pipe",
+    "connection was likely closed",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
     "remote process exited",
-)  # fmt: skip
+)
 """Words of gloo and NCCL for a process at the other end that has ended."""
 
 
@@ -62,7 +74,8 @@ def local_rank() -> int:
 
 
 def join_ranks() -> None:
-    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for one rank.
+    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for
+    one rank.
 
     Raises RanksMissing where not every rank came in time.
     """
@@ -75,24 +88,38 @@ def join_ranks() -> None:
         return
     rank, host, port = (os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
     if not (rank.isdigit() and host and port.isdigit()):
-        raise BadInput("WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with torchrun")
+        raise BadInput(
+            "WORLD_SIZE is set but RANK, MASTER_ADDR or MASTER_PORT is not: start ranks with"
+            " torchrun"
+        )
     if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
         raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a number of seconds")
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + int(waits)
     try:
         shared = dist.TCPStore(
-            host, int(port), ranks, is_master=rank == "0" and not agent_serves, multi_tenant=True,
-            timeout=timedelta(seconds=int(waits)), wait_for_workers=False, master_listen_fd=number(DOOR),
-        )  # fmt: skip
+            host,
+            int(port),
+            ranks,
+            is_master=rank == "0" and not agent_serves,
+            multi_tenant=True,
+            timeout=timedelta(seconds=int(waits)),
+            wait_for_workers=False,
+            master_listen_fd=number(DOOR),
+        )
     except dist.DistError as error:
-        alone = RanksMissing(f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds")
+        alone = RanksMissing(
+            f"rank {rank} of {ranks} found nobody at {host}:{port} within {waits} seconds"
+        )
         alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
         raise alone from error
     # Without the prefix the ranks of a new attempt would be counted on top of those of the last.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store when it starts ranks again
+    attempt = os.environ.get(
+        "TORCHELASTIC_RESTART_COUNT", "0"
+    )  # torchrun keeps its store when it starts ranks again
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
-    # Counted before the process group is made, whose own time-out would not say how many ranks are missing.
+    # Counted before the process group is made, whose own time-out would not say how many ranks are
+    # missing.
     came = store.add("mlm/ranks", 1)
     try:
         while came < ranks and time.monotonic() < deadline:
@@ -110,12 +137,18 @@ def join_ranks() -> None:
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
         backend, device = "nccl", torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
-        backend, store=store, rank=int(rank), world_size=ranks, timeout=COLLECTIVE_TIMEOUT, device_id=device
+        backend,
+        store=store,
+        rank=int(rank),
+        world_size=ranks,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=device,
     )
 
 
 def leave_ranks() -> None:
-    """Take the process group down before the process ends; left up, it can abort an exiting process."""
+    """Take the process group down before the process ends; left up, it can abort an exiting
+    process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -135,7 +168,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 
 
 def _hanging(error: RuntimeError) -> RankLost:
-    """Find the ranks that hang: they do not report that they wait as well. Prints where this one waits."""
+    """Find the ranks that hang: they do not report that they wait as well. Prints where this one
+    waits."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
     traceback.print_tb(error.__traceback__)
@@ -148,13 +182,18 @@ def _hanging(error: RuntimeError) -> RankLost:
     except RuntimeError:  # rank 0 keeps the store
         silent = [0]
     seconds = COLLECTIVE_TIMEOUT.total_seconds()
-    who = f"rank {', '.join(map(str, silent))} did" if silent else "the ranks waited for each other and did"
+    who = (
+        f"rank {', '.join(map(str, silent))} did"
+        if silent
+        else "the ranks waited for each other and did"
+    )
     sentence = f"{who} not answer within {seconds:.0f} seconds; the same command {afterwards()}"
     return RankLost(sentence, on_every_rank=0 in silent)
 
 
 def check_agreement(config: dict[str, Any]) -> None:
-    """Raise BadInput, on every rank, naming the first key in which the ranks' configurations differ."""
+    """Raise BadInput, on every rank, naming the first key in which the ranks' configurations
+    differ."""
     if launched_world_size() == 1 or current_rank():
         return
     configs: list[Any] = [None] * dist.get_world_size()
@@ -175,19 +214,23 @@ def local_device() -> torch.device:
 
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
-    """The mesh of `layout` over the threads or processes that were started. Processes speak through NCCL on GPUs,
-    through gloo on CPUs.
+    """The mesh of `layout` over the threads or processes that were started. Processes speak through
+    NCCL on GPUs, through gloo on CPUs.
 
-    Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do not come.
+    Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do
+    not come.
     """
     if layout.world_size != launched_world_size():
-        raise BadInput(f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started")
+        raise BadInput(
+            f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
+        )
     here, device, waiting = current_rank(), local_device(), Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()
     rank = here.rank if here else dist.get_rank()
-    # Every rank goes through all lines: a process group must be made by all processes, members or not, in one order.
+    # Every rank goes through all lines: a process group must be made by all processes, members or
+    # not, in one order.
     lines = [layout.lines(each) for each in range(layout.world_size)]
 
     def joined(members: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
@@ -197,12 +240,16 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     def axis(number: int) -> Axis:
         own: Axis = LoneAxis(waiting=waiting)
         for members in dict.fromkeys(line[number] for line in lines if len(line[number]) > 1):
-            group = None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)  # every process makes it
+            group = (
+                None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
+            )  # every process makes it
             own = joined(members, group) if members == lines[rank][number] else own
         return own
 
     tp, pp, dp, embedding = map(axis, range(4))
     world = joined(tuple(range(layout.world_size)), None if here else dist.group.WORLD)
-    mesh = ParallelMesh(layout, tp, pp, dp, embedding, device, sequence_parallel and layout.tp > 1, world)
+    mesh = ParallelMesh(
+        layout, tp, pp, dp, embedding, device, sequence_parallel and layout.tp > 1, world
+    )
     world.barrier()  # a rank that leaves now finds every connection made
     return mesh

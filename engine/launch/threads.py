@@ -1,9 +1,10 @@
-"""Ranks as threads of this process: any layout runs on one CPU, under a debugger, with an ordinary traceback.
+"""Ranks as threads of this process: any layout runs on one CPU, under a debugger, with an ordinary
+traceback.
 
-A rank is an ordinary rank program: in its thread `build_mesh` gives it a mesh whose collectives and messages meet in
-memory. One rank computes at a time. It holds its world's lock, and gives it away where it waits for another; so ranks
-need no other lock, and a moment in which all wait for each other is noticed at once. Sums are taken in one binary tree
-over the ranks.
+A rank is an ordinary rank program: in its thread `build_mesh` gives it a mesh whose collectives and
+messages meet in memory. One rank computes at a time. It holds its world's lock, and gives it away
+where it waits for another; so ranks need no other lock, and a moment in which all wait for each
+other is noticed at once. Sums are taken in one binary tree over the ranks.
 """
 
 import sys
@@ -27,7 +28,8 @@ _Number = tuple[int, int, int]
 
 
 class RanksFailed(RuntimeError):
-    """A rank raised, or did not answer in time; the text has the traceback of the rank that failed first."""
+    """A rank raised, or did not answer in time; the text has the traceback of the rank that failed
+    first."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
@@ -52,8 +54,8 @@ def run_threads(
 ) -> list[Any]:
     """Call `function(*args)` on each of `ranks` threads; returns their results in rank order.
 
-    The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the stack of a rank that
-    is still computing, after `timeout_seconds`.
+    The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
+    stack of a rank that is still computing, after `timeout_seconds`.
     """
     world, results = World(ranks), [None] * ranks
 
@@ -72,7 +74,10 @@ def run_threads(
             finally:
                 world.leave(rank)
 
-    threads = [threading.Thread(target=be_rank, args=(n,), name=f"rank {n}", daemon=True) for n in range(ranks)]
+    threads = [
+        threading.Thread(target=be_rank, args=(n,), name=f"rank {n}", daemon=True)
+        for n in range(ranks)
+    ]
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for thread in threads:
         thread.start()
@@ -84,7 +89,9 @@ def run_threads(
             world.fail(stop, None)
         raise
     if world.failure is None and any(thread.is_alive() for thread in threads):
-        stack = traceback.format_stack(sys._current_frames().get(threads[world.computing].ident or 0))
+        stack = traceback.format_stack(
+            sys._current_frames().get(threads[world.computing].ident or 0)
+        )
         sentence = f"rank {world.computing} did not answer within {timeout_seconds:.0f} s"
         world.failure = RanksFailed(sentence, "".join(stack))
     if world.failure is not None:  # ranks that wait end when they wake
@@ -108,7 +115,8 @@ class World:
         self.messages: dict[_Number, torch.Tensor] = {}
         self.sent, self.expected = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         """Messages from one rank to another so far."""
-        # One condition a rank: waking all at each message made n threads look and n - 1 sleep again.
+        # One condition a rank: waking all at each message made n threads look and n - 1 sleep
+        # again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
         self._awake, self._ended = set(range(size)), set[int]()
 
@@ -151,7 +159,9 @@ class World:
         # Nobody computes and somebody has not ended: processes would hang here until a time-out.
         if not self._awake and len(self._ended) < self.size:
             waiting = sorted(set(range(self.size)) - self._ended)
-            error = RuntimeError(f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them")
+            error = RuntimeError(
+                f"deadlock: {len(waiting)} of {self.size} ranks wait, rank {waiting[0]} among them"
+            )
             self.fail(error, None)
 
 
@@ -179,7 +189,8 @@ class _Receipt:
 
 @dataclass(frozen=True)
 class ThreadAxis(Axis):
-    """An axis whose ranks are threads. Whatever is started is over at once, but for a message to be received."""
+    """An axis whose ranks are threads. Whatever is started is over at once, but for a message to be
+    received."""
 
     world: World = field(default_factory=lambda: World(1), compare=False)
     members: tuple[int, ...] = ()
@@ -203,13 +214,16 @@ class ThreadAxis(Axis):
 
     @torch.no_grad()
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
-        combine = _sum if op == SUM else partial(reduce, torch.maximum if op == MAX else torch.minimum)
+        combine = (
+            _sum if op == SUM else partial(reduce, torch.maximum if op == MAX else torch.minimum)
+        )
         return tensor.copy_(self._meet(tensor, combine))
 
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         total = self._meet(tensor, _sum)
         if self.rank == owner:
-            # On the owner alone, as NCCL does: a program that reads the others' values must fail here too.
+            # On the owner alone, as NCCL does: a program that reads the others' values must fail
+            # here too.
             tensor.copy_(total)
         return DONE
 
@@ -240,7 +254,8 @@ class ThreadAxis(Axis):
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of neighbours, then of neighbouring sums, and so on; with an odd number the last one stays as it is."""
+    """The sum of neighbours, then of neighbouring sums, and so on; with an odd number the last one
+    stays as it is."""
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)
         parts = [left + right for left, right in pairs] + list(parts[len(parts) // 2 * 2 :])

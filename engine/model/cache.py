@@ -1,6 +1,8 @@
-"""Attention outside of training: of next positions to all before them, and of the scored positions alone.
+"""Attention outside of training: of next positions to all before them, and of the scored positions
+alone.
 
-Shapes: b sequences, s inputs of a layer, q positions of its output, n heads, d head dim, t tensor-parallel ranks.
+Shapes: b sequences, s inputs of a layer, q positions of its output, n heads, d head dim, t
+tensor-parallel ranks.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +17,8 @@ from mlm_repro.engine.kernels.registry import kernel
 
 
 class Cache(ABC):
-    """Positions at which a layer computes its output, and keys and values that they see. Not for a divided sequence."""
+    """Positions at which a layer computes its output, and keys and values that they see. Not for a
+    divided sequence."""
 
     @property
     def length(self) -> int:
@@ -24,7 +27,8 @@ class Cache(ABC):
 
     @abstractmethod
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """Outputs of a layer's heads, [q, b, h/t], from its inputs' queries, keys and values [s, b, n/t, 3, d]."""
+        """Outputs of a layer's heads, [q, b, h/t], from its inputs' queries, keys and values [s, b,
+        n/t, 3, d]."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
         """A layer's inputs x [s, b, h] at the positions of its output, [q, b, h]."""
@@ -33,7 +37,8 @@ class Cache(ABC):
 
 @dataclass
 class KeyValueCache(Cache):
-    """Keys and values of one stage's layers, for sequences of at most `capacity` positions; the inputs are the next."""
+    """Keys and values of one stage's layers, for sequences of at most `capacity` positions; the
+    inputs are the next."""
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)
@@ -50,7 +55,9 @@ class KeyValueCache(Cache):
         b, n, q, d = key.shape
         if layer not in self._stored:
             self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
-        start = self._seen[layer]  # by layer, because the stage's layers are run one after the other
+        start = self._seen[
+            layer
+        ]  # by layer, because the stage's layers are run one after the other
         end = self._seen[layer] = start + q
         keys, values = self._stored[layer][:, :, :, :end]
         keys[:, :, start:], values[:, :, start:] = key, value
@@ -59,13 +66,16 @@ class KeyValueCache(Cache):
 
 @dataclass
 class ScoredPositions(Cache):
-    """Positions [b, q] at which alone the last layer computes its output; the layers before it compute all."""
+    """Positions [b, q] at which alone the last layer computes its output; the layers before it
+    compute all."""
 
     positions: Tensor
     last_layer: int
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        if layer != self.last_layer:  # whose outputs at every position are the next layer's keys and values
+        if (
+            layer != self.last_layer
+        ):  # whose outputs at every position are the next layer's keys and values
             return kernel("attention", qkv)(qkv, None)
         query, key, value = by_head(qkv)
         asked = query.take_along_dim(self.positions[:, None, :, None], dim=2)
@@ -86,7 +96,10 @@ def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-    """Outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q], which see keys up to their own."""
-    is_past = torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]  # [b or 1, 1, q, s]
+    """Outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q], which see keys up to
+    their own."""
+    is_past = (
+        torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]
+    )  # [b or 1, 1, q, s]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
     return context.permute(2, 0, 1, 3).flatten(2)

@@ -1,8 +1,10 @@
 """GPT-2 as Megatron-LM trains it: pre-LN layers, tanh GeLU, learned positions, tied embedding.
 
-The one definition of the model. On a mesh of one rank its layers are ordinary linears, and that is the serial model.
+The one definition of the model. On a mesh of one rank its layers are ordinary linears, and that is
+the serial model.
 
-Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
+Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t
+tensor-parallel ranks.
 """
 
 from torch import Tensor, nn
@@ -20,7 +22,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class GPT2(CausalModel):
-    """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's names."""
+    """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's
+    names."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
@@ -29,9 +32,17 @@ class GPT2(CausalModel):
         if self.stage.is_last:
             self.final_layernorm = nn.LayerNorm(config.hidden_size)
 
-    def forward(self, inputs: Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> Tensor:
-        x = self.embedding(inputs, dropout, cache.length if cache else 0) if self.stage.is_first else inputs
-        x = run_layers(list(self.layers.values()), x, dropout, cache, at_once=self.recomputed_layers)
+    def forward(
+        self, inputs: Tensor, dropout: Dropout | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        x = (
+            self.embedding(inputs, dropout, cache.length if cache else 0)
+            if self.stage.is_first
+            else inputs
+        )
+        x = run_layers(
+            list(self.layers.values()), x, dropout, cache, at_once=self.recomputed_layers
+        )
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
@@ -45,6 +56,13 @@ class GPT2(CausalModel):
         return self.forward(inputs, batch.dropout)
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(0, 1)  # [s·b, h]
-        weight, targets = self.embedding.word_embeddings.weight, batch.targets.transpose(0, 1).flatten()
-        return kernel("linear_cross_entropy", hidden)(hidden, weight, targets, self.config.vocab_size, self.mesh.tp)
+        hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(
+            0, 1
+        )  # [s·b, h]
+        weight, targets = (
+            self.embedding.word_embeddings.weight,
+            batch.targets.transpose(0, 1).flatten(),
+        )
+        return kernel("linear_cross_entropy", hidden)(
+            hidden, weight, targets, self.config.vocab_size, self.mesh.tp
+        )

@@ -21,8 +21,8 @@ from mlm_repro.engine.rng import Dropout, initial_normal
 class StageModel(nn.Module, ABC):
     """A model, or one pipeline stage of it.
 
-    Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs` are token ids [b, s] on the first stage,
-    the previous stage's output elsewhere.
+    Parameters bear the whole model's names. Stages hand on [s, b, h]; `inputs` are token ids [b, s]
+    on the first stage, the previous stage's output elsewhere.
     """
 
     layers: nn.ModuleDict
@@ -31,9 +31,12 @@ class StageModel(nn.Module, ABC):
     """True if the last weight of each branch begins smaller, by √(2L)."""
 
     def __init__(
-        self, config: ModelConfig, mesh: ParallelMesh, stage: PipelineStage | None = None,
+        self,
+        config: ModelConfig,
+        mesh: ParallelMesh,
+        stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Only the recomputation settings of `parallel` are used."""
         super().__init__()
         self.config, self.mesh = config, mesh
@@ -43,18 +46,23 @@ class StageModel(nn.Module, ABC):
         self.build(config, mesh)
 
     def layers_of(self, kind: Callable[..., nn.Module]) -> nn.ModuleDict:
-        """This stage's layers, each `kind(config, mesh, number, whether its attention is recomputed)`."""
+        """This stage's layers, each `kind(config, mesh, number, whether its attention is
+        recomputed)`."""
         recomputes = self.recomputes_attention
-        return nn.ModuleDict({str(n): kind(self.config, self.mesh, n, recomputes) for n in self.stage.layers})
+        return nn.ModuleDict(
+            {str(n): kind(self.config, self.mesh, n, recomputes) for n in self.stage.layers}
+        )
 
     @abstractmethod
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         """Make the modules of the stage."""
 
     def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global shape).
+        """Give every parameter its initial value, which depends only on (seed, global name, global
+        shape).
 
-        Its distribution follows from the parameter's role (`mlm_repro.engine.parallel.sharding.Role`).
+        Its distribution follows from the parameter's role
+        (`mlm_repro.engine.parallel.sharding.Role`).
         """
         std = self.config.init_std
         last_std = std / math.sqrt(2 * self.config.num_layers if self.scales_residual else 1)
@@ -70,7 +78,9 @@ class StageModel(nn.Module, ABC):
                 whole = initial_normal(seed, parameter.name, parameter.global_shape, deviation)
                 parameter.local.copy_(parameter.shard(whole))
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # torch draws normal values on one thread
+        with ThreadPoolExecutor(
+            torch.get_num_threads()
+        ) as pool:  # torch draws normal values on one thread
             list(pool.map(fill, sharded_parameters(self, self.mesh)))
 
     @abstractmethod
@@ -87,10 +97,12 @@ class CausalModel(StageModel):
 
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input of `logits`."""
+        """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input
+        of `logits`."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """The last stage's output at positions [b, q] alone, [q, b, h], up to rounding; no dropout."""
+        """The last stage's output at positions [b, q] alone, [q, b, h], up to rounding; no
+        dropout."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod

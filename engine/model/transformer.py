@@ -1,7 +1,8 @@
-"""Parts that Megatron-LM's transformers share: embedding, pre-LN layer, self-attention with heads divided over the
-tensor-parallel axis, MLP with tanh GeLU, dropout on the residual stream.
+"""Parts that Megatron-LM's transformers share: embedding, pre-LN layer, self-attention with heads
+divided over the tensor-parallel axis, MLP with tanh GeLU, dropout on the residual stream.
 
-Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t tensor-parallel ranks.
+Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t
+tensor-parallel ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,11 @@ from mlm_repro.engine.kernels.attention import reference
 from mlm_repro.engine.kernels.dropout import normed_sum
 from mlm_repro.engine.kernels.registry import kernel
 from mlm_repro.engine.model.cache import Cache
-from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from mlm_repro.engine.parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
 from mlm_repro.engine.rng import Dropout, DropoutMask
 
@@ -26,25 +31,38 @@ from mlm_repro.engine.rng import Dropout, DropoutMask
 class SelfAttention(nn.Module):
     """Causal multi-head attention with heads divided over the tensor-parallel axis.
 
-    The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so that a contiguous
-    slice holds whole heads. The bias of `dense` is left to the layer. Positions are learned and added by
-    `Embedding`; rotary ones would turn queries and keys here, in `forward`.
+    The rows of `query_key_value` are ordered [n, 3, d] (Megatron checkpoint versions 2 and 3), so
+    that a contiguous slice holds whole heads. The bias of `dense` is left to the layer. Positions
+    are learned and added by `Embedding`; rotary ones would turn queries and keys here, in
+    `forward`.
     """
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False
+    ) -> None:
         super().__init__()
         self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.heads, self.head_dim, h = config.num_heads // mesh.tp.size, config.head_dim, config.hidden_size
+        self.heads, self.head_dim, h = (
+            config.num_heads // mesh.tp.size,
+            config.head_dim,
+            config.hidden_size,
+        )
         self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh)
         self.dense = RowParallelLinear(h, h, mesh)
 
-    def forward(self, x: Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> Tensor:
-        qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
+    def forward(
+        self, x: Tensor, dropout: Dropout | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        qkv = self.query_key_value(x).unflatten(
+            2, (self.heads, 3, self.head_dim)
+        )  # [s, b, n/t, 3, d]
         if cache:
             return self.dense(cache.attend(self.layer, qkv), add_bias=False)  # [q, b, h]
         attend, first_row = kernel("attention", qkv), self.axis.rank * self.heads * len(qkv)
         mask = dropout.mask(f"layers.{self.layer}.attention", first_row) if dropout else None
-        context = recomputed(self.recompute and attend is reference, attend, qkv, mask)  # [s, b, h/t]
+        context = recomputed(
+            self.recompute and attend is reference, attend, qkv, mask
+        )  # [s, b, h/t]
         return self.dense(context, add_bias=False)  # [s, b, h]
 
 
@@ -62,7 +80,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense_h_to_4h(x, add_bias=False)
-        return self.dense_4h_to_h(kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False)
+        return self.dense_4h_to_h(
+            kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False
+        )
 
 
 class TransformerLayer(nn.Module):
@@ -74,7 +94,9 @@ class TransformerLayer(nn.Module):
     attention_class: type[SelfAttention] = SelfAttention
     mlp_class: type[MLP] = MLP
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
+    ) -> None:
         super().__init__()
         self.layer, self.mesh = layer, mesh
         self.input_layernorm = nn.LayerNorm(config.hidden_size)
@@ -82,7 +104,9 @@ class TransformerLayer(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.mlp = self.mlp_class(config, mesh)
 
-    def forward(self, x: Tensor, dropout: Dropout | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, dropout: Dropout | None = None, cache: Cache | None = None
+    ) -> Tensor:
         x, normed = normed_sum(self.input_layernorm, x)
         attention = self.self_attention(normed, dropout, cache)
         x = cache.rows(self.layer, x) if cache else x
@@ -91,18 +115,23 @@ class TransformerLayer(nn.Module):
         return self.add(x, self.mlp(normed), "mlp", dropout)
 
     def add(self, x: Tensor, branch: Tensor, of: str, dropout: Dropout | None = None) -> Tensor:
-        """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its bias [h]."""
+        """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its
+        bias [h]."""
         bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
-    def bias_and_mask(self, rows: int, of: str, dropout: Dropout | None) -> tuple[Tensor, DropoutMask | None]:
-        """The bias of the branch `of` attention or mlp, [h], and the mask of its `rows` positions."""
+    def bias_and_mask(
+        self, rows: int, of: str, dropout: Dropout | None
+    ) -> tuple[Tensor, DropoutMask | None]:
+        """The bias of the branch `of` attention or mlp, [h], and the mask of its `rows`
+        positions."""
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
 
 
 class Embedding(nn.Module):
-    """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, → [s, b, h].
+    """Word plus position embedding with dropout: token ids [b, s], the first at position `start`, →
+    [s, b, h].
 
     The last stage of a pipeline holds a copy of the word embedding alone, for the output head.
     """
@@ -110,7 +139,9 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, has_positions: bool) -> None:
         super().__init__()
         self.mesh = mesh
-        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh)
+        self.word_embeddings = VocabParallelEmbedding(
+            config.padded_vocab_size, config.hidden_size, mesh
+        )
         if has_positions:
             self.position_embeddings = embedding_table(config.seq_length, config.hidden_size)
 
@@ -126,14 +157,17 @@ class Embedding(nn.Module):
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
-    """A table [rows, columns] that `initialize` fills: torch's own initial values import its compiler on `meta`."""
+    """A table [rows, columns] that `initialize` fills: torch's own initial values import its
+    compiler on `meta`."""
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
 def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once: int = 0) -> Tensor:
-    """Apply the layers in order: [s, b, h] → [s, b, h]; `others` are each layer's further arguments.
+    """Apply the layers in order: [s, b, h] → [s, b, h]; `others` are each layer's further
+    arguments.
 
-    With `at_once`, only the input of every so many layers is kept for the backward pass; the rest is recomputed.
+    With `at_once`, only the input of every so many layers is kept for the backward pass; the rest
+    is recomputed.
     """
 
     def run(group: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -148,7 +182,8 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments); if wanted, its intermediate results are computed again in the backward pass, not kept.
+    """function(*arguments); if wanted, its intermediate results are computed again in the backward
+    pass, not kept.
 
     Randomness is keyed (`mlm_repro.engine.rng`), so no generator's state is kept for it.
     """
@@ -164,7 +199,9 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
     rows, k = weights.size(1) * weights.size(2), weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
     if registry.on_gpu(weights.device):
-        dropped: Tensor = kernel("dropout", weights)(weights.flatten(1, 2).transpose(0, 1), mask)  # [n/t·s, b, k]
+        dropped: Tensor = kernel("dropout", weights)(
+            weights.flatten(1, 2).transpose(0, 1), mask
+        )  # [n/t·s, b, k]
         return dropped.transpose(0, 1).view_as(weights)
     return weights * mask.factors(rows, k, weights.device, weights.dtype).view_as(weights)
 
@@ -176,5 +213,6 @@ def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> T
 
 
 def _mask(site: str, rows: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
-    """The mask of this rank's rows; a divided sequence takes its part of the whole mask, so layouts agree."""
+    """The mask of this rank's rows; a divided sequence takes its part of the whole mask, so layouts
+    agree."""
     return dropout.mask(site, mesh.sequence_rank * rows) if dropout else None

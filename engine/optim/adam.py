@@ -1,5 +1,5 @@
-"""Adam's step over flat storage: AdamW takes it as it is, LAMB scales it to each tensor (Kingma & Ba 2015; Loshchilov &
-Hutter 2019; You et al. 2020, Algorithm 2).
+"""Adam's step over flat storage: AdamW takes it as it is, LAMB scales it to each tensor (Kingma &
+Ba 2015; Loshchilov & Hutter 2019; You et al. 2020, Algorithm 2).
 """
 
 import math
@@ -21,27 +21,39 @@ class FlatAdamW(FlatOptimizer):
     """Adam with decoupled weight decay, one fused update per group."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        step, gradient = replace(step, clipping=step.clipping / group.divisor), group.main_gradient[group.own]
-        kernel("adamw", group.master)(group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step)
+        step, gradient = (
+            replace(step, clipping=step.clipping / group.divisor),
+            group.main_gradient[group.own],
+        )
+        kernel("adamw", group.master)(
+            group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step
+        )
 
 
 class FlatLamb(FlatOptimizer):
-    """LAMB: x ← x − η·φ(‖x‖)/‖u‖·u with u = m̂/(√v̂ + ε) + λx; the ratio is 1 where either norm is 0.
+    """LAMB: x ← x − η·φ(‖x‖)/‖u‖·u with u = m̂/(√v̂ + ε) + λx; the ratio is 1 where either norm is
+    0.
 
-    A tensor is a layer of the paper; its norms are those of the whole tensor, over every rank that holds a part of it.
-    The paper's form corrects the moments' bias and has φ(z) = z.
+    A tensor is a layer of the paper; its norms are those of the whole tensor, over every rank that
+    holds a part of it. The paper's form corrects the moments' bias and has φ(z) = z.
     """
 
     is_corrected, largest_norm, largest_ratio = True, math.inf, math.inf
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         moments = group.exp_avg, group.exp_avg_sq
-        direction = adam_direction(group.master, group.own_gradient, *moments, step, self.is_corrected)
+        direction = adam_direction(
+            group.master, group.own_gradient, *moments, step, self.is_corrected
+        )
         weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
         clamped = weight_norms.clamp(max=self.largest_norm)
-        ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0).clamp(max=self.largest_ratio)
+        ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0).clamp(
+            max=self.largest_ratio
+        )
         scales = (-step.learning_rate * ratios).to(direction.dtype)
-        for weights, change, scale in zip(group.pieces(group.master), group.pieces(direction), scales, strict=True):
+        for weights, change, scale in zip(
+            group.pieces(group.master), group.pieces(direction), scales, strict=True
+        ):
             weights.addcmul_(change, scale)
         if (copy := group.own_copy) is not None:
             copy.copy_(group.master)
@@ -49,8 +61,8 @@ class FlatLamb(FlatOptimizer):
     def _norms(self, group: FlatGroup, own: Tensor) -> Tensor:
         """Norm of every whole tensor of the group, [tensors], float64.
 
-        The last pipeline stage takes the first's for its copy of the embedding: sums over other owners' parts could
-        round otherwise, and the copies would part.
+        The last pipeline stage takes the first's for its copy of the embedding: sums over other
+        owners' parts could round otherwise, and the copies would part.
         """
         squares = torch.stack(torch._foreach_norm(group.pieces(own))).double().square()
         group.owners.all_reduce(squares)
@@ -69,10 +81,12 @@ class ClampedLamb(FlatLamb):
 
 
 class LambOfThePost(FlatLamb):
-    """LAMB with which "Scaling Transformer-XL to 128 GPUs" trained: cybertronai/pytorch-lamb of 2019-05 (ff2245e).
+    """LAMB with which "Scaling Transformer-XL to 128 GPUs" trained: cybertronai/pytorch-lamb of
+    2019-05 (ff2245e).
 
-    The ratio is min(‖x‖/‖u‖, 10), and u = m/(√v + ε) is not corrected. The correction √(1 − β₂ᵗ)/(1 − β₁ᵗ) multiplies
-    the rate instead, where no ratio takes it out again. Weight decay is in the gradient.
+    The ratio is min(‖x‖/‖u‖, 10), and u = m/(√v + ε) is not corrected. The correction √(1 − β₂ᵗ)/(1
+    − β₁ᵗ) multiplies the rate instead, where no ratio takes it out again. Weight decay is in the
+    gradient.
     """
 
     is_corrected, largest_ratio = False, 10.0
@@ -80,13 +94,16 @@ class LambOfThePost(FlatLamb):
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         group.own_gradient.add_(group.master, alpha=step.weight_decay / step.clipping)
         outside = math.sqrt(1 - step.beta2**step.steps) / (1 - step.beta1**step.steps)
-        super().update(group, replace(step, learning_rate=outside * step.learning_rate, weight_decay=0.0))
+        super().update(
+            group, replace(step, learning_rate=outside * step.learning_rate, weight_decay=0.0)
+        )
 
 
 def build_optimizer(
     parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
 ) -> FlatOptimizer:
-    """The recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO stage 1)."""
+    """The recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO stage
+    1)."""
     module, _, name = OPTIMIZERS[train.optimizer].partition(":")
     optimizer: type[FlatOptimizer] = getattr(import_module(module), name)
     return optimizer(parameters, train, mesh, shard)

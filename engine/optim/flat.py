@@ -1,4 +1,5 @@
-"""Base of the optimizers: flat storage with fp32 master weights, clipping, and state by parameter name."""
+"""Base of the optimizers: flat storage with fp32 master weights, clipping, and state by parameter
+name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,18 +15,22 @@ from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 
 Written = list[tuple[str, ShardedParameter, int, Callable[[], Tensor | None]]]
-"""Tensors by name: the parameter, the data-parallel rank that writes it, and what returns it there, None elsewhere."""
+"""Tensors by name: the parameter, the data-parallel rank that writes it, and what returns it there,
+None elsewhere."""
 
 
 class FlatGroup:
-    """Parameters that share a weight decay, laid out as views of one flat tensor; so are their gradients.
+    """Parameters that share a weight decay, laid out as views of one flat tensor; so are their
+    gradients.
 
-    In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in fp32.
-    The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size 1 keeps it whole. After
-    reduction only the owner's slice of the gradient is valid.
+    In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in
+    fp32. The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size
+    1 keeps it whole. After reduction only the owner's slice of the gradient is valid.
     """
 
-    def __init__(self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool) -> None:
+    def __init__(
+        self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool
+    ) -> None:
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
         each = -(-sum(p.local.numel() for p in parameters) // owners.size)
@@ -37,10 +42,12 @@ class FlatGroup:
         self.own = slice(owners.rank * each, (owners.rank + 1) * each)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.own_copy = self.flat[self.own] if self.is_mixed else None
-        """The slice of the model's weights that this owner updates; None if it is `master` itself."""
+        """The slice of the model's weights that this owner updates; None if it is `master`
+        itself."""
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.divisor = 1.0
-        """`main_gradient` is still to be divided by it, which a GPU's update does in its own pass."""
+        """`main_gradient` is still to be divided by it, which a GPU's update does in its own
+        pass."""
         self.gradients = list(self.views(self.main_gradient))
         """Views of the gradient, each with its parameter."""
         self.exp_avg = torch.zeros_like(self.master)
@@ -71,10 +78,16 @@ class FlatGroup:
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """The gradient from `start` to `end` in parts, each with the owner that updates its weights."""
+        """The gradient from `start` to `end` in parts, each with the owner that updates its
+        weights."""
         each = self.own.stop - self.own.start
-        cuts = [(owner, max(start, owner * each), min(end, owner * each + each)) for owner in range(self.owners.size)]
-        return [(owner, self.main_gradient[first:last]) for owner, first, last in cuts if first < last]
+        cuts = [
+            (owner, max(start, owner * each), min(end, owner * each + each))
+            for owner in range(self.owners.size)
+        ]
+        return [
+            (owner, self.main_gradient[first:last]) for owner, first, last in cuts if first < last
+        ]
 
     def starts(self) -> Iterator[tuple[ShardedParameter, int, int]]:
         """Each parameter with its first element and the one after its last, in the flat tensor."""
@@ -84,11 +97,13 @@ class FlatGroup:
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
-        """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another rank is the owner."""
+        """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another
+        rank is the owner."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
-        """This owner's elements among the flat ones from `start` to `end`, of a tensor laid out as `master`."""
+        """This owner's elements among the flat ones from `start` to `end`, of a tensor laid out as
+        `master`."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 
@@ -97,7 +112,11 @@ class FlatOptimizer(ABC):
     """Global-norm clipping and decoupled weight decay of the parameters whose role is decayed."""
 
     def __init__(
-        self, parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
+        self,
+        parameters: list[ShardedParameter],
+        train: TrainConfig,
+        mesh: ParallelMesh,
+        shard: bool = False,
     ) -> None:
         """Divide the state over the data-parallel ranks (ZeRO stage 1) if `shard` is set."""
         self.mesh, self.train = mesh, train
@@ -114,10 +133,12 @@ class FlatOptimizer(ABC):
         """Update a group's master weights, and their copy in the model, from its gradient."""
 
     def gradient_norm(self) -> Tensor:
-        """Norm of the whole gradient over all ranks, counting shared parameters once; a float64 scalar."""
+        """Norm of the whole gradient over all ranks, counting shared parameters once; a float64
+        scalar."""
         device = self.groups[0].master.device
         own = [
-            group.main_gradient[group.own] if registry.on_gpu(device) else group.own_gradient for group in self.groups
+            group.main_gradient[group.own] if registry.on_gpu(device) else group.own_gradient
+            for group in self.groups
         ]
         counted, squares = self._counted(own), torch.zeros((), dtype=torch.float64, device=device)
         if counted:
@@ -125,7 +146,8 @@ class FlatOptimizer(ABC):
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
-        """This owner's pieces of tensors laid out as `master`, without those that another rank counts."""
+        """This owner's pieces of tensors laid out as `master`, without those that another rank
+        counts."""
         return [
             piece
             for group, flat in zip(self.groups, flats, strict=True)
@@ -146,11 +168,14 @@ class FlatOptimizer(ABC):
         clipping = limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0
         constants = train.adam_beta1, train.adam_beta2, train.adam_epsilon
         for group in self.groups:
-            self.update(group, AdamStep(learning_rate, *constants, group.weight_decay, clipping, self.steps))
+            self.update(
+                group, AdamStep(learning_rate, *constants, group.weight_decay, clipping, self.steps)
+            )
             group.publish()
 
     def try_step(self) -> None:
-        """Dry run: allocates what a step allocates, changes nothing. Call before the first step only."""
+        """Dry run: allocates what a step allocates, changes nothing. Call before the first step
+        only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -162,7 +187,12 @@ class FlatOptimizer(ABC):
     def written(self) -> Written:
         """The tensors of a checkpoint. Every rank calls each function, in one order."""
         return [
-            (f"{name}.{parameter.name}", parameter, writer, partial(self._whole, group, part, parameter, start, writer))
+            (
+                f"{name}.{parameter.name}",
+                parameter,
+                writer,
+                partial(self._whole, group, part, parameter, start, writer),
+            )
             for group in self.groups
             for name, part in group.state.items()
             for parameter, start, _ in group.starts()
@@ -187,17 +217,24 @@ class FlatOptimizer(ABC):
         return own.view(shape)
 
     def restore(
-        self, steps: int, fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
+        self,
+        steps: int,
+        fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Load the parts of a state with these names.
 
-        `fill` is given parameter, name, first element and the tensor that takes this owner's elements, perhaps none.
+        `fill` is given parameter, name, first element and the tensor that takes this owner's
+        elements, perhaps none.
         """
         self.steps = steps
         for group in self.groups:
             for name, part in ((name, part) for name, part in group.state.items() if name in names):
-                fill([
-                    (parameter, name, max(group.own.start - start, 0), own)
-                    for (parameter, start, _), own in zip(group.starts(), group.pieces(part), strict=True)
-                ])  # fmt: skip
+                fill(
+                    [
+                        (parameter, name, max(group.own.start - start, 0), own)
+                        for (parameter, start, _), own in zip(
+                            group.starts(), group.pieces(part), strict=True
+                        )
+                    ]
+                )

@@ -1,4 +1,5 @@
-"""Gradients on their way to the optimizer: summed in fp32, reduced over data-parallel ranks during backward."""
+"""Gradients on their way to the optimizer: summed in fp32, reduced over data-parallel ranks during
+backward."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +15,26 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
-"""Least number of elements reduced at a time, in all and for each rank, whose part of a step must fill a link."""
+"""Least number of elements reduced at a time, in all and for each rank, whose part of a step must
+fill a link."""
 
 
 @dataclass
 class _Bucket:
-    """A contiguous part of a group's flat gradient, reduced as soon as the last of its parameters is done."""
+    """A contiguous part of a group's flat gradient, reduced as soon as the last of its parameters
+    is done."""
 
     gradient: Tensor
     size: int
     """Number of gradients in it."""
     is_shared: bool
-    """True if other ranks of the model hold parts of its gradients: then it is reduced at the end."""
+    """True if other ranks of the model hold parts of its gradients: then it is reduced at the
+    end."""
     is_copy: bool
     """True for the last stage's tied embedding, which the first stage reduces for both."""
     owned: list[tuple[int, Tensor]]
-    """Parts of it, each with the data-parallel rank that alone needs the sum; empty if every rank needs all of it."""
+    """Parts of it, each with the data-parallel rank that alone needs the sum; empty if every rank
+    needs all of it."""
     missing: int = 0
     """Parameters whose last gradient is still to come."""
     works: list[Pending] = field(default_factory=list)
@@ -40,11 +45,12 @@ class _Bucket:
 class GradientReducer:
     """Takes a model's gradients to the optimizer: watches the parameters of one rank's flat groups.
 
-    A parameter's first gradient in an iteration is copied into the flat gradient; those of later microbatches are
-    added, in 16 bits on a GPU by the product that makes a weight's gradient. In the last backward pass of a chunk
-    (`arm`) each bucket's all-reduce starts when its last parameter has its gradient. Under ZeRO stage 1 a bucket's
-    parts are reduced to their owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's
-    sum goes to every rank.
+    A parameter's first gradient in an iteration is copied into the flat gradient; those of later
+    microbatches are added, in 16 bits on a GPU by the product that makes a weight's gradient. In
+    the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last
+    parameter has its gradient. Under ZeRO stage 1 a bucket's parts are reduced to their owners
+    alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's sum goes to
+    every rank.
     """
 
     groups: Sequence[FlatGroup]
@@ -58,20 +64,34 @@ class GradientReducer:
         for group in self.groups:
             for members in _in_buckets(group.gradients, self._is_tied, self.mesh.dp.size):
                 (first, first_view), (_, last_view) = members[0], members[-1]
-                start, end = int(first_view.storage_offset()), int(last_view.storage_offset()) + last_view.numel()
+                start, end = (
+                    int(first_view.storage_offset()),
+                    int(last_view.storage_offset()) + last_view.numel(),
+                )
                 bucket = _Bucket(
                     group.main_gradient[start:end],
                     len(members),
-                    any(self._is_tied(parameter) or self._is_summed(parameter) for parameter, _ in members),
+                    any(
+                        self._is_tied(parameter) or self._is_summed(parameter)
+                        for parameter, _ in members
+                    ),
                     self._is_tied(first) and first.is_copy,
-                    group.owned(start, end) if group.owners.size > 1 and not self._is_tied(first) else [],
+                    group.owned(start, end)
+                    if group.owners.size > 1 and not self._is_tied(first)
+                    else [],
                 )
                 self._buckets.append(bucket)
                 for parameter, view in members:
                     hook = partial(self._take, bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
-                    if group.is_mixed and registry.on_gpu(self.mesh.device) and "weight" in parameter.role.value:
-                        vars(parameter.local)[ADD_PRODUCT] = partial(self._add, bucket, view, id(parameter.local))
+                    if (
+                        group.is_mixed
+                        and registry.on_gpu(self.mesh.device)
+                        and "weight" in parameter.role.value
+                    ):
+                        vars(parameter.local)[ADD_PRODUCT] = partial(
+                            self._add, bucket, view, id(parameter.local)
+                        )
 
     def begin(self) -> None:
         """Prepare for the first backward pass of an iteration."""
@@ -87,12 +107,14 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Make every gradient the sum over microbatches and the mean over ranks, divided by `divisor`.
+        """Make every gradient the sum over microbatches and the mean over ranks, divided by
+        `divisor`.
 
-        If the optimizer is divided, only the slice that this rank owns is valid afterwards.
-        Shared are the tied embedding, held by the first and the last stage, and with sequence parallelism every
-        undivided parameter, of which each tensor-parallel rank saw its part of the sequence. The parts of one
-        data-parallel rank are summed before those of the others; then the first stage hands the last stage the sum.
+        If the optimizer is divided, only the slice that this rank owns is valid afterwards. Shared
+        are the tied embedding, held by the first and the last stage, and with sequence parallelism
+        every undivided parameter, of which each tensor-parallel rank saw its part of the sequence.
+        The parts of one data-parallel rank are summed before those of the others; then the first
+        stage hands the last stage the sum.
         """
         for parameter, view in self._gradients():
             if id(parameter.local) not in self.arrived:
@@ -106,7 +128,8 @@ class GradientReducer:
             group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[Tensor]:
-        """Sum shared gradients; returns the tied embedding's if only the first stage has the sum."""
+        """Sum shared gradients; returns the tied embedding's if only the first stage has the
+        sum."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
@@ -171,9 +194,12 @@ class GradientReducer:
 
 
 def _in_buckets(
-    gradients: Sequence[tuple[ShardedParameter, Tensor]], is_alone: Callable[[ShardedParameter], bool], dp: int
+    gradients: Sequence[tuple[ShardedParameter, Tensor]],
+    is_alone: Callable[[ShardedParameter], bool],
+    dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
-    """Parameters in flat order, in runs of a least number of elements; one that `is_alone` has its own bucket."""
+    """Parameters in flat order, in runs of a least number of elements; one that `is_alone` has its
+    own bucket."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)
     for parameter, view in gradients:

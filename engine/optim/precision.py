@@ -7,17 +7,21 @@ import torch
 from mlm_repro.engine.config import Precision
 
 DTYPES: dict[Precision, torch.dtype] = {
-    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
     "fp16-pure": torch.float16,
-}  # fmt: skip
+}
 
 
 @dataclass
 class LossScaler:
-    """Megatron-LM's dynamic loss scale: doubles after `window` clean iterations, halves on overflow.
+    """Megatron-LM's dynamic loss scale: doubles after `window` clean iterations, halves on
+    overflow.
 
-    The first overflow after a growth is tolerated (hysteresis 2); from then on every overflow halves until the next
-    growth refills the tolerance (Megatron-LM v2, `optimizer/grad_scaler.py`).
+    The first overflow after a growth is tolerated (hysteresis 2); from then on every overflow
+    halves until the next growth refills the tolerance (Megatron-LM v2, `optimizer/grad_scaler.py`).
     """
 
     scale: float = 2.0**32

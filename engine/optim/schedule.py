@@ -7,7 +7,8 @@ from mlm_repro.engine.config import TrainConfig
 
 
 def clock(train: TrainConfig, updates: int, samples: int) -> float:
-    """The clock at an update, by `train.clock`, from the number of updates before it and the samples of those.
+    """The clock at an update, by `train.clock`, from the number of updates before it and the
+    samples of those.
 
     Megatron-LM calls it `num_steps` (`optimizer_param_scheduler.py`, there in samples).
     """
@@ -15,7 +16,8 @@ def clock(train: TrainConfig, updates: int, samples: int) -> float:
 
 
 def end_of_schedule(train: TrainConfig) -> float:
-    """The clock at which the schedule ends: that of the end of the training unless `decay_iterations` names another."""
+    """The clock at which the schedule ends: that of the end of the training unless
+    `decay_iterations` names another."""
     if train.decay_iterations or train.clock == "updates":
         return train.decay_iterations or train.iterations
     return BatchSchedule(train).samples_before(train.iterations) / train.global_batch_size
@@ -24,11 +26,13 @@ def end_of_schedule(train: TrainConfig) -> float:
 def learning_rate(train: TrainConfig, time: float) -> float:
     """Rate at `time` of the clock: linear warm-up, then one fall to the minimum, or none.
 
-    `clipped-cosine`, with w warm-up steps of N: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of
+    `clipped-cosine`, with w warm-up steps of N: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)),
+    floor), the code of
     2019. `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
-    `linear`: a straight line from peak to floor, as for BERT. `inverse-square-root`: max(peak·√(w/n), floor). `WSD`:
-    the peak, and in the last d steps of N a fall by its own form (both as `optimizer_param_scheduler.py` of
-    Megatron-Core 0.16). `exponential` rises from floor to peak, by equal factors.
+          `linear`: a straight line from peak to floor, as for BERT. `inverse-square-root`:
+          max(peak·√(w/n), floor). `WSD`: the peak, and in the last d steps of N a fall by its own
+          form (both as `optimizer_param_scheduler.py` of Megatron-Core 0.16). `exponential` rises
+          from floor to peak, by equal factors.
     """
     peak, floor = train.learning_rate, train.min_learning_rate
     warmup, end = train.warmup_iterations, end_of_schedule(train)

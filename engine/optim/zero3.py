@@ -1,7 +1,9 @@
-"""ZeRO stage 3, the baseline of the 2021 paper's Table 2: parameters, gradients and optimizer divided over data ranks.
+"""ZeRO stage 3, the baseline of the 2021 paper's Table 2: parameters, gradients and optimizer
+divided over data ranks.
 
-torch's FSDP2 gathers a layer's parameters when it computes and reduces its gradients into shards. The optimizer works
-on the shards, which are parameters divided along their first dim like any other; so are checkpoints made of them.
+torch's FSDP2 gathers a layer's parameters when it computes and reduces its gradients into shards.
+The optimizer works on the shards, which are parameters divided along their first dim like any
+other; so are checkpoints made of them.
 """
 
 from collections.abc import Sequence
@@ -22,13 +24,17 @@ from mlm_repro.lineage.errors import BadInput
 
 
 def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
-    """Divide a whole model's parameters over the data axis, in place; each layer is gathered when it computes.
+    """Divide a whole model's parameters over the data axis, in place; each layer is gathered when
+    it computes.
 
-    A model on the meta device takes only its shards' memory, with values yet to be given. Gradients are reduced in fp32
-    or above.
+    A model on the meta device takes only its shards' memory, with values yet to be given. Gradients
+    are reduced in fp32 or above.
     """
     if not isinstance(mesh.dp, GroupAxis):
-        raise BadInput("parallel.shard_parameters (ZeRO stage 3) needs a process for each rank: leave out --threads")
+        raise BadInput(
+            "parallel.shard_parameters (ZeRO stage 3) needs a process for each rank: leave out"
+            " --threads"
+        )
     assert mesh.dp.group is not None
     ranks = DeviceMesh.from_group(mesh.dp.group, mesh.device.type)
     dtype = next(model.parameters()).dtype
@@ -41,19 +47,24 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
 
 
 class ShardedReducer(GradientReducer):
-    """Takes the shards' gradients, reduced by FSDP2 in every backward pass, to the optimizer's flat groups.
+    """Takes the shards' gradients, reduced by FSDP2 in every backward pass, to the optimizer's flat
+    groups.
 
     FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.
     """
 
     def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:
         self.groups = groups
-        storage = {p.name: (p.local, gradient) for group in groups for p, gradient in group.gradients}
+        storage = {
+            p.name: (p.local, gradient) for group in groups for p, gradient in group.gradients
+        }
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):
                 assert isinstance(old, DTensor)
                 local, gradient = storage[f"{prefix}.{name}" if prefix else name]
-                shard = nn.Parameter(DTensor.from_local(local.data, old.device_mesh, old.placements))
+                shard = nn.Parameter(
+                    DTensor.from_local(local.data, old.device_mesh, old.placements)
+                )
                 shard.register_post_accumulate_grad_hook(partial(_arrived, gradient))
                 setattr(module, name, shard)
 
@@ -66,7 +77,9 @@ class ShardedReducer(GradientReducer):
 
     def finish(self, divisor: float) -> None:
         for group in self.groups:
-            group.main_gradient.div_(divisor)  # the sum over microbatches is already the mean over ranks
+            group.main_gradient.div_(
+                divisor
+            )  # the sum over microbatches is already the mean over ranks
 
 
 def _arrived(main: Tensor, parameter: Tensor) -> None:

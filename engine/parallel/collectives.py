@@ -1,6 +1,6 @@
-"""Tensor parallelism's conjugate operators: f and g (2019 paper, Section 3, Figure 3), and with sequence parallelism ḡ
-and its conjugate (Korthikanti et al. 2022, arXiv 2205.05198, Section 4.2). Activations are [s, b, h], [s/t, b, h] where
-the sequence is divided.
+"""Tensor parallelism's conjugate operators: f and g (2019 paper, Section 3, Figure 3), and with
+sequence parallelism ḡ and its conjugate (Korthikanti et al. 2022, arXiv 2205.05198, Section 4.2).
+Activations are [s, b, h], [s/t, b, h] where the sequence is divided.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,8 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        # Collectives take elements as they lie in memory; autograd may hand over an expanded or transposed gradient.
+        # Collectives take elements as they lie in memory; autograd may hand over an expanded or
+        # transposed gradient.
         return ctx.collective(gradient.contiguous()), None, None
 
 
@@ -34,7 +35,8 @@ def _same(x: Tensor) -> Tensor:
 
 
 def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter backward.
+    """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter
+    backward.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
     """
@@ -46,9 +48,11 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather backward.
+    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather
+    backward.
 
-    Megatron-LM: `reduce_from_tensor_model_parallel_region`, `reduce_scatter_to_sequence_parallel_region`.
+    Megatron-LM: `reduce_from_tensor_model_parallel_region`,
+    `reduce_scatter_to_sequence_parallel_region`.
     """
     if axis.size == 1:
         return x
@@ -58,15 +62,16 @@ def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def gather_features(x: Tensor, axis: Axis, start: int, whole: int) -> Tensor:
-    """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at `start`.
+    """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at
+    `start`.
 
     Backward takes this rank's part of a gradient that is whole on every rank.
     """
     stop = start + x.shape[-1]
 
     def gather(part: Tensor) -> Tensor:
-        # Parts may differ in width (heads that do not divide evenly), which an all-gather does not take; zeros add
-        # nothing.
+        # Parts may differ in width (heads that do not divide evenly), which an all-gather does not
+        # take; zeros add nothing.
         return axis.all_reduce(torch.nn.functional.pad(part, (start, whole - stop)))
 
     return _Conjugate.apply(x, gather, lambda gradient: gradient[..., start:stop].contiguous())

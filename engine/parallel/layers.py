@@ -1,7 +1,9 @@
-"""Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are ordinary layers.
+"""Linear layers and embedding divided over the tensor-parallel axis; on an axis of size 1 they are
+ordinary layers.
 
-A product is Y = XA + b, and `weight` is A transposed. With sequence parallelism activations outside are divided along
-the sequence, [s/t, b, h]. A caller whose next kernel adds the bias asks for the product alone.
+A product is Y = XA + b, and `weight` is A transposed. With sequence parallelism activations outside
+are divided along the sequence, [s/t, b, h]. A caller whose next kernel adds the bias asks for the
+product alone.
 
 Shapes: `s` sequence, `b` microbatch, `t` tensor-parallel ranks.
 """
@@ -24,15 +26,18 @@ class ColumnParallelLinear(nn.Module):
                      A = [A_1 … A_t]
         X whole      Y = [Y_1 … Y_t],   Y_i = X A_i + b_i
 
-    Rank i holds A_iᵀ [out/t, in] and b_i [out/t], both cut along dim 0. Its input goes through f: nothing forward, an
-    all-reduce of the gradient backward; where the sequence is divided, an all-gather and a reduce-scatter.
+    Rank i holds A_iᵀ [out/t, in] and b_i [out/t], both cut along dim 0. Its input goes through f:
+    nothing forward, an all-reduce of the gradient backward; where the sequence is divided, an
+    all-gather and a reduce-scatter.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
     roles: ClassVar[Roles] = {"weight": Role.WEIGHT, "bias": Role.BIAS}
     bias: nn.Parameter
 
-    def __init__(self, in_features: int, out_features: int, mesh: ParallelMesh, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, mesh: ParallelMesh, bias: bool = True
+    ) -> None:
         super().__init__()
         self.mesh = mesh
         own = out_features // mesh.tp.size
@@ -53,15 +58,18 @@ class RowParallelLinear(nn.Module):
         X = [X_1 … X_t]  A = ⎢  ⋮  ⎥   Y = X_1 A_1 + … + X_t A_t + b
                              ⎣ A_t ⎦
 
-    Rank i holds A_iᵀ [out, in/t], cut along dim 1, and the whole b, which is added once, after the sum. This is g: an
-    all-reduce forward, nothing backward; where the sequence is divided, a reduce-scatter and an all-gather.
+    Rank i holds A_iᵀ [out, in/t], cut along dim 1, and the whole b, which is added once, after the
+    sum. This is g: an all-reduce forward, nothing backward; where the sequence is divided, a
+    reduce-scatter and an all-gather.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 1}
     roles: ClassVar[Roles] = {"weight": Role.LAST_WEIGHT, "bias": Role.BIAS}
     bias: nn.Parameter
 
-    def __init__(self, in_features: int, out_features: int, mesh: ParallelMesh, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, mesh: ParallelMesh, bias: bool = True
+    ) -> None:
         super().__init__()
         self.mesh = mesh
         self.weight = nn.Parameter(torch.empty(out_features, in_features // mesh.tp.size))
@@ -79,8 +87,8 @@ class RowParallelLinear(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h].
 
-    A rank looks up the words that it holds, and g adds up the ranks' vectors. On CPUs the gradient is sparse, the rows
-    that were looked up, if the output head is on another pipeline stage.
+    A rank looks up the words that it holds, and g adds up the ranks' vectors. On CPUs the gradient
+    is sparse, the rows that were looked up, if the output head is on another pipeline stage.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}
@@ -103,14 +111,17 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class _EnteredLinear(torch.autograd.Function):
-    """f and the product in one, so that f's all-reduce runs while the weight's gradient is computed.
+    """f and the product in one, so that f's all-reduce runs while the weight's gradient is
+    computed.
 
-    A sequence that is divided, [s/t, b, in], is gathered in place of f, and gathered again in the backward pass instead
-    of kept (arXiv 2205.05198, Section 4.2.2).
+    A sequence that is divided, [s/t, b, in], is gathered in place of f, and gathered again in the
+    backward pass instead of kept (arXiv 2205.05198, Section 4.2.2).
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mesh, ctx.has_bias = mesh, bias is not None
         return linear(mesh.tp.all_gather(x, dim=0) if mesh.sequence_parallel else x, weight, bias)
@@ -119,7 +130,10 @@ class _EnteredLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         (x, weight), axis, is_divided = ctx.saved_tensors, ctx.mesh.tp, ctx.mesh.sequence_parallel
         whole = axis.all_gather(x, dim=0) if is_divided else x
-        rows, to_x = gradient.reshape(-1, gradient.size(-1)), linear(gradient, weight.t()).contiguous()
+        rows, to_x = (
+            gradient.reshape(-1, gradient.size(-1)),
+            linear(gradient, weight.t()).contiguous(),
+        )
         work = DONE if is_divided else axis.start_all_reduce(to_x)
         to_x = axis.reduce_scatter(to_x) if is_divided else to_x
         to_weight = multiply(rows.T, whole.reshape(-1, x.size(-1)))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Layout:
     """Degrees of tensor, pipeline and data parallelism.
 
-    Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then pipeline
-    (Megatron-LM v2, `mpu/initialize.py`).
+    Global rank = tp + TP·(dp + DP·pp): tensor-parallel neighbours are adjacent, then data, then
+    pipeline (Megatron-LM v2, `mpu/initialize.py`).
     """
 
     tp: int = 1
@@ -33,7 +33,8 @@ class Layout:
         return tp + self.tp * (dp + self.dp * pp)
 
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Global ranks along the tp, pp and dp axes through a rank; last, the ends of its pipeline if it is one."""
+        """Global ranks along the tp, pp and dp axes through a rank; last, the ends of its pipeline
+        if it is one."""
         tp, dp, pp = rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
         line = tuple(self.rank(tp, other, dp) for other in range(self.pp))
         return (
@@ -59,15 +60,21 @@ class PipelineStage:
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
     """Stages in pipeline order; stage = chunk · pp + rank.
 
-    If the layers do not divide evenly, the earlier stages hold one more: the last stage also computes the output head.
-    Raises BadInput when there are fewer layers than stages.
+    If the layers do not divide evenly, the earlier stages hold one more: the last stage also
+    computes the output head. Raises BadInput when there are fewer layers than stages.
     """
     if num_layers < (stages := pp * chunks):
-        needs = f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages} layers"
+        needs = (
+            f"pp = {pp} with {chunks} chunk{'s' if chunks > 1 else ''} needs at least {stages}"
+            " layers"
+        )
         raise BadInput(f"{needs}; the model has {num_layers}")
     each, extra = divmod(num_layers, stages)
     starts = [stage * each + min(stage, extra) for stage in range(stages + 1)]
-    return [PipelineStage(range(start, end), start == 0, end == num_layers) for start, end in pairwise(starts)]
+    return [
+        PipelineStage(range(start, end), start == 0, end == num_layers)
+        for start, end in pairwise(starts)
+    ]
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:
@@ -78,17 +85,29 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     tp, pp = config.parallel.tp, config.parallel.pp
     num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches
-    for size, what in ((num_heads, "attention heads"), (padded_vocab_size, "vocabulary rows"), (ranks, "ranks")):
+    for size, what in (
+        (num_heads, "attention heads"),
+        (padded_vocab_size, "vocabulary rows"),
+        (ranks, "ranks"),
+    ):
         if size % tp:
-            pad = ", or pad the dataset's vocabulary with its tokenizer.tp" if what == "vocabulary rows" else ""
-            raise BadInput(f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}{pad}")
+            pad = (
+                ", or pad the dataset's vocabulary with its tokenizer.tp"
+                if what == "vocabulary rows"
+                else ""
+            )
+            raise BadInput(
+                f"tp = {tp} does not divide the {size} {what}; it can be {_divisors(size)}{pad}"
+            )
     if config.parallel.sequence_parallel and not config.model.section.divides_sequence:
         raise BadInput(
             f"a model of family = {config.model.family!r} does not divide its sequence: "
             "set parallel.sequence_parallel = false"
         )
     if config.model.transformer_xl.cutoffs and tp * pp > 1:
-        raise BadInput("an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1")
+        raise BadInput(
+            "an adaptive embedding is not divided: set parallel.tp = 1 and parallel.pp = 1"
+        )
     if config.parallel.sequence_parallel and config.model.seq_length % tp:
         length = config.model.seq_length
         cannot = f"sequence parallelism cannot divide seq_length = {length} by tp = {tp}"
@@ -98,33 +117,43 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
         raise BadInput(f"{product}; with tp = {tp}, pp can be {_divisors(ranks // tp)}")
     dp = ranks // (tp * pp)
     if batch_in_microbatches % dp:
-        batch = "the largest divisor of the growing batch" if config.train.rampup_batch_size else "the global batch"
+        batch = (
+            "the largest divisor of the growing batch"
+            if config.train.rampup_batch_size
+            else "the global batch"
+        )
         raise BadInput(
-            f"{batch}, {batch_in_microbatches} × microbatch_size = {config.train.microbatch_size}, does not divide "
-            f"over {dp} data-parallel ranks: make microbatch_size smaller, or the ranks one of "
-            f"{_divisors(batch_in_microbatches)} (× tp × pp)"
+            f"{batch}, {batch_in_microbatches} × microbatch_size = {config.train.microbatch_size},"
+            f" does not divide over {dp} data-parallel ranks: make microbatch_size smaller, or the"
+            f" ranks one of {_divisors(batch_in_microbatches)} (× tp × pp)"
         )
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
-            f"the interleaved schedule wants multiples of pp = {pp} microbatches, and the growing batch has "
-            f"{batch_in_microbatches // dp} for each data-parallel rank, or a multiple of that"
+            f"the interleaved schedule wants multiples of pp = {pp} microbatches, and the growing"
+            f" batch has {batch_in_microbatches // dp} for each data-parallel rank, or a multiple"
+            " of that"
         )
     if config.parallel.shard_parameters:
         if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
             raise BadInput(
-                "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks alone: "
-                "set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
+                "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks"
+                " alone: set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
             )
         for name in ("hidden_size", "seq_length", "padded_vocab_size"):
             if (size := getattr(config.model, name)) % dp:
-                raise BadInput(f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks")
+                raise BadInput(
+                    f"parallel.shard_parameters cannot divide {name} = {size} over {dp} ranks"
+                )
     return Layout(tp=tp, pp=pp, dp=dp)
 
 
 def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
     """Raise BadInput unless `tp` divides heads and vocabulary of the model at `where`."""
-    for size, what in ((model.num_heads, "attention heads"), (model.padded_vocab_size, "vocabulary rows")):
+    for size, what in (
+        (model.num_heads, "attention heads"),
+        (model.padded_vocab_size, "vocabulary rows"),
+    ):
         if size % tp:
             raise BadInput(f"tp = {tp} does not divide the {size} {what} of {where}")
 

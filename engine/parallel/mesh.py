@@ -1,7 +1,8 @@
 """The mesh of ranks, an object that is passed in; there is no module-level parallel state.
 
-An `Axis` is what a rank needs of the ranks beside it: collectives and messages. `LoneAxis` has one rank; `GroupAxis`
-speaks through a process group; in `engine/launch/threads.py` the ranks are threads of one process.
+An `Axis` is what a rank needs of the ranks beside it: collectives and messages. `LoneAxis` has one
+rank; `GroupAxis` speaks through a process group; in `engine/launch/threads.py` the ranks are
+threads of one process.
 """
 
 import time
@@ -23,7 +24,8 @@ SUM, MAX, MIN = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
 
 
 class Waiting:
-    """Seconds that this rank has spent in communication, which on CPUs is mostly waiting for the others."""
+    """Seconds that this rank has spent in communication, which on CPUs is mostly waiting for the
+    others."""
 
     def __init__(self) -> None:
         self.seconds, self._start = 0.0, 0.0
@@ -58,9 +60,11 @@ DONE = _Done()
 
 @dataclass(frozen=True)
 class Axis(ABC):
-    """One axis of the mesh as this rank sees it. Every collective is called by all ranks of the axis, in one order."""
+    """One axis of the mesh as this rank sees it. Every collective is called by all ranks of the
+    axis, in one order."""
 
-    # An axis knows no process group, so that ranks that are threads, and a rank whose peers are absent, are axes too.
+    # An axis knows no process group, so that ranks that are threads, and a rank whose peers are
+    # absent, are axes too.
     size: int
     rank: int
     waiting: Waiting = field(default_factory=Waiting, compare=False)
@@ -76,7 +80,8 @@ class Axis(ABC):
 
     @abstractmethod
     def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
-        """Begin to sum in place on one rank of the axis; the others' values are undefined afterwards."""
+        """Begin to sum in place on one rank of the axis; the others' values are undefined
+        afterwards."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
@@ -100,18 +105,21 @@ class Axis(ABC):
 
     @abstractmethod
     def start_send(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to send a contiguous tensor to another rank of the axis; it must not change until the work is over."""
+        """Begin to send a contiguous tensor to another rank of the axis; it must not change until
+        the work is over."""
 
     @abstractmethod
     def start_receive(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to fill a contiguous tensor with the next one that another rank of the axis sends."""
+        """Begin to fill a contiguous tensor with the next one that another rank of the axis
+        sends."""
 
 
 @dataclass(frozen=True)
 class LoneAxis(Axis):
     """An axis of one rank: a collective leaves its tensor as it is, and there is nobody to send to.
 
-    With another size it gives the shapes on a rank whose peers are not there, for models that are built on `meta`.
+    With another size it gives the shapes on a rank whose peers are not there, for models that are
+    built on `meta`.
     """
 
     size: int = 1
@@ -205,16 +213,19 @@ class ParallelMesh:
     pp: Axis
     dp: Axis
     embedding: Axis
-    """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks between."""
+    """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks
+    between."""
     device: torch.device
     sequence_parallel: bool = False
-    """True if activations outside tensor-parallel regions are divided along the sequence over the tp axis."""
+    """True if activations outside tensor-parallel regions are divided along the sequence over the
+    tp axis."""
     world: Axis = LoneAxis()
     """Every rank, by its global number."""
 
     @property
     def sequence_rank(self) -> int:
-        """Index of the part of the sequence that this rank holds outside tensor-parallel regions."""
+        """Index of the part of the sequence that this rank holds outside tensor-parallel
+        regions."""
         return self.tp.rank if self.sequence_parallel else 0
 
     @property
@@ -229,14 +240,15 @@ class ParallelMesh:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """A block without collectives that succeeds on every rank or on none: one rank's failure is raised on all."""
-        # Without this, the ranks that succeeded would go on to the next collective and wait for the failed one until
-        # the time-out, and its sentence would be lost among theirs.
+        """A block without collectives that succeeds on every rank or on none: one rank's failure is
+        raised on all."""
+        # Without this, the ranks that succeeded would go on to the next collective and wait for the
+        # failed one until the time-out, and its sentence would be lost among theirs.
         failure: Exception | None = None
         try:
             yield
-        # Only failures that a user can mend are shared. A fault of the program keeps its own traceback on its own
-        # rank.
+        # Only failures that a user can mend are shared. A fault of the program keeps its own
+        # traceback on its own rank.
         except (UserError, OSError) as error:
             failure = error
         for raised in self.world.gather_objects(failure):

@@ -1,7 +1,8 @@
-"""Global names, roles, shapes and shards of a model's parameters; initial values and state dicts are built on them.
+"""Global names, roles, shapes and shards of a model's parameters; initial values and state dicts
+are built on them.
 
-A module says in `roles` what each of its parameters is, and in `shard_dims` along which dim it is divided over the
-tensor-parallel axis; parameters that are not named there are whole on every rank.
+A module says in `roles` what each of its parameters is, and in `shard_dims` along which dim it is
+divided over the tensor-parallel axis; parameters that are not named there are whole on every rank.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from mlm_repro.engine.parallel.mesh import Axis, ParallelMesh
 
 
 class Role(Enum):
-    """Kind of a parameter, from which its initial value and its weight decay follow (2019 paper, Section 4.2)."""
+    """Kind of a parameter, from which its initial value and its weight decay follow (2019 paper,
+    Section 4.2)."""
 
     WEIGHT = "weight"
     """Matrix of a product: N(0, std), decayed."""
@@ -69,20 +71,23 @@ class ShardedParameter:
 
     @property
     def is_counted(self) -> bool:
-        """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel axes."""
+        """True if this rank counts the parameter in sums over the tensor- and pipeline-parallel
+        axes."""
         # A norm would count a whole parameter once for each rank, and the tied embedding twice.
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
         """This rank's part of a tensor of the global shape."""
-        return whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
+        return (
+            whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
+        )
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
     """Parameters of a model or pipeline stage in definition order, by the whole model's names.
 
-    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis. Raises TypeError for a
-    parameter whose role is not declared.
+    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis. Raises
+    TypeError for a parameter whose role is not declared.
     """
     stage = getattr(model, "stage", None)
     has_copy = stage is not None and stage.is_last and not stage.is_first
@@ -93,12 +98,17 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
         if own_name not in roles:
             known = ", ".join(map(str, Role))
             raise TypeError(
-                f"nothing says what {name} is: declare it in {type(owner).__name__}.roles, as one of {known}"
+                f"nothing says what {name} is: declare it in {type(owner).__name__}.roles, as one"
+                f" of {known}"
             )
         # Declared, not guessed from the name: initial values and weight decay follow from it.
         role = roles[own_name]
         if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
-            parameters.append(ShardedParameter(name, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0))
+            parameters.append(
+                ShardedParameter(
+                    name, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0
+                )
+            )
             continue
         # Declared on the module that divides it, so a new parallel layer needs no change here.
         dim = getattr(owner, "shard_dims", {}).get(own_name)
@@ -108,7 +118,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
 
 
 def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that declares a parameter, and its name there; a list of parameters is declared as a whole."""
+    """The module that declares a parameter, and its name there; a list of parameters is declared as
+    a whole."""
     prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
     return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

@@ -1,6 +1,7 @@
 """A model divided over the mesh, and the execution of each rank's pipeline program on it.
 
-Shapes: activations between stages are [s, b, h]; with scatter/gather each tensor-parallel rank sends s·b·h/t elements.
+Shapes: activations between stages are [s, b, h]; with scatter/gather each tensor-parallel rank
+sends s·b·h/t elements.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +25,21 @@ from mlm_repro.engine.parallel.layout import split_layers
 from mlm_repro.engine.parallel.mesh import DONE, LoneAxis, ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import sharded_parameters
 from mlm_repro.engine.pipeline.lowering import Instruction, Message, lower
-from mlm_repro.engine.pipeline.schedule import Compute, Op, ScheduleName, compute_orders, forward_orders
+from mlm_repro.engine.pipeline.schedule import (
+    Compute,
+    Op,
+    ScheduleName,
+    compute_orders,
+    forward_orders,
+)
 
 
 class PartitionedModel:
     """This rank's stages of a model. On a mesh of one rank, the serial model."""
 
-    def __init__(self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh) -> None:
+    def __init__(
+        self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
+    ) -> None:
         self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
         self.sites: dict[str, int] = {}
         """Numbers of the dropout sites that were asked for so far, on a GPU."""
@@ -50,9 +59,13 @@ class PartitionedModel:
         return GradientReducer(groups, self.mesh)
 
     def forward_backward(
-        self, microbatches: Sequence[PipelineInput], reducer: GradientReducer, loss_scale: float = 1.0
+        self,
+        microbatches: Sequence[PipelineInput],
+        reducer: GradientReducer,
+        loss_scale: float = 1.0,
     ) -> Tensor:
-        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the reducer."""
+        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the
+        reducer."""
         for chunk in self.chunks:
             if not chunk.training:  # the flag is set on every module, which takes time
                 chunk.train()
@@ -63,7 +76,8 @@ class PartitionedModel:
         if self.graphs and all(map(self.graphs.fits, calls)):
             reducer.arrived.update(self._graded)
             return self.graphs.total(calls, loss_scale)
-        # The reduction of a chunk may begin only with its last backward pass; before it, gradients still grow.
+        # The reduction of a chunk may begin only with its last backward pass; before it, gradients
+        # still grow.
         left = [len(microbatches)] * len(self.chunks)
 
         def before_backward(chunk: int) -> None:
@@ -71,12 +85,16 @@ class PartitionedModel:
             if left[chunk] == 0:
                 reducer.arm(self._by_chunk[chunk])
 
-        # One executor an iteration: what is in flight belongs to it, so a failed iteration leaves nothing behind.
-        executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale)
+        # One executor an iteration: what is in flight belongs to it, so a failed iteration leaves
+        # nothing behind.
+        executor = PipelineExecutor(
+            self.chunks, self.mesh, self.parallel.scatter_gather, microbatches, loss_scale
+        )
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Compute microbatches of this shape by graphs from now on; dropout's sites are known from a pass before."""
+        """Compute microbatches of this shape by graphs from now on; dropout's sites are known from
+        a pass before."""
         program, own = self._program(1, training=True), deepcopy(self.with_keys(batch))
 
         def run(loss_scale: Tensor) -> Tensor:
@@ -88,83 +106,118 @@ class PartitionedModel:
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
         """A microbatch with the keys of all dropout sites on this rank's GPU."""
         dropout = batch.dropout
-        return replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites)) if dropout else batch
+        return (
+            replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
+            if dropout
+            else batch
+        )
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> Tensor:
         """Sum of (loss × sequences), float64, zero off the last stage."""
         for chunk in self.chunks:
             chunk.eval()
-        executor = PipelineExecutor(self.chunks, self.mesh, self.parallel.scatter_gather, microbatches)
+        executor = PipelineExecutor(
+            self.chunks, self.mesh, self.parallel.scatter_gather, microbatches
+        )
         total = executor.run(self._program(len(microbatches), training=False))
         for chunk in self.chunks:
-            if reshard := getattr(chunk, "reshard", None):  # FSDP2's: the weights may change before their next use
+            if reshard := getattr(
+                chunk, "reshard", None
+            ):  # FSDP2's: the weights may change before their next use
                 reshard()
         return total
 
     def _program(self, microbatches: int, training: bool) -> list[Instruction]:
         # Validation has no backward passes; the schedules' warm-up would only delay it.
         schedule = self.parallel.schedule if training else None
-        return _programs(schedule, self.parallel.pp, self.parallel.chunks, microbatches)[self.mesh.pp.rank]
+        return _programs(schedule, self.parallel.pp, self.parallel.chunks, microbatches)[
+            self.mesh.pp.rank
+        ]
 
 
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
     """The configured model on this rank, with its initial values."""
-    stages, model_class = split_layers(model.num_layers, parallel.pp, parallel.chunks), family_of(model).model_class()
+    stages, model_class = (
+        split_layers(model.num_layers, parallel.pp, parallel.chunks),
+        family_of(model).model_class(),
+    )
     chunks = []
     for stage in stages[mesh.pp.rank :: parallel.pp]:
         if parallel.shard_parameters and mesh.dp.size > 1:
             from mlm_repro.engine.optim.zero3 import shard_zero3
 
-            # FSDP divides the parameters first and `initialize` fills the shards, so that no rank ever holds the
-            # whole model.
+            # FSDP divides the parameters first and `initialize` fills the shards, so that no rank
+            # ever holds the whole model.
             with torch.device("meta"):
                 chunk = model_class(model, mesh, stage, parallel).to(dtype)
             shard_zero3(chunk, mesh)
         else:
             chunk = model_class(model, mesh, stage, parallel).to(mesh.device, dtype)
-        # Values are drawn by global name and cut, not drawn by shard: every layout begins with the same model.
+        # Values are drawn by global name and cut, not drawn by shard: every layout begins with the
+        # same model.
         chunk.initialize(seed)
         chunks.append(chunk)
     return PartitionedModel(chunks, parallel, mesh)
 
 
 @cache
-def _programs(schedule: ScheduleName | None, pp: int, chunks: int, microbatches: int) -> list[list[Instruction]]:
+def _programs(
+    schedule: ScheduleName | None, pp: int, chunks: int, microbatches: int
+) -> list[list[Instruction]]:
     sizes = pp, chunks, microbatches
-    return lower(compute_orders(schedule, *sizes) if schedule else forward_orders(*sizes), chunks).programs
+    return lower(
+        compute_orders(schedule, *sizes) if schedule else forward_orders(*sizes), chunks
+    ).programs
 
 
 class PipelineExecutor:
-    """Executes one rank's program over the microbatches of one iteration. Only this class knows messages and graphs."""
+    """Executes one rank's program over the microbatches of one iteration. Only this class knows
+    messages and graphs."""
 
     def __init__(
-        self, chunks: Sequence[StageModel], mesh: ParallelMesh, scatter_gather: bool,
-        microbatches: Sequence[PipelineInput], loss_scale: float | Tensor = 1.0,
-    ) -> None:  # fmt: skip
-        self._chunks, self._mesh, self._microbatches, self._loss_scale = chunks, mesh, microbatches, loss_scale
+        self,
+        chunks: Sequence[StageModel],
+        mesh: ParallelMesh,
+        scatter_gather: bool,
+        microbatches: Sequence[PipelineInput],
+        loss_scale: float | Tensor = 1.0,
+    ) -> None:
+        self._chunks, self._mesh, self._microbatches, self._loss_scale = (
+            chunks,
+            mesh,
+            microbatches,
+            loss_scale,
+        )
         self._last = mesh.pp.size * len(chunks) - 1
-        # Tensor-parallel ranks hold equal activations, so each sends its part alone (2021 paper, Section 4.1); with
-        # sequence parallelism they are divided already.
-        self._divides = scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
+        # Tensor-parallel ranks hold equal activations, so each sends its part alone (2021 paper,
+        # Section 4.1); with sequence parallelism they are divided already.
+        self._divides = (
+            scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
+        )
         self._payloads: dict[tuple[Op, int, int], tuple[Pending, Tensor]] = {}
-        """Activations and gradients, whole or as sent, by direction, microbatch and the stage that consumes them."""
+        """Activations and gradients, whole or as sent, by direction, microbatch and the stage that
+        consumes them."""
         self._graphs: dict[tuple[int, int], tuple[Tensor, GradientEdge]] = {}
-        """Input, and the output's place in the graph, which does not keep the output, by microbatch and chunk."""
+        """Input, and the output's place in the graph, which does not keep the output, by microbatch
+        and chunk."""
         self._sends: list[tuple[Pending, Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
     def run(
-        self, program: Sequence[Instruction], before_backward: Callable[[int], None] = lambda chunk: None
+        self,
+        program: Sequence[Instruction],
+        before_backward: Callable[[int], None] = lambda chunk: None,
     ) -> Tensor:
-        """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last stage.
+        """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last
+        stage.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """
-        # The order was made for all ranks at once; a rank only obeys, so no two ranks can disagree about the next
-        # message.
+        # The order was made for all ranks at once; a rank only obeys, so no two ranks can disagree
+        # about the next message.
         for instruction in program:
             if isinstance(instruction, Message):
                 self._send(instruction) if instruction.send else self._receive(instruction)
@@ -188,13 +241,13 @@ class PipelineExecutor:
         output = chunk.run_stage(inputs, batch)
         if is_last := self._stage(compute) == self._last:
             loss = chunk.batch_loss(output, batch)
-            # Double, so that the mean over thousands of microbatches does not depend on their number in the last
-            # digits.
+            # Double, so that the mean over thousands of microbatches does not depend on their
+            # number in the last digits.
             self._total += loss.detach().double() * len(batch.tokens)
             output = loss * self._loss_scale
         if torch.is_grad_enabled():
-            # The output itself has been sent and may be freed: Megatron-LM replaces its data by a single element for
-            # the same reason.
+            # The output itself has been sent and may be freed: Megatron-LM replaces its data by a
+            # single element for the same reason.
             self._graphs[compute.microbatch, compute.chunk] = inputs, get_gradient_edge(output)
         return None if is_last else output.detach()
 
@@ -215,7 +268,8 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """The input of a computation; None where a microbatch enters, and where its loss turns back."""
+        """The input of a computation; None where a microbatch enters, and where its loss turns
+        back."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None
@@ -228,14 +282,16 @@ class PipelineExecutor:
 
     def _send(self, message: Message) -> None:
         _, payload = self._payloads.pop((message.payload, message.microbatch, message.stage))
-        # gloo reads the buffer until the message has left. Holding all of them to the end would cost one activation a
-        # message.
+        # gloo reads the buffer until the message has left. Holding all of them to the end would
+        # cost one activation a message.
         self._sends = [pending for pending in self._sends if not pending[0].is_completed()]
         self._sends.append((self._mesh.pp.start_send(payload, message.peer), payload))
 
     def _receive(self, message: Message) -> None:
         parameter = next(self._chunks[0].parameters())
-        count = self._shape(message.microbatch).numel() // (self._mesh.tp.size if self._divides else 1)
+        count = self._shape(message.microbatch).numel() // (
+            self._mesh.tp.size if self._divides else 1
+        )
         # Both ends compute the shape, so no message is needed to announce it.
         payload = torch.empty(count, dtype=parameter.dtype, device=parameter.device)
         work = self._mesh.pp.start_receive(payload, message.peer)

@@ -1,8 +1,8 @@
 """Turns orders of computation into programs with messages, with their timing. Imports no torch.
 
-Messages are inserted from one global order shared by all ranks. Inserted rank by rank they deadlock for nearly every
-interleaved schedule when a send waits for its receive; in one global order the earliest unfinished message always has
-both its ends ready.
+Messages are inserted from one global order shared by all ranks. Inserted rank by rank they deadlock
+for nearly every interleaved schedule when a send waits for its receive; in one global order the
+earliest unfinished message always has both its ends ready.
 """
 
 import heapq
@@ -61,24 +61,30 @@ class Lowered:
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Insert every message where the producing computation ends, walking all ranks in time together.
+    """Insert every message where the producing computation ends, walking all ranks in time
+    together.
 
-    A pass starts when its input has arrived, which for the loss's own backward pass is when its forward pass has ended;
-    so no rank waits for what comes later. Raises ValueError if an order is not every pass once, or cannot proceed.
+    A pass starts when its input has arrived, which for the loss's own backward pass is when its
+    forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is
+    not every pass once, or cannot proceed.
     """
     pp = len(orders)
     last = pp * chunks - 1
     passes = {compute.op for compute in orders[0]}
     microbatches = range(len(orders[0]) // (chunks * len(passes)))
-    complete = sorted(Compute(op, m, chunk) for op in passes for m in microbatches for chunk in range(chunks))
-    # Checked once here: a schedule that drops a pass would train, and only its gradients would be wrong.
+    complete = sorted(
+        Compute(op, m, chunk) for op in passes for m in microbatches for chunk in range(chunks)
+    )
+    # Checked once here: a schedule that drops a pass would train, and only its gradients would be
+    # wrong.
     if any(sorted(order) != complete for order in orders):
         raise ValueError("an order of the schedule leaves out a pass or makes one twice")
     programs: list[list[Instruction]] = [[] for _ in orders]
     timeline: list[list[Interval]] = [[] for _ in orders]
     arrived: set[tuple[Op, int, int]] = set()
     position, idle = [0] * pp, [True] * pp
-    # The walk is in time because ranks meet in time: of two messages the one that is ready first is sent first.
+    # The walk is in time because ranks meet in time: of two messages the one that is ready first is
+    # sent first.
     running: list[tuple[float, int, Compute]] = []
 
     def try_start(rank: int, now: float) -> None:
@@ -108,11 +114,13 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
         elif target >= 0:
             peer = target % pp
             arrived.add((compute.op, compute.microbatch, target))
-            # With one rank, or chunks that follow each other on one rank, the payload stays where it is.
+            # With one rank, or chunks that follow each other on one rank, the payload stays where
+            # it is.
             if peer != rank:
                 programs[rank].append(Message(True, compute.op, compute.microbatch, target, peer))
-                # The receive is posted at the moment of the send, behind what the peer was told before, so the k-th
-                # send of a pair always meets its k-th receive: gloo and NCCL match messages by order, not by name.
+                # The receive is posted at the moment of the send, behind what the peer was told
+                # before, so the k-th send of a pair always meets its k-th receive: gloo and NCCL
+                # match messages by order, not by name.
                 programs[peer].append(Message(False, compute.op, compute.microbatch, target, rank))
             try_start(peer, now)
         try_start(rank, now)

@@ -1,7 +1,7 @@
 """Pipeline schedules as pure data: the order in which each rank computes.
 
-Imports no torch. p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank is a global position in
-the pipeline.
+Imports no torch. p pipeline ranks, v chunks per rank, m microbatches. Stage = chunk · p + rank is a
+global position in the pipeline.
 """
 
 from collections.abc import Iterator
@@ -28,19 +28,27 @@ class Compute(NamedTuple):
 
 
 def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> None:
-    """Raise BadInput where the schedule is not defined: chunks without interleaving, or interleaving with a number of
-    microbatches that is not a multiple of pp (2021 paper, Section 2.2).
+    """Raise BadInput where the schedule is not defined: chunks without interleaving, or
+    interleaving with a number of microbatches that is not a multiple of pp (2021 paper, Section
+    2.2).
     """
     if name != "interleaved" and chunks != 1:
-        raise BadInput(f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several")
-    if name == "interleaved" and (beyond := microbatches % pp):
-        near = " or ".join(str(each) for each in (microbatches - beyond, microbatches - beyond + pp) if each)
         raise BadInput(
-            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not {microbatches}, such as {near}"
+            f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several"
+        )
+    if name == "interleaved" and (beyond := microbatches % pp):
+        near = " or ".join(
+            str(each) for each in (microbatches - beyond, microbatches - beyond + pp) if each
+        )
+        raise BadInput(
+            f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not"
+            f" {microbatches}, such as {near}"
         )
 
 
-def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
+def compute_orders(
+    name: ScheduleName, pp: int, chunks: int, microbatches: int
+) -> list[list[Compute]]:
     """Every rank's order of computation. Raises BadInput as `check_schedule`."""
     check_schedule(name, pp, chunks, microbatches)
     order = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _one_f_one_b}[name]
@@ -49,7 +57,11 @@ def compute_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
     """Every rank's order of forward passes alone, for validation."""
-    order = [Compute(Op.FORWARD, microbatch, chunk) for microbatch in range(microbatches) for chunk in range(chunks)]
+    order = [
+        Compute(Op.FORWARD, microbatch, chunk)
+        for microbatch in range(microbatches)
+        for chunk in range(chunks)
+    ]
     return [order for _ in range(pp)]
 
 
@@ -60,21 +72,26 @@ def _gpipe(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compu
 
 
 def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
-    """Warm-up forwards, one forward and one backward in turn, the remaining backwards (PipeDream-Flush).
+    """Warm-up forwards, one forward and one backward in turn, the remaining backwards
+    (PipeDream-Flush).
 
-    With several chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p microbatches pass
-    through all chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead of p − rank − 1.
+    With several chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p
+    microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead
+    of p − rank − 1.
     """
     total = microbatches * chunks
 
     def step(number: int, op: Op) -> Compute:
-        # Microbatches go through the chunks in groups of p, so that chunk 1 can begin before chunk 0 has seen them
-        # all.
+        # Microbatches go through the chunks in groups of p, so that chunk 1 can begin before chunk
+        # 0 has seen them all.
         group, place = divmod(number, pp * chunks)
         chunk = place // pp
-        return Compute(op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk)
+        return Compute(
+            op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk
+        )
 
-    # Earlier ranks warm up longer: a rank's first backward pass has to come back through all ranks behind it.
+    # Earlier ranks warm up longer: a rank's first backward pass has to come back through all ranks
+    # behind it.
     warmup = min(total, _warmup(pp, rank, chunks))
     for number in range(warmup):
         yield step(number, Op.FORWARD)

@@ -15,7 +15,8 @@ METRICS, SUMMARY, STATISTICS = "metrics.jsonl", "summary.json", "statistics.json
 
 
 class Step(FileSchema, frozen=False):
-    """A line of metrics.jsonl: an iteration, or the mean of several up to it. Guards add what they measured."""
+    """A line of metrics.jsonl: an iteration, or the mean of several up to it. Guards add what they
+    measured."""
 
     kind: Literal["train"]
     iteration: int
@@ -45,7 +46,8 @@ class TensorNumbers(FileSchema):
     max: float
     nonfinite: float
     checksum: int | None = None
-    """Sum of (2·position + 1) × bits over the whole tensor, modulo 2^64; no two layouts differ in it."""
+    """Sum of (2·position + 1) × bits over the whole tensor, modulo 2^64; no two layouts differ in
+    it."""
 
 
 class Validation(FileSchema):
@@ -84,7 +86,8 @@ class TrainingSummary(FileSchema):
 
 
 def read_metrics(run: Path) -> list[JSON]:
-    """The lines of a run's metrics, oldest first, up to a damaged line; a crash may cut the last line short."""
+    """The lines of a run's metrics, oldest first, up to a damaged line; a crash may cut the last
+    line short."""
     path = run / METRICS
     if not path.is_file():
         return []
@@ -107,14 +110,19 @@ def read_steps(run: Path) -> list[Step]:
 
 
 def read_validations(run: Path) -> list[Validation]:
-    """The validations in a run's metrics, the final one included. Raises IntegrityFailure where one is damaged."""
+    """The validations in a run's metrics, the final one included. Raises IntegrityFailure where one
+    is damaged."""
     return validations_in(read_metrics(run))
 
 
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
     """The iterations among lines of metrics. Raises IntegrityFailure where one is damaged."""
     where = f"iteration {{iteration}} in {METRICS}"
-    return [parse_document(line, Step, where.format(**line)) for line in metrics if line["kind"] == "train"]
+    return [
+        parse_document(line, Step, where.format(**line))
+        for line in metrics
+        if line["kind"] == "train"
+    ]
 
 
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
@@ -124,19 +132,31 @@ def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
 
 
 def describe_end(run: Path) -> str:
-    """Lines for the console on a complete training: its losses, its rate, its checkpoint, and commands to type next."""
+    """Lines for the console on a complete training: its losses, its rate, its checkpoint, and
+    commands to type next."""
     summary, metrics = read_summary(run), read_metrics(run)
-    trained, validations = [line for line in metrics if line["kind"] == "train"], validations_in(metrics)
+    trained, validations = (
+        [line for line in metrics if line["kind"] == "train"],
+        validations_in(metrics),
+    )
     count = max(len(trained) // 20, 1)
     last, best = steps_in(trained[-count:]), min(validations, key=attrgetter("loss"))
     over = f"mean of the last {count} iterations" if count > 1 else "last iteration"
-    return "\n".join([
-        f"trained: loss {sum(step.loss for step in last) / count:.4f} ({over}); validation loss "
-        f"{validations[-1].loss:.4f}, perplexity {validations[-1].perplexity:.5g}, over {validations[-1].samples:,} "
-        f"sequences; lowest {best.loss:.4f} after {best.iteration:,}; {summary.tokens_per_second:,.0f} tokens/s",
-        f"checkpoint: {run / 'checkpoints' / summary.checkpoint}",
-        f"next: `mlm-report run {run}` draws the curves; `mlm-eval perplexity TEXT --ckpt {run}` scores a text",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            (
+                f"trained: loss {sum(step.loss for step in last) / count:.4f} ({over}); validation"
+                f" loss {validations[-1].loss:.4f}, perplexity {validations[-1].perplexity:.5g},"
+                f" over {validations[-1].samples:,} sequences; lowest {best.loss:.4f} after"
+                f" {best.iteration:,}; {summary.tokens_per_second:,.0f} tokens/s"
+            ),
+            f"checkpoint: {run / 'checkpoints' / summary.checkpoint}",
+            (
+                f"next: `mlm-report run {run}` draws the curves; `mlm-eval perplexity TEXT --ckpt"
+                f" {run}` scores a text"
+            ),
+        ]
+    )
 
 
 def read_summary(run: Path) -> TrainingSummary:

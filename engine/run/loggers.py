@@ -1,7 +1,7 @@
 """Metrics as a run writes them, and TensorBoard beside them. Imports no torch.
 
-A logger writes with its own library into a folder of the run directory that has its name, and empties that folder when
-a session begins.
+A logger writes with its own library into a folder of the run directory that has its name, and
+empties that folder when a session begins.
 """
 
 import json
@@ -47,7 +47,11 @@ def start_tensorboard(run: Path) -> Session:
         file.flush()
 
     def write(iteration: int, numbers: dict[str, float]) -> None:
-        values = [{"tag": name, "simple_value": value} for name, value in numbers.items() if abs(value) <= LARGEST]
+        values = [
+            {"tag": name, "simple_value": value}
+            for name, value in numbers.items()
+            if abs(value) <= LARGEST
+        ]
         add(step=iteration, summary={"value": values})
 
     add(file_version="brain.Event:2")
@@ -68,17 +72,25 @@ def open_loggers(names: Iterable[str]) -> dict[str, Start]:
 
 @contextmanager
 def writing_metrics(
-    run: Path, reached: int, loggers: dict[str, Start], note: Callable[[str], None],
+    run: Path,
+    reached: int,
+    loggers: dict[str, Start],
+    note: Callable[[str], None],
     earlier: Path | None = None,
-) -> Iterator[Callable[[Step | Validation], None]]:  # fmt: skip
+) -> Iterator[Callable[[Step | Validation], None]]:
     """A function that adds a line to metrics.jsonl and passes the same numbers to the loggers.
 
-    The line is in the file when it returns. The file is first cut back to iteration `reached`, from which a session
-    starts, and each logger is given these lines; a run that continues another begins with the lines of `earlier`. A
-    logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
+    The line is in the file when it returns. The file is first cut back to iteration `reached`, from
+    which a session starts, and each logger is given these lines; a run that continues another
+    begins with the lines of `earlier`. A logger that fails gets no more numbers in this session,
+    and `note` gets a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
-    before = [line for line in lines if line["iteration"] <= reached and line["kind"] != "final-validation"]
+    before = [
+        line
+        for line in lines
+        if line["iteration"] <= reached and line["kind"] != "final-validation"
+    ]
     write_text(run / METRICS, "".join(json.dumps(line) + "\n" for line in before))
     sessions: dict[str, Session] = {}
 
@@ -89,13 +101,19 @@ def writing_metrics(
             yield
         except Exception as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
-            note(f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}")
+            note(
+                f"{name} gets no more numbers in this session, metrics.jsonl has them all: {reason}"
+            )
             if session := sessions.pop(name, None):
                 with suppress(Exception):
                     session.close()
 
     def log(line: JSON) -> None:
-        chosen = {name: line[name] for name in line if name != "iteration" and type(line[name]) in (int, float)}
+        chosen = {
+            name: line[name]
+            for name in line
+            if name != "iteration" and type(line[name]) in (int, float)
+        }
         numbers = {f"{line['kind']}/{name}": value for name, value in chosen.items()}
         for name, session in list(sessions.items()):
             with leaving_out(name):

@@ -1,5 +1,5 @@
-"""Kinds of directories that the engine makes, and how a training's files follow from its configuration and one another.
-Imports no torch."""
+"""Kinds of directories that the engine makes, and how a training's files follow from its
+configuration and one another. Imports no torch."""
 
 import math
 import re
@@ -29,10 +29,27 @@ from mlm_repro.engine.run.files import (
 )
 from mlm_repro.engine.run.resolved import PLACES, SCHEMA
 from mlm_repro.lineage.atomic import parse_json
-from mlm_repro.lineage.chain import CONFIG, INDEX, LINEAGE, STATE, checkpoint_path, complete_checkpoints, iteration_of
+from mlm_repro.lineage.chain import (
+    CONFIG,
+    INDEX,
+    LINEAGE,
+    STATE,
+    checkpoint_path,
+    complete_checkpoints,
+    iteration_of,
+)
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import MARKER, sealed_files
-from mlm_repro.lineage.files import Absent, Comparisons, Manifest, Parent, Remade, as_said, read_document, read_object
+from mlm_repro.lineage.files import (
+    Absent,
+    Comparisons,
+    Manifest,
+    Parent,
+    Remade,
+    as_said,
+    read_document,
+    read_object,
+)
 from mlm_repro.lineage.kinds import NAME, PIECES, Kind, differing
 from mlm_repro.lineage.run import MANIFEST
 
@@ -44,24 +61,44 @@ Bits = NDArray[np.signedinteger[Any]]
 
 
 def metrics(run: Path) -> Comparisons:
-    """Check that the metrics have every iteration, and that they and the configuration give the summary."""
-    config, done, manifest = recipe_of(run), read_summary(run), read_document(run / MANIFEST, Manifest)
-    count, schedule, where = config.train.iterations, BatchSchedule(config.train), f"{SUMMARY} of {run.name}"
-    yield as_said(done, {
-        "iterations": count, "tokens": tokens_trained(config.model, config.train),
-        "parameters": parameter_count(config.model), "seed": config.train.seed,
-        "checkpoint": checkpoint_path(run, count).name,
-    }, where, "its configuration gives")  # fmt: skip
+    """Check that the metrics have every iteration, and that they and the configuration give the
+    summary."""
+    config, done, manifest = (
+        recipe_of(run),
+        read_summary(run),
+        read_document(run / MANIFEST, Manifest),
+    )
+    count, schedule, where = (
+        config.train.iterations,
+        BatchSchedule(config.train),
+        f"{SUMMARY} of {run.name}",
+    )
+    yield as_said(
+        done,
+        {
+            "iterations": count,
+            "tokens": tokens_trained(config.model, config.train),
+            "parameters": parameter_count(config.model),
+            "seed": config.train.seed,
+            "checkpoint": checkpoint_path(run, count).name,
+        },
+        where,
+        "its configuration gives",
+    )
     seconds = done.tokens / done.tokens_per_second
     if not math.isclose(seconds, done.train_seconds, rel_tol=0.001, abs_tol=0.01):
-        yield Remade(f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give")
+        yield Remade(
+            f"{where}: train_seconds", done.train_seconds, seconds, "its tokens and rate give"
+        )
     if [step.iteration for step in read_steps(run)] != list(range(1, count + 1)):
         yield f"{METRICS} of {run.name} does not have each of {count} iterations once and in order"
     last = updates = updated_samples = 0
     for line in read_metrics(run):
         number = line["iteration"]
         if line["kind"] != "train":
-            yield Remade(f"{METRICS}: iteration of a validation", number, last, "the line before it gives")
+            yield Remade(
+                f"{METRICS}: iteration of a validation", number, last, "the line before it gives"
+            )
             continue
         last = number
         if "samples" not in line:
@@ -69,7 +106,9 @@ def metrics(run: Path) -> Comparisons:
         size = schedule.batch_size(number - 1)
         due: dict[str, float] = {"samples": schedule.samples_before(number), "batch_size": size}
         if manifest.parents.keys() == {"dataset"}:  # its updates are counted from 1
-            due["learning_rate"] = learning_rate(config.train, clock(config.train, updates, updated_samples))
+            due["learning_rate"] = learning_rate(
+                config.train, clock(config.train, updates, updated_samples)
+            )
         if config.train.precision != "fp16":
             due["loss_scale"] = 1.0
         if not line.get("skipped"):
@@ -80,35 +119,65 @@ def metrics(run: Path) -> Comparisons:
 
 
 def checkpoints(run: Path) -> Comparisons:
-    """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer with the data."""
+    """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer
+    with the data."""
     manifest, every = read_document(run / MANIFEST, Manifest), read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
     places, count = complete_checkpoints(run), recipe_of(run).train.iterations
-    # an earlier version, which chained no attempts, made the checkpoints before the first that is chained
+    # an earlier version, which chained no attempts, made the checkpoints before the first that is
+    # chained
     chained = next((each.iteration for each in manifest.attempts if each.before), count)
-    yield Remade(f"newest checkpoint of {run.name}", iteration_of(places[-1]), count, "its configuration gives")
+    yield Remade(
+        f"newest checkpoint of {run.name}",
+        iteration_of(places[-1]),
+        count,
+        "its configuration gives",
+    )
     data = [each.place for each in named_datasets(run) if each.is_here]
     tokenizer = sealed_files(data[0]) if data else {}
-    held = {at for path in places for at in range(iteration_of(path) - WINDOW + 1, iteration_of(path) + 1)}
+    held = {
+        at
+        for path in places
+        for at in range(iteration_of(path) - WINDOW + 1, iteration_of(path) + 1)
+    }
     if loose := sum(step.iteration not in held for step in steps):
-        yield Absent(f"{run.name}: {loose:,} losses of {METRICS} and validations, more than {WINDOW} iterations before "
-                     "a checkpoint; `mlm-verify replay` trains segments again", ever=False)  # fmt: skip
+        yield Absent(
+            f"{run.name}: {loose:,} losses of {METRICS} and validations, more than {WINDOW}"
+            " iterations before a checkpoint; `mlm-verify replay` trains segments again",
+            ever=False,
+        )
     for path in places:
-        seen = [[step.loss, step.gradient_norm] for step in steps if step.iteration <= iteration_of(path)][-WINDOW:]
-        state, made = read_object(path / STATE), [step for step in every if step.iteration <= iteration_of(path)]
+        seen = [
+            [step.loss, step.gradient_norm]
+            for step in steps
+            if step.iteration <= iteration_of(path)
+        ][-WINDOW:]
+        state, made = (
+            read_object(path / STATE),
+            [step for step in every if step.iteration <= iteration_of(path)],
+        )
         updates = [step for step in made if not step.skipped]
         due = {
-            "iteration": iteration_of(path), "optimizer_steps": len(updates), "recent": seen,
+            "iteration": iteration_of(path),
+            "optimizer_steps": len(updates),
+            "recent": seen,
             "updated_samples": sum(step.batch_size or 0 for step in updates),
             **{name: state.get(name) for name in ("loss_scaler", "seconds")},
-        }  # fmt: skip
+        }
         is_old = iteration_of(path) <= chained
         if is_old and "updated_samples" not in state:
             del due["updated_samples"]
         yield Remade(f"{path.name}: {STATE}", state, due, f"{METRICS} gives")
-        files = {name: it for name, it in sealed_files(path).items() if name.startswith("tokenizer/")}
+        files = {
+            name: it for name, it in sealed_files(path).items() if name.startswith("tokenizer/")
+        }
         if data:
-            yield Remade(f"{path.name}", files, {name: tokenizer.get(name) for name in files}, "its dataset has")
+            yield Remade(
+                f"{path.name}",
+                files,
+                {name: tokenizer.get(name) for name in files},
+                "its dataset has",
+            )
         yield from _tensors_of(path, is_old)
 
 
@@ -121,49 +190,82 @@ def datasets(run: Path) -> Comparisons:
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
     """Compare the last validation in the metrics with the summary."""
     where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
-    said = {"iteration": done.iterations, "samples": done.validation_samples,
-            "loss": done.validation_loss, "perplexity": done.validation_perplexity}  # fmt: skip
-    yield Remade(where, said, {name: getattr(validations[-1], name) for name in said} if validations else None, by)
+    said = {
+        "iteration": done.iterations,
+        "samples": done.validation_samples,
+        "loss": done.validation_loss,
+        "perplexity": done.validation_perplexity,
+    }
+    yield Remade(
+        where,
+        said,
+        {name: getattr(validations[-1], name) for name in said} if validations else None,
+        by,
+    )
     for each in validations:
         perplexity = math.exp(min(each.loss, 20))
-        yield Remade(f"{METRICS}: perplexity at {each.iteration}", each.perplexity, perplexity, "its loss gives")
+        yield Remade(
+            f"{METRICS}: perplexity at {each.iteration}",
+            each.perplexity,
+            perplexity,
+            "its loss gives",
+        )
 
 
 def recipe_of(training: Path) -> RunConfig:
     """The configuration of a training."""
-    return parse_config(read_document(training / MANIFEST, Manifest).config, RunConfig, f"{training.name}/{MANIFEST}")
+    return parse_config(
+        read_document(training / MANIFEST, Manifest).config,
+        RunConfig,
+        f"{training.name}/{MANIFEST}",
+    )
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Compare the statistics of each tensor, taken before it was written, with what the checkpoint's files hold.
+    """Compare the statistics of each tensor, taken before it was written, with what the
+    checkpoint's files hold.
 
     Those of a checkpoint that `is_old`, of an earlier version, may have no checksum.
     """
     index, statistics = read_object(checkpoint / INDEX), read_object(checkpoint / STATISTICS)
     where = f"{checkpoint.name}/{STATISTICS}"
     yield Remade(f"{where}: tensors", sorted(statistics), sorted(index), f"{INDEX} has")
-    tensors = {file: _tensors(checkpoint / Path(file).name) for each in index.values() for file in each["files"]}
+    tensors = {
+        file: _tensors(checkpoint / Path(file).name)
+        for each in index.values()
+        for file in each["files"]
+    }
     for name in index.keys() & statistics.keys():
         parts = [tensors[file][name] for file in index[name]["files"]]
-        whole = np.concatenate([bits for _, bits in parts], index[name]["dim"]) if len(parts) > 1 else parts[0][1]
+        whole = (
+            np.concatenate([bits for _, bits in parts], index[name]["dim"])
+            if len(parts) > 1
+            else parts[0][1]
+        )
         due = {"shape": list(whole.shape), **{key: index[name][key] for key in ("dim", "files")}}
         yield Remade(f"{checkpoint.name}/{INDEX}: {name}", index[name], due, "its files give")
-        numbers, stated = _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0]), statistics[name]
+        numbers, stated = (
+            _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0]),
+            statistics[name],
+        )
         if is_old and "checksum" not in stated:
             del numbers["checksum"]
         yield Remade(f"{where}: {name}", stated, numbers, "its numbers give")
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
-    """The statistics of a tensor, as `engine.checkpoint.statistics` takes them before it is written."""
+    """The statistics of a tensor, as `engine.checkpoint.statistics` takes them before it is
+    written."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     odd = np.arange(1, 2 * len(bits), 2, dtype=np.int64)
     return {
-        "norm": math.sqrt(float(np.dot(finite, finite))), "min": float(finite.min(initial=math.inf)),
-        "max": float(finite.max(initial=-math.inf)), "nonfinite": len(values) - len(finite),
+        "norm": math.sqrt(float(np.dot(finite, finite))),
+        "min": float(finite.min(initial=math.inf)),
+        "max": float(finite.max(initial=-math.inf)),
+        "nonfinite": len(values) - len(finite),
         "checksum": int(np.dot(bits.astype(np.int64), odd)) % 2**64,
-    }  # fmt: skip
+    }
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
@@ -173,7 +275,10 @@ def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
         header = parse_json(opened.read(size))
     data = np.memmap(file, np.uint8, "r", 8 + size)
     return {
-        name: (entry["dtype"], data[slice(*entry["data_offsets"])].view(BITS[entry["dtype"]]).reshape(entry["shape"]))
+        name: (
+            entry["dtype"],
+            data[slice(*entry["data_offsets"])].view(BITS[entry["dtype"]]).reshape(entry["shape"]),
+        )
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -184,15 +289,33 @@ KINDS = {
     "training": Kind(
         {METRICS: None, SUMMARY: TrainingSummary},
         rf"timeline\.json|tensorboard/events\.{NAME}|checkpoints/iter_[0-9]{{7,}}/({CHECKPOINT})",
-        lambda config: re.escape(config["name"]), PLACES, lambda config: differing(RunConfig, config), SCHEMA,
-        ("timeline.json", "summary.json memory", "summary.json layout", "metrics.jsonl *.seconds",
-         "metrics.jsonl *.tokens_per_second", "metrics.jsonl *.model_tflops", "metrics.jsonl *.spike",
-         "checkpoints/* seconds", "checkpoints/* loss_scaler", "checkpoints/*/probe.json", "checkpoints/* *.dim",
-         "manifest.json layouts"),
+        lambda config: re.escape(config["name"]),
+        PLACES,
+        lambda config: differing(RunConfig, config),
+        SCHEMA,
+        (
+            "timeline.json",
+            "summary.json memory",
+            "summary.json layout",
+            "metrics.jsonl *.seconds",
+            "metrics.jsonl *.tokens_per_second",
+            "metrics.jsonl *.model_tflops",
+            "metrics.jsonl *.spike",
+            "checkpoints/* seconds",
+            "checkpoints/* loss_scaler",
+            "checkpoints/*/probe.json",
+            "checkpoints/* *.dim",
+            "manifest.json layouts",
+        ),
         (datasets, metrics, checkpoints),
     ),
     "checkpoint": Kind(
-        dict.fromkeys((CONFIG, INDEX, LINEAGE, STATE, STATISTICS, "probe.json", f"tokenizer/{FILE_NAME}")), CHECKPOINT,
+        dict.fromkeys(
+            (CONFIG, INDEX, LINEAGE, STATE, STATISTICS, "probe.json", f"tokenizer/{FILE_NAME}")
+        ),
+        CHECKPOINT,
     ),
-    "imported checkpoint": Kind(dict.fromkeys((INDEX, "origin.json")), rf"config\.json|{PIECES}|huggingface/.+"),
-}  # fmt: skip
+    "imported checkpoint": Kind(
+        dict.fromkeys((INDEX, "origin.json")), rf"config\.json|{PIECES}|huggingface/.+"
+    ),
+}

@@ -1,7 +1,8 @@
-"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both cost.
+"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both
+cost.
 
-Every command resolves its run once and passes it on: dry run, training, resume, `to-megatron`, plans. Imports no
-torch.
+Every command resolves its run once and passes it on: dry run, training, resume, `to-megatron`,
+plans. Imports no torch.
 """
 
 import sys
@@ -14,7 +15,15 @@ from typing import Any
 
 from mlm_repro.data_pipeline.files import named_datasets
 from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME
-from mlm_repro.engine.config import FORMER_RECORDS, ModelConfig, ParallelConfig, RunConfig, Seam, TrainConfig, TwinScale
+from mlm_repro.engine.config import (
+    FORMER_RECORDS,
+    ModelConfig,
+    ParallelConfig,
+    RunConfig,
+    Seam,
+    TrainConfig,
+    TwinScale,
+)
 from mlm_repro.engine.costs import (
     RankMemory,
     checkpoint_bytes,
@@ -43,13 +52,22 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
-"""Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as a whole."""
+"""Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as
+a whole."""
 SCHEMA = 1
-"""Version of what a training's settings mean. Raise it when a default or the arithmetic behind a key changes."""
+"""Version of what a training's settings mean. Raise it when a default or the arithmetic behind a
+key changes."""
 PLACES = frozenset({"data", "parallel", "record"})
-"""Sections of the configuration that change where a run takes place and what it notes down, not what it computes."""
-FIRST_RELEASE = {"initial_loss_scale": 2.0**32, "decay_iterations": None, "init_from": None, "continues": None}
-"""Values of `[train]` that the first release left out of its manifests; its fp16 began at another loss scale."""
+"""Sections of the configuration that change where a run takes place and what it notes down, not
+what it computes."""
+FIRST_RELEASE = {
+    "initial_loss_scale": 2.0**32,
+    "decay_iterations": None,
+    "init_from": None,
+    "continues": None,
+}
+"""Values of `[train]` that the first release left out of its manifests; its fp16 began at another
+loss scale."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +107,17 @@ class ResolvedRun:
     @cached_property
     def memory(self) -> RankMemory:
         """Memory of the pipeline rank that needs the most, in closed form."""
-        fullest = fullest_rank(self.config.model, self.config.train, self.config.parallel, self.layout.dp)
+        fullest = fullest_rank(
+            self.config.model, self.config.train, self.config.parallel, self.layout.dp
+        )
         return fullest if list_gpus() else fullest._replace(copied=self.written_bytes)
 
     @cached_property
     def written_bytes(self) -> int:
         """Bytes of a checkpoint that a rank writes at most, from a copy in the host's memory."""
-        return written_bytes(self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp)
+        return written_bytes(
+            self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
+        )
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -103,25 +125,30 @@ class ResolvedRun:
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Floating-point operations of the whole training, with the whole of attention or its causal half."""
+        """Floating-point operations of the whole training, with the whole of attention or its
+        causal half."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
     def data(self) -> DatasetFacts:
         """The dataset. Raises BadInput if there is none."""
         if self.dataset is None:
-            raise BadInput("data.dataset is not set: make a dataset with `mlm-data run` and name its directory")
+            raise BadInput(
+                "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
+            )
         return self.dataset
 
     @property
     def parents(self) -> dict[str, str]:
-        """The digests of what the run is made of, by name: its dataset and the checkpoint that it starts from."""
+        """The digests of what the run is made of, by name: its dataset and the checkpoint that it
+        starts from."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
         if not self.dataset:
             return ""
-        return f", {self.tokens / sum(len(file.tokens) for file, _ in self.data.token_files('train')):.3g} epochs"
+        there = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
+        return f", {self.tokens / there:.3g} epochs"
 
     def check_validation(self) -> None:
         """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
@@ -134,30 +161,41 @@ class ResolvedRun:
     @property
     def _asked(self) -> Manifest:
         described, settings = self.config.model_dump(mode="json"), settings_of(self.config)
-        return asked_for(self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA)
+        return asked_for(
+            self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA
+        )
 
     def directory(self, root: Path) -> RunDirectory:
         """The directory of this run below `root`, which need not be there."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
-        """The directory of this run: the one to resume in, or the one below `root`, begun if it is new.
+        """The directory of this run: the one to resume in, or the one below `root`, begun if it is
+        new.
 
-        The name below `root` follows from what the run computes. A run that was begun before is therefore found again,
-        and the trainer resumes from its newest checkpoint (`mlm_repro.engine.checkpoint.checkpoint.resume`). A new one
-        says which runs of the same recipe are there under an older identity.
+        The name below `root` follows from what the run computes. A run that was begun before is
+        therefore found again, and the trainer resumes from its newest checkpoint
+        (`mlm_repro.engine.checkpoint.checkpoint.resume`). A new one says which runs of the same
+        recipe are there under an older identity.
         """
         if self.begun:
             return self.begun
         run = self.directory(root).begun(self._asked)
         if run.is_new:
             for path in self._earlier_identities(root, run.path):
-                end = "complete" if is_sealed(path) else f"unfinished: `mlm-train resume {path}` goes on with it"
-                print(f"note: {path} is the same work under an older identity, {end}", file=sys.stderr)
+                end = (
+                    "complete"
+                    if is_sealed(path)
+                    else f"unfinished: `mlm-train resume {path}` goes on with it"
+                )
+                print(
+                    f"note: {path} is the same work under an older identity, {end}", file=sys.stderr
+                )
         return run
 
     def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
-        """Directories of runs below `root`, other than `own`, that were begun with the same settings and inputs."""
+        """Directories of runs below `root`, other than `own`, that were begun with the same
+        settings and inputs."""
         for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
             with suppress(UserError):
                 manifest = RunDirectory.open(path.parent, "training").manifest
@@ -166,44 +204,67 @@ class ResolvedRun:
                     yield path.parent
 
     def check_not_longer(self, root: Path) -> None:
-        """Raise BadInput if the newest complete run of this name has the same configuration but fewer iterations."""
+        """Raise BadInput if the newest complete run of this name has the same configuration but
+        fewer iterations."""
         named, train = root / self.config.name, self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
             return
         theirs = read_config(RunDirectory.open(named, "training").manifest, named / MANIFEST)
         length = theirs.train.iterations
-        as_long = theirs.train.model_copy(update={"iterations": train.iterations, "continues": None})
+        as_long = theirs.train.model_copy(
+            update={"iterations": train.iterations, "continues": None}
+        )
         same = settings_of(theirs.model_copy(update={"train": as_long})) == settings_of(self.config)
         if same and length < train.iterations:
             raise BadInput(
-                f"{named} is complete with {length} iterations: --continue {named} trains the others, with its "
-                "optimizer; to begin anew, give the run another name with --set name=…"
+                f"{named} is complete with {length} iterations: --continue {named} trains the"
+                " others, with its optimizer; to begin anew, give the run another name with --set"
+                " name=…"
             )
 
     def describe(self) -> str:
-        """The configuration, the digest of what differs from the defaults, and the costs, for a dry run."""
+        """The configuration, the digest of what differs from the defaults, and the costs, for a dry
+        run."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
         computing = memory.state + memory.activations
         parallel, train, layout = self.config.parallel, self.config.train, self.layout
-        fall = "constant" if train.decay == "constant" else f"{train.decay} to {train.min_learning_rate:g}"
+        fall = (
+            "constant"
+            if train.decay == "constant"
+            else f"{train.decay} to {train.min_learning_rate:g}"
+        )
         microbatches = train.global_batch_size // (train.microbatch_size * layout.dp)
         bubble = ideal_bubble(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
         half = f", {causal:.3e} with its causal half" if causal != whole else ""
-        return "\n".join([
-            self.config.model_dump_json(indent=2),
-            f"config digest      {sha256_json(settings_of(self.config))}",
-            f"parameters         {self.parameters:,}",
-            f"tokens             {self.tokens:,}{self._epochs()}",
-            f"FLOPs              {whole:.3e} with attention counted whole{half}",
-            f"learning rate      {train.learning_rate:g} after {train.warmup_iterations:,} iterations of warm-up, then "
-            f"{fall} at {end_of_schedule(train):,.10g}, counted in {train.clock}",
-            f"layout             tp {layout.tp} × pp {layout.pp} × dp {layout.dp} = {layout.world_size} ranks, "
-            f"{microbatches} microbatches each, {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %",
-            f"memory per rank    {computing:,} bytes, {computing / 2**30:.2f} GiB: model and optimizer "
-            f"{memory.state / 2**30:.2f}, activations {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}",
-            f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB, written beside training from copies of "
-            f"{self.written_bytes / 2**30:.2f} GiB a rank in the host's memory",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                self.config.model_dump_json(indent=2),
+                f"config digest      {sha256_json(settings_of(self.config))}",
+                f"parameters         {self.parameters:,}",
+                f"tokens             {self.tokens:,}{self._epochs()}",
+                f"FLOPs              {whole:.3e} with attention counted whole{half}",
+                (
+                    f"learning rate      {train.learning_rate:g} after {train.warmup_iterations:,}"
+                    f" iterations of warm-up, then {fall} at {end_of_schedule(train):,.10g},"
+                    f" counted in {train.clock}"
+                ),
+                (
+                    f"layout             tp {layout.tp} × pp {layout.pp} × dp {layout.dp} ="
+                    f" {layout.world_size} ranks, {microbatches} microbatches each,"
+                    f" {parallel.schedule} schedule with a bubble of {100 * bubble:.1f} %"
+                ),
+                (
+                    f"memory per rank    {computing:,} bytes, {computing / 2**30:.2f} GiB: model"
+                    f" and optimizer {memory.state / 2**30:.2f}, activations"
+                    f" {memory.activations / 2**30:.2f}, of pipeline rank {memory.rank}"
+                ),
+                (
+                    f"checkpoint         {self.checkpoint_bytes / 2**30:.2f} GiB, written beside"
+                    f" training from copies of {self.written_bytes / 2**30:.2f} GiB a rank in the"
+                    " host's memory"
+                ),
+            ]
+        )
 
     def describe_work(self, iterations_done: int = 0) -> str:
         """The work that is left."""
@@ -213,11 +274,13 @@ class ResolvedRun:
         return f"{left:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
 
 
-def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None) -> ResolvedRun:
+def resolve(
+    config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
+) -> ResolvedRun:
     """The run of a configuration on `ranks` ranks, by default on as many as there are here.
 
-    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete or does not fit, and
-    BadInput for a layout that does not divide.
+    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete
+    or does not fit, and BadInput for a layout that does not divide.
     """
     dataset = None
     if config.data.dataset is not None:
@@ -225,11 +288,14 @@ def resolve(config: RunConfig, ranks: int | None = None, origin: StartingPoint |
         if origin is None:
             config = config.model_copy(update={"model": dataset.resize(config.model)})
             config, origin = _start_from(config, dataset.tokenizer)
-    return ResolvedRun(config, dataset, checked_layout(config, ranks or default_ranks(config)), origin)
+    return ResolvedRun(
+        config, dataset, checked_layout(config, ranks or default_ranks(config)), origin
+    )
 
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
-    """The layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes, layers or microbatches."""
+    """The layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes, layers or
+    microbatches."""
     layout, parallel = layout_of(config, ranks), config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
     microbatches = config.train.batch_in_microbatches // layout.dp
@@ -238,7 +304,8 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
-    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the checkpoint.
+    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the
+    checkpoint.
 
     Raises BadInput if the checkpoint has another tokenizer or shape.
     """
@@ -247,21 +314,33 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     if place is None:
         return config, None
     checkpoint = checkpoint_path(place, seam.iteration) if seam else resolve_checkpoint(place)
-    theirs = parse_config(read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG))
+    theirs = parse_config(
+        read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG)
+    )
     ours = config.model.model_copy(update={"padded_vocab_size": theirs.padded_vocab_size})
     free = {"dropout", "init_std"}
-    pairs = zip(ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True)
+    pairs = zip(
+        ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True
+    )
     if differing := [(name, mine, other) for (name, mine), other in pairs if mine != other]:
         name, mine, other = differing[0]
-        raise BadInput(f"the weights of {place} have another shape: model.{name} is {other} there and {mine} here")
+        raise BadInput(
+            f"the weights of {place} have another shape: model.{name} is {other} there and {mine}"
+            " here"
+        )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
-        raise BadInput(f"{place} has no {FILE_NAME} that a dataset could be made with: import it from where it has one")
+        raise BadInput(
+            f"{place} has no {FILE_NAME} that a dataset could be made with: import it from where it"
+            " has one"
+        )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
         raise BadInput(f"{place} {other}: make the dataset with it")
     kind, place = ("continues", checkpoint) if seam else ("init_from", place)
-    return config.model_copy(update={"model": ours}), StartingPoint(kind, place, read_digest(checkpoint))
+    return config.model_copy(update={"model": ours}), StartingPoint(
+        kind, place, read_digest(checkpoint)
+    )
 
 
 def settings_of(config: RunConfig) -> JSON:
@@ -270,11 +349,17 @@ def settings_of(config: RunConfig) -> JSON:
 
 
 def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
-    """The configuration of a training's manifest. Raises BadInput naming `path` where this program has no such key."""
+    """The configuration of a training's manifest. Raises BadInput naming `path` where this program
+    has no such key."""
     values = manifest.get("config", {})
-    if manifest.get("schema_version") is None and values.get("train", {}).get("precision") == "fp16":
+    if (
+        manifest.get("schema_version") is None
+        and values.get("train", {}).get("precision") == "fp16"
+    ):
         values = values | {"train": FIRST_RELEASE | values["train"]}
-    if isinstance(record := values.get("record"), dict):  # earlier versions had other records and loggers
+    if isinstance(
+        record := values.get("record"), dict
+    ):  # earlier versions had other records and loggers
         record = {key: value for key, value in record.items() if key not in FORMER_RECORDS}
         loggers = [name for name in LOGGERS if name in record.get("loggers", ())]
         values = values | {"record": record | {"loggers": loggers}}
@@ -284,18 +369,28 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
     """The configuration that continues a run from its newest checkpoint.
 
-    Raises BadInput for anything but a training run, for fewer iterations, for another precision, and for a model with
-    memory, whose streams of text are cut by the number of iterations.
+    Raises BadInput for anything but a training run, for fewer iterations, for another precision,
+    and for a model with memory, whose streams of text are cut by the number of iterations.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
-        cut = "train.iterations divides the text into its streams, so 20 and 20 iterations would not read what 40 read"
-        raise BadInput(f"a transformer-xl is not continued: {cut}; train.init_from starts from its weights")
+        cut = (
+            "train.iterations divides the text into its streams, so 20 and 20 iterations would not"
+            " read what 40 read"
+        )
+        raise BadInput(
+            f"a transformer-xl is not continued: {cut}; train.init_from starts from its weights"
+        )
     stated = directory.manifest["config"].get("train", {})
     if unknown := sorted(stated.keys() - TrainConfig.model_fields.keys()):
-        print(f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know", file=sys.stderr)
+        print(
+            f"note: {run} has train.{', train.'.join(unknown)}, which this program does not know",
+            file=sys.stderr,
+        )
     if (precision := stated.get("precision")) != config.train.precision:
-        raise BadInput(f"{run} was trained in {precision}, and its optimizer's state continues in that alone")
+        raise BadInput(
+            f"{run} was trained in {precision}, and its optimizer's state continues in that alone"
+        )
     iteration = iteration_of(resolve_checkpoint(directory.path))
     samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)
     if samples is None:
@@ -308,14 +403,19 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least tp × pp."""
+    """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least
+    tp × pp."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches
-    return model_ranks * max(dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0)
+    return model_ranks * max(
+        dp for dp in range(1, min(available, microbatches) + 1) if microbatches % dp == 0
+    )
 
 
-def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool = False) -> RunConfig:
+def read_run_config(
+    model: str | Path, overrides: Sequence[str] = (), twin: bool = False
+) -> RunConfig:
     """The configuration of a shipped model or a TOML file.
 
     Overrides of `twin.` are factors by which a twin is shrunk; all others apply after that.
@@ -325,35 +425,46 @@ def read_run_config(model: str | Path, overrides: Sequence[str] = (), twin: bool
         return load_config(path, RunConfig, overrides)
     factors = [item for item in overrides if item.startswith("twin")]
     scale = override_config(TwinScale(), [item.removeprefix("twin.") for item in factors])
-    return override_config(shrink(load_config(path, RunConfig), scale), [i for i in overrides if i not in factors])
+    return override_config(
+        shrink(load_config(path, RunConfig), scale), [i for i in overrides if i not in factors]
+    )
 
 
 def read_run(
-    model: str | Path, overrides: Sequence[str] = (), twin: bool = False, ranks: int | None = None,
+    model: str | Path,
+    overrides: Sequence[str] = (),
+    twin: bool = False,
+    ranks: int | None = None,
     earlier: Path | None = None,
-) -> ResolvedRun:  # fmt: skip
+) -> ResolvedRun:
     """The run of a shipped model or a TOML file, which continues `earlier` if that is given.
 
-    Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a twin's rule is no
-    statement.
+    Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a
+    twin's rule is no statement.
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
     stated, actual = config.model.vocab_size, run.config.model.vocab_size
     overridden = any(item.startswith(("model.vocab_size=", "model=")) for item in overrides)
-    if stated != actual and (overridden or (not twin and "vocab_size" in config.model.model_fields_set)):
+    if stated != actual and (
+        overridden or (not twin and "vocab_size" in config.model.model_fields_set)
+    ):
         raise BadInput(
-            f"model.vocab_size = {stated} contradicts the dataset {config.data.dataset}, with which it is {actual}: "
-            f"leave it out or --set model.vocab_size={actual}"
+            f"model.vocab_size = {stated} contradicts the dataset {config.data.dataset}, with which"
+            f" it is {actual}: leave it out or --set model.vocab_size={actual}"
         )
     return run
 
 
-def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()) -> ResolvedRun:
-    """The run that was begun in a directory, to be resumed there, at the layout that trained last or a changed one.
+def resolve_begun(
+    directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()
+) -> ResolvedRun:
+    """The run that was begun in a directory, to be resumed there, at the layout that trained last
+    or a changed one.
 
-    Raises IntegrityFailure or BadInput, with the command that goes on in a new run, when its dataset, its name or what
-    its settings mean has changed since it began: this directory would then hold two kinds of iterations.
+    Raises IntegrityFailure or BadInput, with the command that goes on in a new run, when its
+    dataset, its name or what its settings mean has changed since it began: this directory would
+    then hold two kinds of iterations.
     """
     manifest, path = directory.manifest, directory.path
     elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
@@ -364,7 +475,10 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
         )
     schema = manifest.get("schema_version") or 1  # the first release stated no version
     if schema != SCHEMA:
-        other = f"settings that mean something else here (schema {schema} of trainings, this program has {SCHEMA})"
+        other = (
+            f"settings that mean something else here (schema {schema} of trainings, this program"
+            f" has {SCHEMA})"
+        )
         raise BadInput(f"{path} began with {other}; {elsewhere}")
     try:
         config = read_config(manifest, path / MANIFEST)
@@ -380,20 +494,33 @@ def resolve_begun(directory: RunDirectory, ranks: int | None = None, changed: Se
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
-        raise BadInput(f"{path} was renamed: give it its name again with `mv {path} {path.with_name(original)}`")
+        raise BadInput(
+            f"{path} was renamed: give it its name again with `mv {path}"
+            f" {path.with_name(original)}`"
+        )
     if manifest["identity"] != identity:
-        raise IntegrityFailure(f"{path / MANIFEST} was changed: its identity is not that of its configuration")
+        raise IntegrityFailure(
+            f"{path / MANIFEST} was changed: its identity is not that of its configuration"
+        )
     places = tuple((each.place, each.weight) for each in named_datasets(path))
     here = {"dataset": places[0][0] if isinstance(config.data.dataset, Path) else places}
     config = config.model_copy(update={"data": config.data.model_copy(update=here)})
     config = override_config(config, changed) if changed else config
     train, parents = config.train, manifest["parents"]
-    place = checkpoint_path(train.continues.run, train.continues.iteration) if train.continues else train.init_from
+    place = (
+        checkpoint_path(train.continues.run, train.continues.iteration)
+        if train.continues
+        else train.init_from
+    )
     origin = None
     if place and (kind := next((kind for kind in ORIGINS if kind in parents), None)):
-        where = by_digest(place, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent)
+        where = by_digest(
+            place, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
+        )
         origin = StartingPoint(kind, where or place, parents[kind])
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
-        raise IntegrityFailure(f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}")
+        raise IntegrityFailure(
+            f"the dataset {config.data.dataset} has changed since {path} began; {elsewhere}"
+        )
     return replace(run, begun=directory)

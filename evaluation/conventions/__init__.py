@@ -1,1 +1,2 @@
-"""Conventions by which programs make a number, a model that tells them apart, and the way back from a number."""
+"""Conventions by which programs make a number, a model that tells them apart, and the way back from
+a number."""

@@ -24,21 +24,39 @@ from mlm_repro.evaluation.settings import Settings
 from mlm_repro.lineage.errors import BadInput
 
 MOST_SHOWN, NEAREST = 10, 3
-NO_CONVENTION = "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
+NO_CONVENTION = (
+    "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
+)
 NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
-"""Relative error of a harness in float32, and of a loss in the table; difference of any two losses on one text at
-least."""
+"""Relative error of a harness in float32, and of a loss in the table; difference of any two losses
+on one text at least."""
 SENTENCES = {
-    "text": "the text is {}", "documents": "documents are {}", "first": "the first sub-word is {}",
-    "literal": "a special token in a text is {}", "windows": "windows are {}", "padding": "padding is {}",
-    "weights": "weights are {}", "target": "the target is {}", "attention": "attention is {}",
-    "softmax": "the softmax is over {}", "average": "the loss is averaged over {}",
-}  # fmt: skip
-USUAL = {"text": "as it stands", "padding": "not scored", "weights": "as stored", "attention": "in its window"}
+    "text": "the text is {}",
+    "documents": "documents are {}",
+    "first": "the first sub-word is {}",
+    "literal": "a special token in a text is {}",
+    "windows": "windows are {}",
+    "padding": "padding is {}",
+    "weights": "weights are {}",
+    "target": "the target is {}",
+    "attention": "attention is {}",
+    "softmax": "the softmax is over {}",
+    "average": "the loss is averaged over {}",
+}
+USUAL = {
+    "text": "as it stands",
+    "padding": "not scored",
+    "weights": "as stored",
+    "attention": "in its window",
+}
 REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "without <unk>")
-LONG = ("a 32nd apart", "overlapping by three quarters", "overlapping by three quarters, target inside")
-"""Rewritings that are tried on a published text, where passes are long, and windows that only programs with them have
-there."""
+LONG = (
+    "a 32nd apart",
+    "overlapping by three quarters",
+    "overlapping by three quarters, target inside",
+)
+"""Rewritings that are tried on a published text, where passes are long, and windows that only
+programs with them have there."""
 
 
 UNIT_SHARES = {"ppl": 0.6, "loss": 0.25, "bits-per-byte": 0.15, ACCURACY: 1.0}
@@ -61,12 +79,14 @@ class Identified:
 
     claimed: str
     matches: list[dict[str, str]]
-    """Axes of the conventions that give the number, with text, unit, value and probability, likeliest first."""
+    """Axes of the conventions that give the number, with text, unit, value and probability,
+    likeliest first."""
     nearest: list[dict[str, str]]
     next_text: str | None
     """Text on which most of the matches differ."""
     accidents: float
-    """Conventions of the table that another number of as many digits nearby would match, on average."""
+    """Conventions of the table that another number of as many digits nearby would match, on
+    average."""
 
     @property
     def is_named(self) -> bool:
@@ -77,7 +97,10 @@ class Identified:
         """A sentence for each match with its probability, or for the nearest ones."""
         likely = [float(match["probability"]) for match in self.matches]
         accident = f"a number nearby matches {self.accidents:.2g} by accident"
-        head, shown = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none", self.matches
+        head, shown = (
+            f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none",
+            self.matches,
+        )
         if self.is_named:
             head, shown = f"this, with {likely[0]:.2%}", self.matches[:1]
         lines = [f"{self.claimed}: {head} ({accident}):"]
@@ -91,14 +114,18 @@ class Identified:
         if len(shown) > MOST_SHOWN:
             lines.append(f"  and {len(likely) - MOST_SHOWN} more; give more digits")
         if self.next_text and not self.is_named:
-            lines.append(f"  run {self.next_text} next, and give both numbers together, as in all=1.25 prose=3.75")
+            lines.append(
+                f"  run {self.next_text} next, and give both numbers together, as in all=1.25"
+                " prose=3.75"
+            )
         return "\n".join(lines)
 
 
 def _with_point(number: str) -> str:
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
-            f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}: write it so"
+            f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"
+            " write it so"
         )
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?", number):
         return number.replace(",", "")
@@ -106,7 +133,8 @@ def _with_point(number: str) -> str:
 
 
 def parse_claim(claimed: str) -> Decimal:
-    """The claimed number, a percentage as a share. Raises BadInput unless it is one from zero on."""
+    """The claimed number, a percentage as a share. Raises BadInput unless it is one from zero
+    on."""
     try:
         printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
@@ -133,8 +161,9 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
     """Find the conventions that give the numbers within their rounding, each with its probability.
 
-    A convention is as likely as it is common. A number of no convention of the table may be any near those in it, so
-    the more digits are given, the less likely it fits by accident. Raises BadInput as `parse_claims` does.
+    A convention is as likely as it is common. A number of no convention of the table may be any
+    near those in it, so the more digits are given, the less likely it fits by accident. Raises
+    BadInput as `parse_claims` does.
     """
     known = sorted(set[str]().union(*(each.values for each in conventions)))
     claims = parse_claims(claimed)
@@ -142,18 +171,27 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
         if name not in (None, *known):
             raise BadInput(f"there is no text {name}: give one of {', '.join(known)}")
     numbers = np.array([float(printed) for printed, _ in claims])
-    halves = np.array([float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2 for printed, _ in claims])
+    halves = np.array(
+        [float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2 for printed, _ in claims]
+    )
     shares = [each.is_share for each in conventions]
     weights = np.array([each.weight for each in conventions])
     weights *= (1 - OUTSIDE) / weights.sum()
-    places_on = [[on] for on in known] if claims[0][1] is None else [[str(name) for _, name in claims]]
+    places_on = (
+        [[on] for on in known] if claims[0][1] is None else [[str(name) for _, name in claims]]
+    )
     ranked, outside, accidents = [], 0.0, 0.0
     for on, name in product(places_on, UNITS if unit is None else [unit]):
-        places = [i for i, each in enumerate(conventions)
-                  if shares[i] == (name == ACCURACY) and each.values.keys() >= {*on}]  # fmt: skip
+        places = [
+            i
+            for i, each in enumerate(conventions)
+            if shares[i] == (name == ACCURACY) and each.values.keys() >= {*on}
+        ]
         if not places:
             continue
-        values = UNITS[name](np.array([[conventions[place].values[each] for each in on] for place in places]))
+        values = UNITS[name](
+            np.array([[conventions[place].values[each] for each in on] for place in places])
+        )
         away = np.abs(values - numbers)
         digits = DIGITS * np.abs(np.log(np.maximum(values, 1e-9))) if name == "ppl" else DIGITS
         allowed = halves + numbers * (NOISE + digits)
@@ -162,24 +200,36 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
         near = np.abs(np.log(np.maximum(values, 1e-9)) - np.log(np.maximum(numbers, 1e-9)))
         widths = 2 * allowed / np.maximum(numbers, halves)
         kernels = sum(
-            part * np.exp(-((near / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi)) for s, part in SPREADS.items()
+            part * np.exp(-((near / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
+            for s, part in SPREADS.items()
         )
         outside += OUTSIDE * prior * float((kernels * widths).mean(0).prod())
         inside = near < NEIGHBOURHOOD
         accidents += float((inside * widths / (2 * NEIGHBOURHOOD)).prod(1).sum())
         for i in {*np.flatnonzero(fits), *np.argsort(away.max(1), kind="stable")[:NEAREST]}:
-            convention, shown = conventions[places[i]], " ".join(f"{value:.6g}" for value in values[i])
+            convention, shown = (
+                conventions[places[i]],
+                " ".join(f"{value:.6g}" for value in values[i]),
+            )
             by_bytes = convention.axes["average"].startswith("bytes") == (name == "bits-per-byte")
-            likely = fits[i] * prior * weights[places[i]] * (1 if by_bytes or name == ACCURACY else MISMATCHED)
+            likely = (
+                fits[i]
+                * prior
+                * weights[places[i]]
+                * (1 if by_bytes or name == ACCURACY else MISMATCHED)
+            )
             axes = {**convention.axes, "unit": name, "on": " ".join(on), "value": shown}
             ranked.append((-likely, away[i].max(), places[i], " ".join(on), name, axes))
     ranked.sort(key=lambda row: row[:-1])
     total = outside - sum(row[0] for row in ranked)
     matches = [{**row[-1], "probability": f"{-row[0] / total:.4f}"} for row in ranked if row[0]]
-    fitting = [conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[0])]
+    fitting = [
+        conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[0])
+    ]
     parted = {
-        on: sum(b - a > APART for a, b in pairwise(sorted(each.get(on, 0) for each in fitting))) for on in known
-    }  # fmt: skip
+        on: sum(b - a > APART for a, b in pairwise(sorted(each.get(on, 0) for each in fitting)))
+        for on in known
+    }
     next_text = max(known, key=lambda on: parted[on], default=None)
     nearest = [row[-1] for row in sorted(ranked, key=lambda row: row[1:-1])[:NEAREST]]
     return Identified(claimed, matches, nearest, next_text if len(fitting) > 1 else None, accidents)
@@ -203,14 +253,19 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     if task == "wikitext103":
         whole = read_wikitext(task, path).text
         axes = {axis: usage.axes[axis] for axis in ("documents", "first", "literal")}
-        axes |= {"text": REAL_TEXTS, "windows": [each for each in usage.axes["windows"] if each not in LONG]}
+        axes |= {
+            "text": REAL_TEXTS,
+            "windows": [each for each in usage.axes["windows"] if each not in LONG],
+        }
         for each in usage.readings(axes):
             asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
             each.pop("softmax", None)  # ours is over sub-words
     else:
         for each in last_word_readings(usage):
             asked.append((each, LastWords(each, openai_passages(path), *arguments)))
-    scored = score_shared(evaluated, [read.requests for _, read in asked], settings, "identify", "windows")
+    scored = score_shared(
+        evaluated, [read.requests for _, read in asked], settings, "identify", "windows"
+    )
     conventions = [
         Convention(named := axes | {"average": average}, {task: value}, usage.weight(named))
         for (axes, read), scores in zip(asked, scored, strict=True)

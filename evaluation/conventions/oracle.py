@@ -1,10 +1,10 @@
 """The oracle: two small checkpoints and texts on which every convention gives another number.
 
-One is a GPT-2. The other, in `llama`, is a Mistral with a window, an output layer of its own with padded rows, and a
-tokenizer that puts a token before every text and reads a literal `<unk>` as one. Their files are kept and copied, so
-every machine writes the same bytes. They are made by `python -m tests.evaluation.oracle_search` in the repository,
-which a test does again: weights are whole multiples of 2^-13 from SHAKE-256 of the first seed by which all conventions
-lie apart.
+One is a GPT-2. The other, in `llama`, is a Mistral with a window, an output layer of its own with
+padded rows, and a tokenizer that puts a token before every text and reads a literal `<unk>` as one.
+Their files are kept and copied, so every machine writes the same bytes. They are made by `python -m
+tests.evaluation.oracle_search` in the repository, which a test does again: weights are whole
+multiples of 2^-13 from SHAKE-256 of the first seed by which all conventions lie apart.
 """
 
 import csv
@@ -21,23 +21,37 @@ TEXTS, SECOND = "texts", "llama"
 
 
 def write_oracle(out: Path) -> None:
-    """Write the directory `out`: checkpoint, texts, tasks for lm-evaluation-harness, table and instructions."""
+    """Write the directory `out`: checkpoint, texts, tasks for lm-evaluation-harness, table and
+    instructions."""
     with new_output(out) as directory:
-        shutil.copytree(FILES, directory, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        shutil.copytree(
+            FILES, directory, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        )
         shutil.copytree(directory / TEXTS, directory / SECOND / TEXTS)
         for place in (directory / SECOND, directory):
             seal(place)
 
 
 def read_table(directory: Path) -> list[Convention]:
-    """The table of an oracle's checkpoint. Raises BadInput if a file beside it was changed, which changes numbers."""
+    """The table of an oracle's checkpoint. Raises BadInput if a file beside it was changed, which
+    changes numbers."""
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
-            raise BadInput(f"{directory / name} is not as it was written: write the oracle again and run on that")
+            raise BadInput(
+                f"{directory / name} is not as it was written: write the oracle again and run on"
+                " that"
+            )
     with (directory / "table.csv").open(encoding="utf-8", newline="") as file:
-        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+        rows = [
+            {name: value for name, value in row.items() if value} for row in csv.DictReader(file)
+        ]
     texts = {path.stem for path in (directory / TEXTS).iterdir()}
     usage = LLAMA if "softmax" in rows[0] else GPT2
-    parts = [({k: v for k, v in row.items() if k not in texts}, {k: float(row[k]) for k in row.keys() & texts})
-             for row in rows]  # fmt: skip
+    parts = [
+        (
+            {k: v for k, v in row.items() if k not in texts},
+            {k: float(row[k]) for k in row.keys() & texts},
+        )
+        for row in rows
+    ]
     return [Convention(axes, values, usage.weight(axes)) for axes, values in parts]

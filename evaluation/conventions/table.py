@@ -1,7 +1,7 @@
 """Conventions by which programs make one number of a causal model and a text. Imports no torch.
 
-A reading turns a text into requests: which text, how its documents meet, which windows. It names a value of every axis.
-An average makes a loss of the scores: what is summed, and what divides it.
+A reading turns a text into requests: which text, how its documents meet, which windows. It names a
+value of every axis. An average makes a loss of the scores: what is summed, and what divides it.
 """
 
 import math
@@ -42,16 +42,21 @@ DOCUMENTS: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "separate": lambda documents, whole: list(documents),
     "joined by nothing": lambda documents, whole: ["".join(documents)],
     "lines apart": lambda documents, whole: [line for line in whole.split("\n") if line],
-    **dict.fromkeys((PARTED, UNSCORED, BEFORE_END, APPENDED), lambda documents, whole: [END.join(documents)]),
+    **dict.fromkeys(
+        (PARTED, UNSCORED, BEFORE_END, APPENDED), lambda documents, whole: [END.join(documents)]
+    ),
 }
 WINDOWS: dict[str, Callable[[int, int], Iterable[Window]]] = {
     "disjoint": lambda tokens, c: sliding_windows(tokens, c, c),
     "disjoint, the token after each not scored": lambda tokens, c: (
-        replace(window, stop=min(window.stop, window.start + c)) for window in sliding_windows(tokens, c, c)
+        replace(window, stop=min(window.stop, window.start + c))
+        for window in sliding_windows(tokens, c, c)
     ),
     "whole and disjoint, the first of each not scored": whole_windows,
     "disjoint, the last extended to the left": rolling_windows,
-    "disjoint, the second half of each scored": lambda tokens, c: whole_windows(tokens, c, c // 2 + 1),
+    "disjoint, the second half of each scored": lambda tokens, c: whole_windows(
+        tokens, c, c // 2 + 1
+    ),
     "of half the context": lambda tokens, c: sliding_windows(tokens, c // 2, c // 2),
     "overlapping by half": lambda tokens, c: sliding_windows(tokens, c, c // 2),
     "overlapping by half, target inside": lambda tokens, c: sliding_windows(tokens, c - 1, c // 2),
@@ -59,31 +64,44 @@ WINDOWS: dict[str, Callable[[int, int], Iterable[Window]]] = {
         Window(start, start + 1, min(start + c, tokens)) for start in range(0, tokens - 1, c // 2)
     ),
     "overlapping by three quarters": lambda tokens, c: sliding_windows(tokens, c, max(1, c // 4)),
-    "overlapping by three quarters, target inside": lambda tokens, c: sliding_windows(tokens, c - 1, max(1, c // 4)),
+    "overlapping by three quarters, target inside": lambda tokens, c: sliding_windows(
+        tokens, c - 1, max(1, c // 4)
+    ),
     "a 32nd apart": lambda tokens, c: sliding_windows(tokens, c, max(1, c // 32)),
     "cut at the right": lambda tokens, c: [Window(0, 1, min(tokens, c))],
-    "cut at the left": lambda tokens, c: [Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)],
+    "cut at the left": lambda tokens, c: [
+        Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)
+    ],
 }
 """(sub-words of a piece, longest input) → windows."""
 Axes = dict[str, Sequence[str]]
 
 
 class Usage(NamedTuple):
-    """The ways to use a kind of model: every value of each axis, the usual one first, and programs' readings."""
+    """The ways to use a kind of model: every value of each axis, the usual one first, and programs'
+    readings."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]
     """Without an axis's first value."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Every program's reading, and every one with one change. Padding is scored where documents are cut."""
+        """Every program's reading, and every one with one change. Padding is scored where documents
+        are cut."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         made = [usual | base for base in self.programs.values()]
-        made += [base | {axis: value} for base in made for axis, values in axes.items() for value in values]
+        made += [
+            base | {axis: value}
+            for base in made
+            for axis, values in axes.items()
+            for value in values
+        ]
         distinct = {tuple(each.values()): each for each in made}.values()
         cut = ("separate", "cut at the right")
         return [
-            each for each in distinct if each["padding"] == "not scored" or (each["documents"], each["windows"]) == cut
+            each
+            for each in distinct
+            if each["padding"] == "not scored" or (each["documents"], each["windows"]) == cut
         ]
 
     def weight(self, axes: Mapping[str, str]) -> float:
@@ -99,44 +117,68 @@ class Usage(NamedTuple):
 PROGRAMS = read_toml(Path(__file__).with_name("programs.toml"))
 GPT2 = Usage(
     {
-        "text": tuple(TEXTS), "documents": tuple(DOCUMENTS),
+        "text": tuple(TEXTS),
+        "documents": tuple(DOCUMENTS),
         "first": (NONE, AFTER_END, AFTER_END + IN_EVERY, AFTER_END + IN_PLACE),
-        "literal": ("spelled out", "a token"), "windows": tuple(WINDOWS), "padding": ("not scored", "scored"),
+        "literal": ("spelled out", "a token"),
+        "windows": tuple(WINDOWS),
+        "padding": ("not scored", "scored"),
         "weights": ("as stored", "bfloat16"),
     },
     PROGRAMS["gpt2"],
-)  # fmt: skip
-"""A model whose tokenizer adds nothing to a text. The table has each program's reading, and each with one change."""
+)
+"""A model whose tokenizer adds nothing to a text. The table has each program's reading, and each
+with one change."""
 LLAMA = Usage(
-    GPT2.axes | {
+    GPT2.axes
+    | {
         "first": (OWN, NONE, TWICE, OWN + IN_EVERY, OWN + IN_PLACE, AFTER_END),
-        "literal": ("a token", "spelled out"), "attention": ("in its window", "over all before"),
+        "literal": ("a token", "spelled out"),
+        "attention": ("in its window", "over all before"),
         "softmax": ("all rows", "sub-words alone"),
     },
-    {name: {axis: value for axis, value in base.items() if axis != "first"} for name, base in GPT2.programs.items()}
+    {
+        name: {axis: value for axis, value in base.items() if axis != "first"}
+        for name, base in GPT2.programs.items()
+    }
     | PROGRAMS["llama"],
-)  # fmt: skip
-"""A model whose tokenizer puts a token before a text, that sees a window, and whose output layer has padded rows."""
+)
+"""A model whose tokenizer puts a token before a text, that sees a window, and whose output layer
+has padded rows."""
 DIVISORS: dict[str, Callable[[str], int]] = {
     "words": lambda text: len(text.split()),
     "original tokens": count_original_tokens,
     "lm-eval words": lm_eval_words,
     "characters": len,
     "bytes": lambda text: len(text.encode()),
-    "bytes, those outside ASCII as <0x..>": lambda text: sum(6 if byte > 127 else 1 for byte in text.encode()),
-    "bytes of the vocabulary's spelling": lambda text: sum(1 if 32 < byte < 127 else 2 for byte in text.encode()),
+    "bytes, those outside ASCII as <0x..>": lambda text: sum(
+        6 if byte > 127 else 1 for byte in text.encode()
+    ),
+    "bytes of the vocabulary's spelling": lambda text: sum(
+        1 if 32 < byte < 127 else 2 for byte in text.encode()
+    ),
 }
 UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "ppl": lambda loss: np.exp(np.minimum(loss, LARGEST_EXPONENT)), "loss": lambda loss: loss,
-    "bits-per-byte": lambda loss: loss / math.log(2), ACCURACY: lambda share: share,
-}  # fmt: skip
+    "ppl": lambda loss: np.exp(np.minimum(loss, LARGEST_EXPONENT)),
+    "loss": lambda loss: loss,
+    "bits-per-byte": lambda loss: loss / math.log(2),
+    ACCURACY: lambda share: share,
+}
 """Numbers of losses in nats, or of shares of right answers."""
 
 
 COMMON = {
-    "sub-words": 1.0, "targets": 1.0, ACCURACY: 1.0, "bytes": 0.5, "original tokens": 0.3, "lm-eval words": 0.3,
-    "transformers' labels": 0.3, "words": 0.1, "means of windows": 0.1, "perplexities of documents": 0.1,
-}  # fmt: skip
+    "sub-words": 1.0,
+    "targets": 1.0,
+    ACCURACY: 1.0,
+    "bytes": 0.5,
+    "original tokens": 0.3,
+    "lm-eval words": 0.3,
+    "transformers' labels": 0.3,
+    "words": 0.1,
+    "means of windows": 0.1,
+    "perplexities of documents": 0.1,
+}
 RARE = 0.02
 """How common averages are, and those that are not named; a guess from what programs print."""
 CHANGED = 0.05
@@ -161,14 +203,23 @@ class ReadText:
     """A text by a reading: requests to score, and the averages of their scores."""
 
     def __init__(
-        self, axes: Mapping[str, str], documents: Sequence[str], whole: str, tokenizer: Encoder, context: int
+        self,
+        axes: Mapping[str, str],
+        documents: Sequence[str],
+        whole: str,
+        tokenizer: Encoder,
+        context: int,
     ) -> None:
         self._tokenizer, end, first = tokenizer, tokenizer.end_of_text, axes["first"]
         self.pieces = DOCUMENTS[axes["documents"]](documents, whole)
         own = list(tokenizer.first_tokens)
-        begun = {NONE: [], TWICE: [tokenizer.document_start]}.get(first, own if first.startswith(OWN) else [end])
+        begun = {NONE: [], TWICE: [tokenizer.document_start]}.get(
+            first, own if first.startswith(OWN) else [end]
+        )
         before = [*begun, *own] if first == TWICE else begun
-        apart = {UNSCORED: begun or [end], BEFORE_END: [end, *begun], APPENDED: begun}.get(axes["documents"], [end])
+        apart = {UNSCORED: begun or [end], BEFORE_END: [end, *begun], APPENDED: begun}.get(
+            axes["documents"], [end]
+        )
         is_token, spell = axes["literal"] == "a token", getattr(tokenizer, "spell_batch", None)
         encode = spell if spell and not is_token else tokenizer.encode_batch
 
@@ -180,7 +231,14 @@ class ReadText:
         for piece in self.pieces:
             parts = [encoded(TEXTS[axes["text"]](part)) for part in piece.split(END)]
             last = [end] * (axes["documents"] == BEFORE_END)
-            ids.append([*before, *parts[0], *(token for part in parts[1:] for token in (*apart, *part)), *last])
+            ids.append(
+                [
+                    *before,
+                    *parts[0],
+                    *(token for part in parts[1:] for token in (*apart, *part)),
+                    *last,
+                ]
+            )
         if axes["padding"] == "scored":
             longest = max(len(each[:context]) for each in ids)
             ids = [each + [end] * (longest - len(each)) * (len(each) > 1) for each in ids]
@@ -194,7 +252,9 @@ class ReadText:
                 later = again if window.start else []
                 start = window.start + in_place * len(later)
                 if (count := window.stop - max(window.first_scored, len(begun), start)) > 0:
-                    self.requests.append(Request(np.asarray([*later, *tokens[start : window.stop]], np.int64), count))
+                    self.requests.append(
+                        Request(np.asarray([*later, *tokens[start : window.stop]], np.int64), count)
+                    )
                     owners.append(owner)
         self._owners = np.array(owners, dtype=np.int64)
         targets = np.concatenate([each.tokens[-each.num_scored :] for each in self.requests])
@@ -211,26 +271,37 @@ class ReadText:
         yield "sub-words", total / int(counts.sum())
         yield "means of windows", float(np.mean(nll / counts))
         yield "means of documents", float(np.mean(means))
-        yield "perplexities of documents", float(means.max() + np.log(np.mean(np.exp(means - means.max()))))
+        yield (
+            "perplexities of documents",
+            float(means.max() + np.log(np.mean(np.exp(means - means.max())))),
+        )
         yield "transformers' labels", float((nll / counts * labels).sum() / max(1, labels.sum()))
         for name, divisor in self.divisors().items():
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Counts that a summed loss is divided by, right ones and wrong ones; a torn sub-word is decoded as U+FFFD."""
+        """Counts that a summed loss is divided by, right ones and wrong ones; a torn sub-word is
+        decoded as U+FFFD."""
         parts = [part for piece in self.pieces for part in piece.split(END)]
         counts = {name: sum(map(count, parts)) for name, count in DIVISORS.items()}
         counts |= {
             "sub-words, those not scored too": sum(map(len, self.tokens)),
             "original tokens less one": counts["original tokens"] - 1,
         }
-        decode, special = self._tokenizer.decode, {self._tokenizer.end_of_text, *self._tokenizer.first_tokens}
-        if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):  # a sub-word alone loses its space
+        decode, special = (
+            self._tokenizer.decode,
+            {self._tokenizer.end_of_text, *self._tokenizer.first_tokens},
+        )
+        if not decode(self._tokenizer.encode("a a")[1:]).startswith(
+            " "
+        ):  # a sub-word alone loses its space
             return counts
         ids = [token for tokens in self.tokens for token in tokens.tolist() if token not in special]
         spelled = {token: decode([token]) for token in {*ids}}
         return counts | {
-            "bytes, three for each torn sub-word": sum(len(spelled[token].encode()) for token in ids),
+            "bytes, three for each torn sub-word": sum(
+                len(spelled[token].encode()) for token in ids
+            ),
             "bytes, the space before a word twice": counts["bytes"]
             + sum(spelled[token].startswith(" ") for token in ids),
         }
@@ -238,22 +309,32 @@ class ReadText:
 
 def _encode_without_space(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     contexts, words = zip(*map(split_last_word, passages), strict=True)
-    before, after = tokenizer.encode_batch([f"{each} " for each in contexts]), tokenizer.encode_batch([*words])
+    before, after = (
+        tokenizer.encode_batch([f"{each} " for each in contexts]),
+        tokenizer.encode_batch([*words]),
+    )
     return [([*context, *word], len(word)) for context, word in zip(before, after, strict=True)]
 
 
 def _encode_first(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    return [(tokens[: len(tokens) - count + 1], 1) for tokens, count in STRICT.encode(tokenizer, passages)]
+    return [
+        (tokens[: len(tokens) - count + 1], 1)
+        for tokens, count in STRICT.encode(tokenizer, passages)
+    ]
 
 
 TARGETS: dict[str, Callable[[Encoder, Sequence[str]], Encoded]] = {
-    "the last word": STRICT.encode, "what follows the last space": LM_EVAL.encode,
+    "the last word": STRICT.encode,
+    "what follows the last space": LM_EVAL.encode,
     "the last sub-word": LAST_TOKEN.encode,
-    "the last word without its space": _encode_without_space, "the first sub-word of the last word": _encode_first,
-}  # fmt: skip
+    "the last word without its space": _encode_without_space,
+    "the first sub-word of the last word": _encode_first,
+}
 LAST_WORD_AXES: Axes = {
-    "text": ("as it stands", "lower case"), "first": (OWN, NONE, AFTER_END), "target": tuple(TARGETS)
-}  # fmt: skip
+    "text": ("as it stands", "lower case"),
+    "first": (OWN, NONE, AFTER_END),
+    "target": tuple(TARGETS),
+}
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
@@ -266,13 +347,17 @@ def last_word_readings(usage: Usage) -> list[dict[str, str]]:
 class LastWords:
     """Passages by a reading for their last words."""
 
-    def __init__(self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int) -> None:
+    def __init__(
+        self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int
+    ) -> None:
         texts = [TEXTS[axes["text"]](each) for each in passages]
         firsts = {NONE: (), OWN: tokenizer.first_tokens, AFTER_END: (tokenizer.end_of_text,)}
         before = firsts[axes["first"]]
         encoded = TARGETS[axes["target"]](tokenizer, texts)
         ids = [([*before, *tokens][-context - 1 :], count) for tokens, count in encoded]
-        self.requests = [Request(np.asarray(tokens, dtype=np.int64), count) for tokens, count in ids]
+        self.requests = [
+            Request(np.asarray(tokens, dtype=np.int64), count) for tokens, count in ids
+        ]
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
         """Loss of a target and of its sub-words, and shares of right answers."""

@@ -17,7 +17,11 @@ Rows = dict[str, Dataset]
 def wikitext103(**_: Any) -> Rows:
     """The test file, whole and detokenized, with its words."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
-    return {"test": Dataset.from_list([{"text": detokenize_wikitext(text.text), "words": text.num_original_tokens}])}
+    return {
+        "test": Dataset.from_list(
+            [{"text": detokenize_wikitext(text.text), "words": text.num_original_tokens}]
+        )
+    }
 
 
 def strided(row: JSON) -> JSON:
@@ -26,11 +30,17 @@ def strided(row: JSON) -> JSON:
 
 
 def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
-    """The summed log-probability and its divisors: words, and words less one as Megatron-LM's program has it."""
-    return {"word_perplexity": (results[0], row["words"]), "adjusted_perplexity": (results[0], row["words"] - 1)}
+    """The summed log-probability and its divisors: words, and words less one as Megatron-LM's
+    program has it."""
+    return {
+        "word_perplexity": (results[0], row["words"]),
+        "adjusted_perplexity": (results[0], row["words"] - 1),
+    }
 
 
 def lambada(**_: Any) -> Rows:
     """OpenAI's passages, cut before the last word as `--strict-lambada` does."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
-    return {"test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])}
+    return {
+        "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])
+    }

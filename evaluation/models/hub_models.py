@@ -1,5 +1,5 @@
-"""Models of the Hugging Face hub, `owner/name`, `name` or `name@revision`: in its cache, or fetched into a directory
-for a machine without a connection."""
+"""Models of the Hugging Face hub, `owner/name`, `name` or `name@revision`: in its cache, or fetched
+into a directory for a machine without a connection."""
 
 import fnmatch
 import re
@@ -29,8 +29,9 @@ class Fetched(FileSchema):
 def cached_model(name: str) -> Path:
     """The model's files in the hub's cache, asked of the hub where it can be reached.
 
-    Raises BadInput for a name of another form. Raises DataMissing if the model is not in the cache and the hub cannot
-    be reached, does not have it or keeps it behind a gate, and Interrupted if the hub stops answering.
+    Raises BadInput for a name of another form. Raises DataMissing if the model is not in the cache
+    and the hub cannot be reached, does not have it or keeps it behind a gate, and Interrupted if
+    the hub stops answering.
     """
     repository, _, revision = _parse(name)
     from huggingface_hub import snapshot_download
@@ -43,28 +44,40 @@ def cached_model(name: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError as error:
-        raise DataMissing(f"model {name} is not in the hub's cache, and the hub cannot be reached") from error
+        raise DataMissing(
+            f"model {name} is not in the hub's cache, and the hub cannot be reached"
+        ) from error
 
 
 def fetch_model(name: str, out: Path) -> Path:
-    """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return the directory.
+    """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return
+    the directory.
 
-    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the hub's.
+    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the
+    hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)
     stated = {file.rfilename: file.lfs.sha256 for file in described.siblings or () if file.lfs}
-    files = {path.name: sha256_file(path) for path in sorted((out / short).iterdir())
-             if path.is_file() and path.name != RECORD}  # fmt: skip
+    files = {
+        path.name: sha256_file(path)
+        for path in sorted((out / short).iterdir())
+        if path.is_file() and path.name != RECORD
+    }
     for file, digest in files.items():
         if stated.get(file, digest) != digest:
-            raise IntegrityFailure(f"{out / short / file} is not what the hub has: remove it and fetch {name} again")
-    write_document(out / short / RECORD, Fetched(repository=repository, commit=str(described.sha), files=files))
+            raise IntegrityFailure(
+                f"{out / short / file} is not what the hub has: remove it and fetch {name} again"
+            )
+    write_document(
+        out / short / RECORD, Fetched(repository=repository, commit=str(described.sha), files=files)
+    )
     return out / short
 
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
-    """A folder with the model's files and what the hub says of them; into a folder of one's own exactly those."""
+    """A folder with the model's files and what the hub says of them; into a folder of one's own
+    exactly those."""
     from huggingface_hub import HfApi, snapshot_download
 
     from mlm_repro.data_pipeline.reading.hub import asking_for
@@ -73,28 +86,41 @@ def _download(name: str, repository: str, revision: str | None, **where: Any) ->
         described = HfApi().model_info(repository, revision=revision, files_metadata=True)
     wanted, pinned = _wanted(name, described), described.sha if where else revision
     with asking_for(f"model {name}"):
-        return Path(snapshot_download(repository, revision=pinned, allow_patterns=wanted, **where)), described
+        return (
+            Path(snapshot_download(repository, revision=pinned, allow_patterns=wanted, **where)),
+            described,
+        )
 
 
 def is_as_fetched(directory: Path, repository: str) -> bool:
-    """True if the directory has the files that `fetch_model` wrote for that repository, unchanged."""
+    """True if the directory has the files that `fetch_model` wrote for that repository,
+    unchanged."""
     if not (directory / RECORD).is_file():
         return False
     record = read_document(directory / RECORD, Fetched)
     pairs = [(directory / file, digest) for file, digest in record.files.items()]
-    return record.repository == repository and all(file.is_file() and sha256_file(file) == sha for file, sha in pairs)
+    return record.repository == repository and all(
+        file.is_file() and sha256_file(file) == sha for file, sha in pairs
+    )
 
 
 def _wanted(name: str, described: Any) -> list[str]:
-    """Patterns of a repository's files: its weights in the first format of `WEIGHTS` that it has."""
+    """Patterns of a repository's files: its weights in the first format of `WEIGHTS` that it
+    has."""
     names = [file.rfilename for file in described.siblings or ()]
     weights = next((pattern for pattern in WEIGHTS if fnmatch.filter(names, pattern)), WEIGHTS[0])
     if weights == "*.gguf" and len(several := fnmatch.filter(names, weights)) > 1:
-        raise BadInput(f"{name} has {len(several)} GGUF files: fetch one of them and give its path ({several[0]}, …)")
+        raise BadInput(
+            f"{name} has {len(several)} GGUF files: fetch one of them and give its path"
+            f" ({several[0]}, …)"
+        )
     return [*FILES, weights]
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:
     if not (match := HUB_NAME.fullmatch(name)):
-        raise BadInput(f"{name} is not a name on the Hugging Face hub, such as gpt2 or openai-community/gpt2@main")
+        raise BadInput(
+            f"{name} is not a name on the Hugging Face hub, such as gpt2 or"
+            " openai-community/gpt2@main"
+        )
     return match[1], match[2], match[3]

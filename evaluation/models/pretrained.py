@@ -1,7 +1,8 @@
 """Causal language models that transformers loads, behind the interface of the engine's models.
 
-A directory or hub name of any architecture of `AutoModelForCausalLM`: safetensors, .bin files read as weights alone, or
-one GGUF file. Code that comes with a model is never run. Only scored rows go through the output layer.
+A directory or hub name of any architecture of `AutoModelForCausalLM`: safetensors, .bin files read
+as weights alone, or one GGUF file. Code that comes with a model is never run. Only scored rows go
+through the output layer.
 
 Shapes: b requests, s inputs, q positions of a request, h hidden, v rows of the output layer.
 """
@@ -35,18 +36,29 @@ EXTRA = "transformers"
 WRAPPED = "_orig_mod."
 """Prefix of the names of weights that torch.compile saved."""
 LAYER_KEYS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 10_000
-"""Keys of a number of layers, and the largest: transformers makes a list, and then a module, of each."""
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
+"""Keys of a number of layers, and the largest: transformers makes a list, and then a module, of
+each."""
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+)
 UNLIMITED = 2048
 """Context of an architecture without a longest input."""
 CHECKED = 8
-"""Tokens on which the output layer is compared with the whole model, and a merged adapter with one that is not."""
+"""Tokens on which the output layer is compared with the whole model, and a merged adapter with one
+that is not."""
 MERGED = {4: 1e-4, 2: 0.05}
-"""Most that an adapter's merging may change the largest logit, as a share of it, by the bytes of a number."""
+"""Most that an adapter's merging may change the largest logit, as a share of it, by the bytes of a
+number."""
 
 
 class PretrainedTokenizer:
-    """The tokenizer that comes with a model, which recognises special tokens that stand in a text."""
+    """The tokenizer that comes with a model, which recognises special tokens that stand in a
+    text."""
 
     def __init__(self, theirs: Any, files: dict[str, str]) -> None:
         self._theirs = theirs
@@ -54,7 +66,11 @@ class PretrainedTokenizer:
         ids = set(theirs.get_vocab().values())
         self.vocab_size = max(ids) + 1
         alone, added = self.encode("a text"), list(theirs("a text", verbose=False).input_ids)
-        places = (place for place in range(len(added)) if alone and added[place : place + len(alone)] == alone)
+        places = (
+            place
+            for place in range(len(added))
+            if alone and added[place : place + len(alone)] == alone
+        )
         around = ((added[:place], added[place + len(alone) :]) for place in places)
         self.first_tokens, self.last_tokens = map(tuple, next(around, ((), ())))
         """Tokens before and after every text; the latter are left out."""
@@ -62,7 +78,9 @@ class PretrainedTokenizer:
         self.end_of_text: int = theirs.sep_token_id or 0 if end is None else end
         start = theirs.bos_token_id if theirs.bos_token_id is not None else self.end_of_text
         self.document_start: int = start
-        special = {str(each): token for token, each in theirs.added_tokens_decoder.items() if each.special}
+        special = {
+            str(each): token for token, each in theirs.added_tokens_decoder.items() if each.special
+        }
         self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | special
 
     def encode(self, text: str) -> list[int]:
@@ -82,18 +100,26 @@ class PretrainedTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids."""
         numbers = [int(token) for token in ids]
-        return str(self._theirs.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(
+            self._theirs.decode(
+                numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
 
 class PretrainedModel(nn.Module):
-    """A model of transformers. States are the inputs of its output layer; its logits where it changes these."""
+    """A model of transformers. States are the inputs of its output layer; its logits where it
+    changes these."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
         self.theirs, self.config = theirs, theirs.config
         self.num_parameters = sum(parameter.numel() for parameter in theirs.parameters())
         self._head = theirs.get_output_embeddings()
-        self._some = torch.arange(CHECKED, device=theirs.device)[None] % theirs.config.get_text_config().vocab_size
+        self._some = (
+            torch.arange(CHECKED, device=theirs.device)[None]
+            % theirs.config.get_text_config().vocab_size
+        )
         with torch.inference_mode():
             logits = self._run(self._some)[1]
             self.cuts = self._head is not None and self._head_is_whole(logits)
@@ -104,15 +130,22 @@ class PretrainedModel(nn.Module):
             states = self._run(self._some, cuts=True)[0]
         except (RuntimeError, IndexError, ValueError):  # it reshapes its logits
             return False
-        return states is not None and torch.allclose(self._head(states).float(), logits.float(), atol=1e-5)
+        return states is not None and torch.allclose(
+            self._head(states).float(), logits.float(), atol=1e-5
+        )
 
     @torch.inference_mode()
     def pack_weights(self) -> None:
-        """Put float32 weights of plain linear layers into oneDNN's order, unless the model reads a weight itself.
+        """Put float32 weights of plain linear layers into oneDNN's order, unless the model reads a
+        weight itself.
 
         Products of several rows get faster, products of a single row slower. The last bits change.
         """
-        modules = [each for each in self.theirs.modules() if type(each) is nn.Linear and each is not self._head]
+        modules = [
+            each
+            for each in self.theirs.modules()
+            if type(each) is nn.Linear and each is not self._head
+        ]
         plain = {each: each.weight for each in modules if each.weight.dtype == torch.float32}
         for module, weight in plain.items():
             module.weight = packed(weight)
@@ -127,34 +160,50 @@ class PretrainedModel(nn.Module):
     @property
     def kernel(self) -> str:
         """The class of the model and its attention kernel, on which the last bits depend."""
-        return f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)} attention"
+        return (
+            f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)}"
+            " attention"
+        )
 
     @property
     def length_switch(self) -> int:
-        """Longest input whose positions are read one way, longer ones another (longrope); 0 without such a switch."""
-        switches = (each["original_max_position_embeddings"] for each in self._ropes if each["rope_type"] == "longrope")
+        """Longest input whose positions are read one way, longer ones another (longrope); 0 without
+        such a switch."""
+        switches = (
+            each["original_max_position_embeddings"]
+            for each in self._ropes
+            if each["rope_type"] == "longrope"
+        )
         return int(next(switches, 0))
 
     @property
     def computes_positions(self) -> bool:
         """True if each position is computed by itself, and so beyond the context too: it is rotary.
 
-        A dynamic one depends on the longest input before it, a table of learned ones ends with the context.
+        A dynamic one depends on the longest input before it, a table of learned ones ends with the
+        context.
         """
         return {each["rope_type"] for each in self._ropes} not in (set(), {"dynamic"})
 
     @property
     def _ropes(self) -> list[JSON]:
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
-        return [each for each in (rope, *rope.values()) if isinstance(each, dict) and "rope_type" in each]
+        return [
+            each
+            for each in (rope, *rope.values())
+            if isinstance(each, dict) and "rope_type" in each
+        ]
 
     @property
     def hidden_size(self) -> int:
         """Length of a state."""
-        return int(self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size)
+        return int(
+            self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size
+        )
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
-        """Token ids [b, s] → states [s, b, h]; with transformers' cache the tokens are those after it."""
+        """Token ids [b, s] → states [s, b, h]; with transformers' cache the tokens are those after
+        it."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
@@ -172,8 +221,11 @@ class PretrainedModel(nn.Module):
         made: Tensor = self._head(states) if self.cuts else states.clone()
         return made
 
-    def _run(self, inputs: Tensor, cuts: bool = False, **settings: Any) -> tuple[Tensor | None, Tensor]:
-        """Inputs of the output layer, if it is to be cut off, and the logits, which are none then."""
+    def _run(
+        self, inputs: Tensor, cuts: bool = False, **settings: Any
+    ) -> tuple[Tensor | None, Tensor]:
+        """Inputs of the output layer, if it is to be cut off, and the logits, which are none
+        then."""
         states: list[Tensor] = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -190,9 +242,14 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """The weight, without a gradient, in oneDNN's order on a processor and in a format that it has an order for."""
-    is_ordered = onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
-    ordered = onednn._reorder_linear_weight(weight.detach(), None) if is_ordered else weight.detach()
+    """The weight, without a gradient, in oneDNN's order on a processor and in a format that it has
+    an order for."""
+    is_ordered = (
+        onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
+    )
+    ordered = (
+        onednn._reorder_linear_weight(weight.detach(), None) if is_ordered else weight.detach()
+    )
     return nn.Parameter(ordered, requires_grad=False)
 
 
@@ -204,8 +261,8 @@ class Pretrained:
     """A model of transformers with its tokenizer, loaded from a place."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises BadInput for a model that cannot be read this way, IntegrityFailure for damaged files, HardwareMissing
-        for one that is larger than memory, before its weights are read."""
+        """Raises BadInput for a model that cannot be read this way, IntegrityFailure for damaged
+        files, HardwareMissing for one that is larger than memory, before its weights are read."""
         self.directory, self._adapter = place.directory, place.adapter
         library = import_extra("transformers", EXTRA)
         library.utils.logging.set_verbosity_error()
@@ -220,22 +277,37 @@ class Pretrained:
             import_extra("gguf", "smollm2")
             self._settings["gguf_file"] = self._weights[0].name
         said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
-        if most := [said[key] for key in LAYER_KEYS if isinstance(said.get(key), int) and said[key] > MOST_LAYERS]:
-            raise BadInput(f"{self.directory / CONFIG} says {most[0]:,} layers: no more than {MOST_LAYERS:,} are tried")
+        if most := [
+            said[key]
+            for key in LAYER_KEYS
+            if isinstance(said.get(key), int) and said[key] > MOST_LAYERS
+        ]:
+            raise BadInput(
+                f"{self.directory / CONFIG} says {most[0]:,} layers: no more than {MOST_LAYERS:,}"
+                " are tried"
+            )
         config = self._read(library.AutoConfig, "configuration")
         self._check_kind(library, config)
         self._check_size(library, config, dtype, device)
         theirs = self._read(library.AutoTokenizer, "tokenizer")
         self.tokenizer = PretrainedTokenizer(theirs, self._digests(False))
         if self.tokenizer.vocab_size > (rows := config.get_text_config().vocab_size):
-            ids = f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
+            ids = (
+                f"the tokenizer of {self.directory} has ids up to {self.tokenizer.vocab_size - 1:,}"
+            )
             raise IntegrityFailure(f"{ids}, but the model has an embedding of {rows:,} rows")
         if padding := rows - self.tokenizer.vocab_size:
-            left = f"{padding:,} rows of the embedding stand for no sub-word: they are left out of the softmax"
+            left = (
+                f"{padding:,} rows of the embedding stand for no sub-word: they are left out of the"
+                " softmax"
+            )
             self._say("padding", f"{left}, in which transformers' own loop has them")
         if last := self.tokenizer.last_tokens:
             put = f"the tokenizer puts {self.tokenizer.decode(last)!r} after every text"
-            self._say("last tokens", f"{put}: it is left out, and programs that leave it there score it too")
+            self._say(
+                "last tokens",
+                f"{put}: it is left out, and programs that leave it there score it too",
+            )
         if getattr(config, "n_ctx", 0) and self._weights[0].suffix == ".gguf":
             config.n_positions = config.n_ctx  # transformers leaves a GPT-2 its 1,024
         self._settings["config"] = config
@@ -245,11 +317,18 @@ class Pretrained:
         try:
             self.model = PretrainedModel(loaded.to(device).eval())
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            raise BadInput(f"{self.directory} fails inside transformers: {one_line(error)}") from error
-        whole, own = "equals the whole model on scored rows", "the model's own logits, which it changes"
+            raise BadInput(
+                f"{self.directory} fails inside transformers: {one_line(error)}"
+            ) from error
+        whole, own = (
+            "equals the whole model on scored rows",
+            "the model's own logits, which it changes",
+        )
         self.checked["output layer"] = whole if self.model.cuts else own
         lengths = (getattr(config.get_text_config(), key, None) for key in CONTEXT_KEYS)
-        stated = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+        stated = next(
+            (length for length in lengths if isinstance(length, int) and length > 0), None
+        )
         self.context = stated or UNLIMITED
         self.is_open = not stated or self.model.computes_positions
         """True for a model that takes longer inputs too."""
@@ -260,9 +339,17 @@ class Pretrained:
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
-        files = [path for path in sorted(self.directory.iterdir()) if path.suffix in (".json", ".txt", ".model")]
+        files = [
+            path
+            for path in sorted(self.directory.iterdir())
+            if path.suffix in (".json", ".txt", ".model")
+        ]
         files = [path for path in files if with_weights or path.name != CONFIG]
-        chosen = [*files, *self._weights] if with_weights or self._weights[0].suffix == ".gguf" else files
+        chosen = (
+            [*files, *self._weights]
+            if with_weights or self._weights[0].suffix == ".gguf"
+            else files
+        )
         if with_weights and self._adapter:
             chosen += sorted(self._adapter.iterdir())
         with answers_on_files("weights", "SHA-256", sha256_file) as digest_of_file:
@@ -278,9 +365,13 @@ class Pretrained:
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
-            return BadInput(f"to read the {what} of {self.directory} a package is missing: {one_line(error)}")
+            return BadInput(
+                f"to read the {what} of {self.directory} a package is missing: {one_line(error)}"
+            )
         kind = IntegrityFailure if what == "weights" else BadInput
-        return kind(f"the {what} of {self.directory} cannot be read by transformers: {one_line(error)}")
+        return kind(
+            f"the {what} of {self.directory} cannot be read by transformers: {one_line(error)}"
+        )
 
     def _check_kind(self, library: Any, config: Any) -> None:
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -289,29 +380,41 @@ class Pretrained:
             kind = f"{self.directory} is a {config.model_type}"
             raise BadInput(f"{kind}, which does not predict tokens from earlier ones")
         if said.get("auto_map"):
-            own = f"modeling code that comes with it is never run: transformers' own {config.model_type} computes it"
+            own = (
+                "modeling code that comes with it is never run: transformers' own"
+                f" {config.model_type} computes it"
+            )
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
         self.checked[what] = outcome
         self.warnings.append(outcome)
 
-    def _check_size(self, library: Any, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def _check_size(
+        self, library: Any, config: Any, dtype: torch.dtype, device: torch.device
+    ) -> None:
         try:
             with torch.device("meta"):
-                count = library.AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
+                count = library.AutoModelForCausalLM.from_config(
+                    config, trust_remote_code=False
+                ).num_parameters()
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "configuration") from error
         is_gpu, size = device.type == "cuda", count * dtype.itemsize / 2**30
-        here = (torch.cuda.mem_get_info(device)[1] if is_gpu else memory_bytes() or math.inf) / 2**30
+        here = (
+            torch.cuda.mem_get_info(device)[1] if is_gpu else memory_bytes() or math.inf
+        ) / 2**30
         if size > here:
             needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
             raise HardwareMissing(
-                f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has {here:,.1f} GiB"
+                f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has"
+                f" {here:,.1f} GiB"
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        scheme = self._settings["config"].to_dict().get("quantization_config")  # the library may take it out
+        scheme = (
+            self._settings["config"].to_dict().get("quantization_config")
+        )  # the library may take it out
         try:
             model, said = library.AutoModelForCausalLM.from_pretrained(
                 self.directory,
@@ -327,13 +430,19 @@ class Pretrained:
         if missing and not renamed and any(name.startswith(WRAPPED) for name in left):
             self._say("names", f"{WRAPPED!r} of torch.compile is left out of the weights' names")
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
-        others = [f"tensor {name!r} is {[*theirs]} in the file and {[*ours]} in the model of its configuration"
-                  for name, theirs, ours in sorted(said["mismatched_keys"])]  # fmt: skip
+        others = [
+            f"tensor {name!r} is {[*theirs]} in the file and {[*ours]} in the model of its"
+            " configuration"
+            for name, theirs, ours in sorted(said["mismatched_keys"])
+        ]
         if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
             raise IntegrityFailure(f"{self.directory}: {wrong[0]} ({len(wrong)} such)")
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
-            there = f"tensor {left[0]!r} is in the file, but not in the model of its configuration ({len(left)} such)"
+            there = (
+                f"tensor {left[0]!r} is in the file, but not in the model of its configuration"
+                f" ({len(left)} such)"
+            )
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
                 raise IntegrityFailure(f"{self.directory}: {there}")
             self._say("weights", f"{there}; it is left out")
@@ -345,40 +454,67 @@ class Pretrained:
         return model
 
     def _adapted(self, model: Any) -> Any:
-        """The model with the adapter's change of its weights, which is compared with the adapter beside them.
+        """The model with the adapter's change of its weights, which is compared with the adapter
+        beside them.
 
-        An output layer that shares the embedding's weights gets its own, since an adapter may change one of the two.
+        An output layer that shares the embedding's weights gets its own, since an adapter may
+        change one of the two.
         """
         if not self._adapter:
             return model
-        some = {"input_ids": torch.arange(CHECKED)[None] % model.config.get_text_config().vocab_size}
+        some = {
+            "input_ids": torch.arange(CHECKED)[None] % model.config.get_text_config().vocab_size
+        }
         try:
             with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
                 warnings.simplefilter("ignore")
-                adapted = import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
+                adapted = (
+                    import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
+                )
                 beside, head = model(**some, use_cache=False).logits, model.get_output_embeddings()
                 if head.weight is model.get_input_embeddings().weight:
                     getattr(head, "base_layer", head).weight = nn.Parameter(head.weight.clone())
                 merged = adapted.merge_and_unload()
-                differs = (merged(**some, use_cache=False).logits - beside).abs().max() / beside.abs().max()
+                differs = (
+                    merged(**some, use_cache=False).logits - beside
+                ).abs().max() / beside.abs().max()
         except Exception as error:  # the library raises errors of many kinds
-            raise BadInput(f"peft cannot merge the adapter {self._adapter}: {one_line(error)}") from error
+            raise BadInput(
+                f"peft cannot merge the adapter {self._adapter}: {one_line(error)}"
+            ) from error
         if not differs <= MERGED[beside.itemsize]:
-            raise BadInput(f"the adapter {self._adapter} cannot be scored: merged into the weights it is another model")
-        self._say("adapter", f"the adapter of {self._adapter.name} is merged into the weights, with the same logits")
+            raise BadInput(
+                f"the adapter {self._adapter} cannot be scored: merged into the weights it is"
+                " another model"
+            )
+        self._say(
+            "adapter",
+            f"the adapter of {self._adapter.name} is merged into the weights, with the same logits",
+        )
         return merged
 
     def _examine(self, model: Any) -> str:
-        """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without finite numbers."""
+        """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without
+        finite numbers."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
-            if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():  # NaN is passed on
-                raise IntegrityFailure(f"{self.directory}: tensor {name!r} holds values that are not finite numbers")
+            if (
+                is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all()
+            ):  # NaN is passed on
+                raise IntegrityFailure(
+                    f"{self.directory}: tensor {name!r} holds values that are not finite numbers"
+                )
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            return name, f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content.data).hexdigest()}"
+            return (
+                name,
+                f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content.data).hexdigest()}",
+            )
 
-        tied = {(tensor.data_ptr(), tensor.shape): (name, tensor) for name, tensor in model.state_dict().items()}
+        tied = {
+            (tensor.data_ptr(), tensor.shape): (name, tensor)
+            for name, tensor in model.state_dict().items()
+        }
         with ThreadPoolExecutor(available_cores()) as pool:
             digests = dict(pool.map(lambda pair: digest(*pair), tied.values()))
         return sha256_json({**digests, "": model.config.to_json_string(use_diff=False)})

@@ -1,7 +1,9 @@
-"""Probes of a loaded model before its first number, in a few short forward passes, once for the same weights.
+"""Probes of a loaded model before its first number, in a few short forward passes, once for the
+same weights.
 
-They ask the model itself: does it see what it is to predict, does it answer alike twice, and is a row in a batch and
-beside padding the row alone? A row is scored as every other, so packed weights and the cut output layer are probed too.
+They ask the model itself: does it see what it is to predict, does it answer alike twice, and is a
+row in a batch and beside padding the row alone? A row is scored as every other, so packed weights
+and the cut output layer are probed too.
 """
 
 import json
@@ -31,7 +33,8 @@ Outcome = tuple[ScoringModel, str]
 
 
 class Probed:
-    """Log-probabilities of rows, made once for all probes: a row, one that ends otherwise, a short one, its first."""
+    """Log-probabilities of rows, made once for all probes: a row, one that ends otherwise, a short
+    one, its first."""
 
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)
@@ -48,11 +51,18 @@ class Probed:
         self.moved_first = float(np.abs(row[0] - first[0]))
         """Change of the first log-probability by all later tokens."""
         effect = float(np.abs(row[-1] - other[-1]))
-        self.allowed = max(ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect)
+        self.allowed = max(
+            ROUNDING_OF_HALF if model.dtype.itemsize < 4 else ROUNDING, OF_ITS_OWN * effect
+        )
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
         """The rows' log-probabilities, made now."""
-        scores = score(model, self._requests, batch_size, workers=1 if model.mesh.device.type == "cpu" else None)
+        scores = score(
+            model,
+            self._requests,
+            batch_size,
+            workers=1 if model.mesh.device.type == "cpu" else None,
+        )
         return np.split(scores.log_probabilities, scores.starts[1:])
 
 
@@ -64,7 +74,10 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
     if not probed.moved <= probed.allowed:
         again = _difference(probed.alone, probed.scored(model, 1))
         if not again <= probed.allowed:
-            raise BadInput(f"the same tokens have log-probabilities that differ by {again:.2g} when scored twice")
+            raise BadInput(
+                f"the same tokens have log-probabilities that differ by {again:.2g} when scored"
+                " twice"
+            )
     return model, "the same tokens scored twice have the same log-probabilities"
 
 
@@ -75,32 +88,42 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
     """
     if not (probed.moved <= probed.allowed and probed.moved_first <= IN_A_BATCH * probed.allowed):
         raise BadInput(
-            f"it sees the tokens that it is to predict: later tokens move earlier log-probabilities by "
-            f"{max(probed.moved, probed.moved_first):.2g}, so its perplexity would measure nothing"
+            "it sees the tokens that it is to predict: later tokens move earlier log-probabilities"
+            f" by {max(probed.moved, probed.moved_first):.2g}, so its perplexity would measure"
+            " nothing"
         )
     return model, "a later token changes no earlier log-probability"
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Score rows alone and together, one beside padding. A model that differs gets one row at a time."""
+    """Score rows alone and together, one beside padding. A model that differs gets one row at a
+    time."""
     if not (moved := _difference(probed.alone, probed.together)) <= IN_A_BATCH * probed.allowed:
-        said = f"a row in a batch moves by {moved:.2g} from the row alone: one row at a time is scored"
+        said = (
+            f"a row in a batch moves by {moved:.2g} from the row alone: one row at a time is scored"
+        )
         return replace(model, is_alone=True), said
     if model.length_switch:
-        said = f"rows of up to {model.length_switch:,} inputs, which the model reads otherwise, are in batches apart"
+        said = (
+            f"rows of up to {model.length_switch:,} inputs, which the model reads otherwise, are in"
+            " batches apart"
+        )
         return model, said
     return model, "a row in a batch, beside padding or not, is the row alone"
 
 
 PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
-    "repeatable": is_repeatable, "causal": is_causal, "row by row": is_row_by_row,
-}  # fmt: skip
+    "repeatable": is_repeatable,
+    "causal": is_causal,
+    "row by row": is_row_by_row,
+}
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
     """The model as it is to be scored, and the outcome of each probe. Raises BadInput as they do.
 
-    The outcomes are remembered for the digest `weights` and all else that scores depend on; rank 0's memory counts.
+    The outcomes are remembered for the digest `weights` and all else that scores depend on; rank
+    0's memory counts.
     """
     checked: dict[str, str] = {}
     if min(model.seq_length, model.vocab_size) < SHORTEST:

@@ -1,12 +1,13 @@
 """Log-probabilities of scored tokens, for any batch size and number of workers or ranks.
 
-The number of workers and of data-parallel ranks changes no bit; batch size and tensor parallelism change only the last
-bits. Rows are padded on the right, out of sight of a causal model's scored positions. Padded columns of the vocabulary
-take no part in the softmax. Its exponentials are float32; their sum, its logarithm and all later sums are float64. Only
-scored positions go through the last layer and the output layer.
+The number of workers and of data-parallel ranks changes no bit; batch size and tensor parallelism
+change only the last bits. Rows are padded on the right, out of sight of a causal model's scored
+positions. Padded columns of the vocabulary take no part in the softmax. Its exponentials are
+float32; their sum, its logarithm and all later sums are float64. Only scored positions go through
+the last layer and the output layer.
 
-Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden, v padded vocabulary, t tensor-parallel
-ranks.
+Shapes: b requests, s inputs, q positions of a request, n scored rows, h hidden, v padded
+vocabulary, t tensor-parallel ranks.
 """
 
 import hashlib
@@ -46,7 +47,10 @@ from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
-MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}  # on a CPU what its caches hold is fastest
+MAX_ACTIVATION_BYTES = {
+    "cpu": 16 * 2**20,
+    "cuda": 4 * 2**30,
+}  # on a CPU what its caches hold is fastest
 MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
 TOGETHER = 1024
 """Number of exponentials that are added in float32 before they join a float64 sum."""
@@ -68,7 +72,8 @@ class ScoringModel:
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)
     length_switch: int = 0
-    """Rows of at most so many inputs and longer ones are never in one batch; 0 where length changes nothing."""
+    """Rows of at most so many inputs and longer ones are never in one batch; 0 where length changes
+    nothing."""
     is_alone: bool = False
     """True for a model that reads a row of a batch in another way than the same row alone."""
 
@@ -83,38 +88,60 @@ class ScoringModel:
 
 
 def score(
-    model: ScoringModel, requests: Sequence[Request], batch_size: int | None = None, workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None, banned: Tokens | None = None,
-    store: Store | None = None, on_resumed: Callable[[int], None] = lambda count: None,
-) -> Scores:  # fmt: skip
+    model: ScoringModel,
+    requests: Sequence[Request],
+    batch_size: int | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[int], None] = lambda count: None,
+    banned: Tokens | None = None,
+    store: Store | None = None,
+    on_resumed: Callable[[int], None] = lambda count: None,
+) -> Scores:
     """Score every request; token ids that are `banned` are not allowed.
 
-    `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in the store. On a mesh
-    of several ranks every rank calls it and gets all scores; batches are dealt to the data-parallel ranks. Otherwise,
-    on a CPU, batches are dealt to `workers` processes of one thread each (by default all available cores). Raises
-    BadInput for a request longer than the model's context, an unknown token, or several workers on a GPU or on a rank.
+    `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in
+    the store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt
+    to the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
+    thread each (by default all available cores). Raises BadInput for a request longer than the
+    model's context, an unknown token, or several workers on a GPU or on a rank.
     """
     mesh = model.mesh
     if not requests:
         raise BadInput("there is nothing to score")
     widest = max(len(request.tokens) for request in requests) - 1
     if widest > model.seq_length:
-        raise BadInput(f"a request of {widest} tokens does not fit the model's context of {model.seq_length}")
-    if not all(request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size for request in requests):
-        raise BadInput(f"the text has token ids beyond the model's vocabulary of {model.vocab_size}")
+        raise BadInput(
+            f"a request of {widest} tokens does not fit the model's context of {model.seq_length}"
+        )
+    if not all(
+        request.tokens.min() >= 0 and request.tokens.max() < model.vocab_size
+        for request in requests
+    ):
+        raise BadInput(
+            f"the text has token ids beyond the model's vocabulary of {model.vocab_size}"
+        )
     size = 1 if model.is_alone else batch_size
-    batches = plan_batches(requests, lambda width: size or model.default_batch_size(width), model.length_switch)
+    batches = plan_batches(
+        requests, lambda width: size or model.default_batch_size(width), model.length_switch
+    )
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
 
     def score_one(batch: int) -> Scores | None:
         return score_in_memory(model, [requests[index] for index in batches[batch]], banned)
 
-    asked = {"banned": None if banned is None else banned.tolist(), "requests": digest_batches(requests, batches)}
+    asked = {
+        "banned": None if banned is None else banned.tolist(),
+        "requests": digest_batches(requests, batches),
+    }
     with store(describe(model) | asked) if store else nullcontext() as entry:
-        by_batch = entry.read([counts[batch] for batch in batches]) if entry and mesh.is_first else {}
+        by_batch = (
+            entry.read([counts[batch] for batch in batches]) if entry and mesh.is_first else {}
+        )
         by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
-        mine = [batch for batch in range(len(batches)) if batch not in by_batch][mesh.dp.rank :: mesh.dp.size]
+        mine = [batch for batch in range(len(batches)) if batch not in by_batch][
+            mesh.dp.rank :: mesh.dp.size
+        ]
         for batch, scores in in_workers(score_one, mine, _workers(model, workers)):
             if scores and mesh.tp.rank == 0:
                 by_batch[batch] = scores
@@ -123,7 +150,9 @@ def score(
             on_progress(len(batches[batch]))
         for others in mesh.world.gather_objects(dict(by_batch)):
             by_batch |= others
-    in_batches = Scores._make(map(np.concatenate, zip(*(by_batch[n] for n in range(len(batches))), strict=True)))
+    in_batches = Scores._make(
+        map(np.concatenate, zip(*(by_batch[n] for n in range(len(batches))), strict=True))
+    )
     return in_batches.taken(np.argsort(np.concatenate(batches)), requests)
 
 
@@ -131,7 +160,10 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
     if model.mesh.device.type == "cpu" and model.mesh.layout.world_size == 1:
         return workers or available_cores()
     if workers not in (None, 1):
-        raise BadInput(f"{workers} workers were asked for, but a model on a GPU or on several ranks is scored by one")
+        raise BadInput(
+            f"{workers} workers were asked for, but a model on a GPU or on several ranks is scored"
+            " by one"
+        )
     return 1
 
 
@@ -139,19 +171,26 @@ def describe(model: ScoringModel) -> dict[str, Any]:
     """Everything besides weights and requests that the bits of scores depend on."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
-        "code": _code_digest(), "vocab_size": model.vocab_size, "dtype": str(model.dtype),
-        "rows_per_head": model.rows_per_head(), "tp": model.mesh.tp.size, "numerics": numerics_identity(False),
-        "kernel": getattr(model.network, "kernel", ""), "packages": installed_packages(),
+        "code": _code_digest(),
+        "vocab_size": model.vocab_size,
+        "dtype": str(model.dtype),
+        "rows_per_head": model.rows_per_head(),
+        "tp": model.mesh.tp.size,
+        "numerics": numerics_identity(False),
+        "kernel": getattr(model.network, "kernel", ""),
+        "packages": installed_packages(),
         "gpu": "" if on_cpu else torch.cuda.get_device_name(model.mesh.device),
         "loops": [config.CPU_NAME, config.CPU_FEATURES],
-    }  # fmt: skip
+    }
 
 
 @cache
 def installed_packages() -> list[str]:
-    """Name and version of all that is installed beside torch or transformers, any of which may compute a model.
+    """Name and version of all that is installed beside torch or transformers, any of which may
+    compute a model.
 
-    The import path itself is no guide: setuptools, once it is imported, adds a folder of packages of its own.
+    The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
+    of its own.
     """
     origins = (spec.origin for name in ("torch", "transformers") if (spec := find_spec(name)))
     folders = {Path(origin).parents[1] for origin in origins if origin}
@@ -169,11 +208,14 @@ def in_workers(
 ) -> Iterator[tuple[int, Scores | None]]:
     """Yield `(item, work(item))` for every item as soon as it is done.
 
-    Worker processes of one thread each take an item at a time. A single worker stays in this process, with one thread
-    too, so that values do not depend on the number of workers. Raises UserError if one of several ends.
+    Worker processes of one thread each take an item at a time. A single worker stays in this
+    process, with one thread too, so that values do not depend on the number of workers. Raises
+    UserError if one of several ends.
     """
     if min(workers, len(items)) > 1:
-        pool = ProcessPoolExecutor(min(workers, len(items)), multiprocessing.get_context("fork"), _begin, (work,))
+        pool = ProcessPoolExecutor(
+            min(workers, len(items)), multiprocessing.get_context("fork"), _begin, (work,)
+        )
         try:
             with held_back():
                 working = {pool.submit(_do, item): item for item in items}
@@ -183,7 +225,9 @@ def in_workers(
             advice = "if memory ran out, --set a smaller batch_size or fewer workers"
             raise UserError(f"a scoring worker ended before its work; {advice}") from error
         finally:
-            for process in (pool._processes or {}).values():  # also where it is in the middle of an item
+            for process in (
+                pool._processes or {}
+            ).values():  # also where it is in the middle of an item
                 process.kill()
             pool.shutdown()
         return
@@ -209,8 +253,11 @@ def _do(item: int) -> Any:
     return _do.work(item)  # type: ignore[attr-defined]
 
 
-def score_in_memory(model: ScoringModel, requests: Sequence[Request], banned: Tokens | None) -> Scores | None:
-    """The scores of a batch, in two halves if the device's memory is too small for all, which is said.
+def score_in_memory(
+    model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
+) -> Scores | None:
+    """The scores of a batch, in two halves if the device's memory is too small for all, which is
+    said.
 
     Raises HardwareMissing if one row is too many.
     """
@@ -220,17 +267,25 @@ def score_in_memory(model: ScoringModel, requests: Sequence[Request], banned: To
         if len(requests) == 1 or model.mesh.tp.size * model.mesh.pp.size > 1:
             inputs = max(len(request.tokens) for request in requests) - 1
             rows = f"{len(requests)} rows of {inputs:,} tokens"
-            raise HardwareMissing(f"{rows} do not fit into the memory of {model.mesh.device}") from error
+            raise HardwareMissing(
+                f"{rows} do not fit into the memory of {model.mesh.device}"
+            ) from error
     torch.cuda.empty_cache()
     half = len(requests) // 2
-    print(f"warning: {len(requests)} rows at once do not fit into memory: {half} are tried", file=sys.stderr)
+    print(
+        f"warning: {len(requests)} rows at once do not fit into memory: {half} are tried",
+        file=sys.stderr,
+    )
     parts = [score_in_memory(model, some, banned) for some in (requests[:half], requests[half:])]
     return Scores._make(map(np.concatenate, zip(*(part for part in parts if part), strict=True)))
 
 
 @torch.inference_mode()
-def score_batch(model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None) -> Scores | None:
-    """Score requests in one forward pass; None on a rank that does not have the model's last stage."""
+def score_batch(
+    model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
+) -> Scores | None:
+    """Score requests in one forward pass; None on a rank that does not have the model's last
+    stage."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -238,7 +293,9 @@ def score_batch(model: ScoringModel, requests: Sequence[Request], banned: Tokens
     for row, request in enumerate(requests):
         inputs[row, : lengths[row]] = request.tokens[:-1]
     q = counts.max()
-    positions = np.maximum(lengths[:, None] - q + np.arange(q), 0)  # [b, q], those at the end are scored
+    positions = np.maximum(
+        lengths[:, None] - q + np.arange(q), 0
+    )  # [b, q], those at the end are scored
     tokens, places = (torch.from_numpy(array).to(device) for array in (inputs, positions))
     network, last = model.network, partial(model.network.hidden_states_at, positions=places)
     if (hidden := forward(network, model.mesh, tokens, network, last)) is None:  # [q, b, h]
@@ -249,14 +306,16 @@ def score_batch(model: ScoringModel, requests: Sequence[Request], banned: Tokens
     size = model.rows_per_head()
     pairs = zip(rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True)
     parts = [score_rows(model, some, labels, banned) for some, labels in pairs]
-    return Scores._make([*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts])
+    return Scores._make(
+        [*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts]
+    )
 
 
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of each target [n] from states [n, h], and two flags: first of the best tokens, and of those that
-    are allowed."""
+    """Log-probability of each target [n] from states [n, h], and two flags: first of the best
+    tokens, and of those that are allowed."""
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -280,7 +339,9 @@ def score_rows(
     return target.double() - highest.double() - total.log(), greedy, allowed
 
 
-def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis) -> Tensor:
+def _is_first_best(
+    logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis
+) -> Tensor:
     """True for each target with the highest logit; of several such tokens only the first counts."""
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)
@@ -290,13 +351,17 @@ def _is_first_best(logits: Tensor, start: int, targets: Tensor, target: Tensor, 
     return is_best
 
 
-def plan_batches(requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0) -> Batches:
+def plan_batches(
+    requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0
+) -> Batches:
     """Requests of similar length and similar number of scored tokens together, the longest first.
 
-    `rows(width)` is how many requests of at most `width` inputs make a batch. Requests of at most `switch` inputs are
-    not with longer ones.
+    `rows(width)` is how many requests of at most `width` inputs make a batch. Requests of at most
+    `switch` inputs are not with longer ones.
     """
-    order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored))
+    order = sorted(
+        range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored)
+    )
     batches: Batches = []
     while order:
         width = len(requests[order[0]].tokens) - 1
@@ -312,7 +377,11 @@ def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
     """SHA-256 of all tokens, of the number of scored ones and of the batches."""
     digest = hashlib.sha256()
     for batch in batches:
-        shape = [len(batch), *(len(requests[i].tokens) for i in batch), *(requests[i].num_scored for i in batch)]
+        shape = [
+            len(batch),
+            *(len(requests[i].tokens) for i in batch),
+            *(requests[i].num_scored for i in batch),
+        ]
         digest.update(np.array(shape, dtype="<i8").tobytes())
         for i in batch:
             digest.update(requests[i].tokens.astype("<i8", copy=False).tobytes())
@@ -330,10 +399,14 @@ def pack_weights(network: CausalModel) -> None:
 
 
 def forward(
-    network: CausalModel | PretrainedModel, mesh: ParallelMesh, tokens: Tensor,
-    run: Callable[[Tensor], Tensor], run_last: Callable[[Tensor], Tensor],
-) -> Tensor | None:  # fmt: skip
-    """The states that `run_last` gives on the last stage; None on the others, which pass theirs, by `run`, to the next.
+    network: CausalModel | PretrainedModel,
+    mesh: ParallelMesh,
+    tokens: Tensor,
+    run: Callable[[Tensor], Tensor],
+    run_last: Callable[[Tensor], Tensor],
+) -> Tensor | None:
+    """The states that `run_last` gives on the last stage; None on the others, which pass theirs, by
+    `run`, to the next.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """
@@ -350,12 +423,16 @@ def forward(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit − maximum), float64.
+    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit −
+    maximum), float64.
 
     Both are [n]; without columns they are −∞ and 0.
     """
     n, count = len(logits), columns.stop - columns.start
-    highest, total = logits.new_full((n,), float("-inf"), dtype=torch.float32), logits.new_zeros(n, dtype=torch.float64)
+    highest, total = (
+        logits.new_full((n,), float("-inf"), dtype=torch.float32),
+        logits.new_zeros(n, dtype=torch.float64),
+    )
     if count <= 0:
         return highest, total
     if logits.device.type != "cpu":
@@ -387,10 +464,13 @@ class NoMemory(BadInput):
 
 
 def remembering(model: ScoringModel) -> TransformerXL:
-    """The network of a model with memory. Raises NoMemory for one without, or one on several ranks."""
+    """The network of a model with memory. Raises NoMemory for one without, or one on several
+    ranks."""
     network = model.network
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
-        raise NoMemory("this protocol is for a model with memory: a Transformer-XL with memory_length above 0")
+        raise NoMemory(
+            "this protocol is for a model with memory: a Transformer-XL with memory_length above 0"
+        )
     if model.mesh.layout.world_size > 1:
         raise NoMemory("a text is scored with memory by one rank: leave out its layout")
     return network
@@ -398,7 +478,9 @@ def remembering(model: ScoringModel) -> TransformerXL:
 
 @torch.inference_mode()
 def score_with_memory(
-    model: ScoringModel, segments: Sequence[Request], on_progress: Callable[[int], None] = lambda count: None
+    model: ScoringModel,
+    segments: Sequence[Request],
+    on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
     """Scores of segments that follow each other: each request scores all its tokens but the first.
 
@@ -416,4 +498,6 @@ def score_with_memory(
         parts.append(score_rows(model, hidden, tokens[0, 1:], None))
         on_progress(1)
     counts = np.array([segment.num_scored for segment in segments], np.int64)
-    return Scores._make([*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts])
+    return Scores._make(
+        [*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts]
+    )

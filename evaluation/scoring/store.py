@@ -1,13 +1,17 @@
-"""Scores on disk, batch by batch, so that a killed evaluation resumes and a finished one is not repeated.
+"""Scores on disk, batch by batch, so that a killed evaluation resumes and a finished one is not
+repeated.
 
-Each evaluation has a directory, named by a digest of all that its bits depend on. Each process adds a file of records:
+Each evaluation has a directory, named by a digest of all that its bits depend on. Each process adds
+a file of records:
 
-    index u32, tokens u32, BLAKE2b u8[16] of the directory's name and of the rest, log-probabilities f64[tokens],
+    index u32, tokens u32, BLAKE2b u8[16] of the directory's name and of the rest,
+    log-probabilities f64[tokens],
     greedy u8[tokens], allowed u8[tokens]
 
-A record is trusted if its digest is right and nobody but this user can have written the file, which may be no link.
-Records after a wrong one, such as the torn end that a kill leaves, are computed again. WikiText-103 takes 2.6 MiB and
-LAMBADA 70 KiB; beyond LARGEST_BYTES the least recently used evaluations are removed.
+A record is trusted if its digest is right and nobody but this user can have written the file, which
+may be no link. Records after a wrong one, such as the torn end that a kill leaves, are computed
+again. WikiText-103 takes 2.6 MiB and LAMBADA 70 KiB; beyond LARGEST_BYTES the least recently used
+evaluations are removed.
 """
 
 import hashlib
@@ -52,12 +56,17 @@ class StoredScores:
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
-        """Stored scores by batch; `num_scored` has the number of scored tokens of each request, by batch."""
+        """Stored scores by batch; `num_scored` has the number of scored tokens of each request, by
+        batch."""
         stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             try:
                 status = path.lstat()
-                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & WRITABLE:
+                if (
+                    not stat.S_ISREG(status.st_mode)
+                    or status.st_uid != os.geteuid()
+                    or status.st_mode & WRITABLE
+                ):
                     continue
                 stored |= _parse(path.read_bytes(), num_scored, self._directory.name)
                 os.utime(self._directory)
@@ -82,8 +91,11 @@ Store = Callable[[JSON], closing[StoredScores]]
 """`open_scores` for a checkpoint and its tokenizer."""
 
 
-def open_scores(folder: Path, checkpoint: str, tokenizer: str, settings: JSON) -> closing[StoredScores]:
-    """The scores of an evaluation, by digests and by JSON values of all else that its bits depend on."""
+def open_scores(
+    folder: Path, checkpoint: str, tokenizer: str, settings: JSON
+) -> closing[StoredScores]:
+    """The scores of an evaluation, by digests and by JSON values of all else that its bits depend
+    on."""
     facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
     return closing(StoredScores(folder / sha256_json(facts)[:32]))
 

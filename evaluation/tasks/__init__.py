@@ -1,1 +1,2 @@
-"""The protocols: their test files, their requests to a model, and the numbers that its answers become."""
+"""The protocols: their test files, their requests to a model, and the numbers that its answers
+become."""

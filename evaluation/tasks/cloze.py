@@ -1,4 +1,5 @@
-"""Prediction of a passage's last word, by rules that differ in the target and in what counts as right."""
+"""Prediction of a passage's last word, by rules that differ in the target and in what counts as
+right."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,26 +25,30 @@ from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 _STOP_WORDS = """
-a about above after again against all am an and any are as at be because been before being below between both but by can
-did do does doing don down during each few for from further had has have having he her here hers herself him himself his
-how i if in into is it its itself just me more most my myself no nor not now of off on once only or other our ours
-ourselves out over own s same she should so some such t than that the their theirs them themselves then there these they
-this those through to too under until up very was we were what when where which while who whom why will with you your
-yours yourself yourselves
+a about above after again against all am an and any are as at be because been before being below
+between both but by can did do does doing don down during each few for from further had has have
+having he her here hers herself him himself his how i if in into is it its itself just me more most
+my myself no nor not now of off on once only or other our ours ourselves out over own s same she
+should so some such t than that the their theirs them themselves then there these they this those
+through to too under until up very was we were what when where which while who whom why will with
+you your yours yourself yourselves
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""NLTK's English ones, those with an apostrophe left out, as in cybertronai/bflm's evaluation of GPT-2.
+"""NLTK's English ones, those with an apostrophe left out, as in cybertronai/bflm's evaluation of
+GPT-2.
 
-The GPT-2 paper reports LAMBADA with "a stop-word filter" (section 3.3) and names neither list nor rule; bflm's
-`eval_lambada_slow.py` is the reconstruction others refer to. It rejects one at every sub-word it generates; here
-only the first sub-word of the answer may not be one, since later ones ("an", "her") are parts of words.
+The GPT-2 paper reports LAMBADA with "a stop-word filter" (section 3.3) and names neither list nor
+rule; bflm's `eval_lambada_slow.py` is the reconstruction others refer to. It rejects one at every
+sub-word it generates; here only the first sub-word of the answer may not be one, since later ones
+("an", "her") are parts of words.
 """
 Encoded = list[tuple[list[int], int]]
 """Sub-words of each passage and the number of target sub-words at its end."""
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """The stripped context and the last white-space word, as Megatron's `--strict-lambada` splits them.
+    """The stripped context and the last white-space word, as Megatron's `--strict-lambada` splits
+    them.
 
     White space before the word is dropped; the target is encoded as a space and the word.
     """
@@ -52,29 +57,41 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Context and ` word` encoded apart; together, and cut, by a tokenizer that puts a space before every text."""
+    """Context and ` word` encoded apart; together, and cut, by a tokenizer that puts a space before
+    every text."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
-        return _cut(tokenizer, [" ".join(pair) for pair in zip(contexts, words, strict=True)], contexts)
-    before, targets = tokenizer.encode_batch([*contexts]), tokenizer.encode_batch([f" {word}" for word in words])
-    return [([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)]
+        return _cut(
+            tokenizer, [" ".join(pair) for pair in zip(contexts, words, strict=True)], contexts
+        )
+    before, targets = (
+        tokenizer.encode_batch([*contexts]),
+        tokenizer.encode_batch([f" {word}" for word in words]),
+    )
+    return [
+        ([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)
+    ]
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     """Each passage's sub-words and how many of them are its target: what follows the last space.
 
-    Context and target are encoded together and cut where the context alone, without white space at its end, does.
+    Context and target are encoded together and cut where the context alone, without white space at
+    its end, does.
     """
     return _cut(tokenizer, passages, [passage.rpartition(" ")[0].rstrip() for passage in passages])
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
     whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
-    return [(tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)]
+    return [
+        (tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)
+    ]
 
 
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """The whole passage encoded, its last sub-word the target: Megatron without `--strict-lambada`."""
+    """The whole passage encoded, its last sub-word the target: Megatron without
+    `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
 
 
@@ -88,23 +105,26 @@ class ClozeRule:
 
 
 STRICT = ClozeRule(
-    "last white-space word, correct only if the most likely token is right at each of its sub-words; teacher forcing, "
-    "nothing before the passage, no stop-word filter",
+    "last white-space word, correct only if the most likely token is right at each of its"
+    " sub-words; teacher forcing, nothing before the passage, no stop-word filter",
     encode_strictly,
 )
 LAST_TOKEN = ClozeRule(
-    "last sub-word only, correct if it is the most likely token; nothing before the passage, no stop-word filter",
+    "last sub-word only, correct if it is the most likely token; nothing before the passage, no"
+    " stop-word filter",
     encode_for_last_token,
 )
 STOP_WORD_FILTER = ClozeRule(
-    "last white-space word, correct only if the most likely token is right at each of its sub-words, the first among "
-    "those that are no stop word; teacher forcing, nothing before the passage; perplexity without the filter",
+    "last white-space word, correct only if the most likely token is right at each of its"
+    " sub-words, the first among those that are no stop word; teacher forcing, nothing before the"
+    " passage; perplexity without the filter",
     encode_strictly,
     filters_stop_words=True,
 )
 LM_EVAL = ClozeRule(
-    "what follows the last space, newlines in it included, encoded with its context, correct only if the most likely "
-    "token is right at each of its sub-words (lm-evaluation-harness); nothing before the passage, no stop-word filter",
+    "what follows the last space, newlines in it included, encoded with its context, correct only"
+    " if the most likely token is right at each of its sub-words (lm-evaluation-harness); nothing"
+    " before the passage, no stop-word filter",
     encode_passages,
 )
 
@@ -115,7 +135,12 @@ class ClozeTask(Task):
     unit = "examples"
 
     def __init__(
-        self, source: SourceText, passages: Sequence[str], rule: ClozeRule, tokenizer: Encoder, seq_length: int
+        self,
+        source: SourceText,
+        passages: Sequence[str],
+        rule: ClozeRule,
+        tokenizer: Encoder,
+        seq_length: int,
     ) -> None:
         """A passage longer than `seq_length` inputs loses its beginning.
 
@@ -132,10 +157,14 @@ class ClozeTask(Task):
         super().__init__(source, tokenizer, [*map(request, examples)], passages)
         if rule.filters_stop_words:  # whole ones, in any case, with or without a space before them
             texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
-            banned = [token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS]
+            banned = [
+                token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS
+            ]
             self.banned = np.asarray(banned, dtype=np.int64)
         self._passages, self._seq_length = passages, seq_length
-        self._rule = rule.sentence.replace("nothing before the", f"{shown_first(tokenizer)} before the")
+        self._rule = rule.sentence.replace(
+            "nothing before the", f"{shown_first(tokenizer)} before the"
+        )
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, place: int) -> str:
@@ -156,10 +185,12 @@ class ClozeTask(Task):
         examples = "1 example" if truncated == 1 else f"{truncated:,} examples"
         cut = f"; {examples} cut at the left to the model's context" if truncated else ""
         return ClozeResult(
-            **self.facts(scores, provenance), **counts, **cloze_numbers(losses, correct),
+            **self.facts(scores, provenance),
+            **counts,
+            **cloze_numbers(losses, correct),
             protocol=f"{self.source.title}; {self._rule}; {provenance.dtype}{cut}{self.extent}",
             examples=list(zip(losses.tolist(), correct.tolist(), strict=True)),
-        )  # fmt: skip
+        )
 
     def correct(self, scores: Scores) -> Flags:
         """True for each example that is right by the rule."""
@@ -171,11 +202,13 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Numbers of a result that follow from the loss of each target in nats, and from whether it is right."""
+    """Numbers of a result that follow from the loss of each target in nats, and from whether it is
+    right."""
     target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
-        "perplexity": target, "perplexity_standard_error": None if spread is None else target * spread
-    }  # fmt: skip
+        "perplexity": target,
+        "perplexity_standard_error": None if spread is None else target * spread,
+    }
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
@@ -183,5 +216,8 @@ def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {
-        "num_correct": num_correct, "num_examples": num_examples, "accuracy": accuracy, "standard_error": error
-    }  # fmt: skip
+        "num_correct": num_correct,
+        "num_examples": num_examples,
+        "accuracy": accuracy,
+        "standard_error": error,
+    }

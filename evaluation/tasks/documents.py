@@ -1,4 +1,5 @@
-"""Texts of tests: reading, counting words, and cutting into articles before and after a detokenizer."""
+"""Texts of tests: reading, counting words, and cutting into articles before and after a
+detokenizer."""
 
 import hashlib
 import re
@@ -28,7 +29,8 @@ class RunningText:
     source: SourceText
     text: str
     articles: Sequence[tuple[str, int]]
-    """Title and character offset of each article; the first has offset 0. Empty for a text without articles."""
+    """Title and character offset of each article; the first has offset 0. Empty for a text without
+    articles."""
     num_lm_eval_words: int
     """Words as lm-evaluation-harness counts them, document by document."""
 
@@ -43,7 +45,11 @@ class RunningText:
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
         """Documents joined by blank lines, each an article; a single document has no articles."""
         starts = [*accumulate((len(text) + 2 for text in documents), initial=0)][:-1]
-        articles = [(f"document {number}", start) for number, start in enumerate(starts)] if len(starts) > 1 else []
+        articles = (
+            [(f"document {number}", start) for number, start in enumerate(starts)]
+            if len(starts) > 1
+            else []
+        )
         return cls(source, "\n\n".join(documents), articles, sum(map(lm_eval_words, documents)))
 
     @property
@@ -58,27 +64,32 @@ class RunningText:
 
 
 def read_official(path: Path, sha256: str, name: str) -> str:
-    """The text of the file at `path`. Raises IntegrityFailure unless its content is the published one."""
+    """The text of the file at `path`. Raises IntegrityFailure unless its content is the published
+    one."""
     try:
         content = read_bytes(path)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256:
-        raise IntegrityFailure(f"{path} is not {name}: its SHA-256 begins {digest[:12]}, not {sha256[:12]}")
+        raise IntegrityFailure(
+            f"{path} is not {name}: its SHA-256 begins {digest[:12]}, not {sha256[:12]}"
+        )
     return content.decode("utf-8")
 
 
 def count_original_tokens(text: str) -> int:
-    """Space-separated tokens of the text as published, T_o; a newline between spaces counts as one."""
+    """Space-separated tokens of the text as published, T_o; a newline between spaces counts as
+    one."""
     return text.strip().count(" ") + 1
 
 
 def lm_eval_documents(text: str) -> Iterator[str]:
-    """WikiText's documents as lm-evaluation-harness cuts them: 62 for the test file, which has 60 articles.
+    """WikiText's documents as lm-evaluation-harness cuts them: 62 for the test file, which has 60
+    articles.
 
-    A line that begins and ends like a first-level heading starts one, wherever it stands; two equations do
-    (`wikitext_document_level.py` of the data set EleutherAI/wikitext_document_level).
+    A line that begins and ends like a first-level heading starts one, wherever it stands; two
+    equations do (`wikitext_document_level.py` of the data set EleutherAI/wikitext_document_level).
     """
     lines: list[str] = []
     for line in text.split("\n"):
@@ -92,29 +103,35 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
 
 def join_rows(text: str) -> str:
-    """A WikiText file's rows, as the hub's data set has them, joined by blank lines; an empty line is an empty row."""
+    """A WikiText file's rows, as the hub's data set has them, joined by blank lines; an empty line
+    is an empty row."""
     return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
 
 
 def lm_eval_words(document: str) -> int:
-    r"""Pieces between runs of white space, with the empty ones at the ends (`re.split(r"\s+", page)`)."""
+    r"""Pieces between runs of white space, with the empty ones at the ends (`re.split(r"\s+",
+    page)`)."""
     return len(re.split(r"\s+", document))
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
     """The articles of a text after a detokenizer; together they are `detokenized`.
 
-    Detokenizers change white space and marks only, so an article begins after as many other characters as in
-    the original. The cut is before white space, where byte-level BPE never joins.
+    Detokenizers change white space and marks only, so an article begins after as many other
+    characters as in the original. The cut is before white space, where byte-level BPE never joins.
     """
     stable = np.cumsum(_is_stable(text.text))
     places = np.flatnonzero(_is_stable(detokenized))  # of each stable character
     counts = [int(stable[start - 1]) if start else 0 for _, start in text.articles]
     starts = [int(places[count - 1]) + 1 if count else 0 for count in counts]
-    return [detokenized[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)]
+    return [
+        detokenized[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)
+    ]
 
 
 def _is_stable(text: str) -> NDArray[np.bool_]:
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    unstable = [ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE]
+    unstable = [
+        ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE
+    ]
     return ~np.isin(codes, unstable)

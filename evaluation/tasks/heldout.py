@@ -1,6 +1,8 @@
-"""Texts without published numbers: a checkpoint's own validation documents and a user's files, through the same code.
+"""Texts without published numbers: a checkpoint's own validation documents and a user's files,
+through the same code.
 
-If a published test file is missing, the validation documents stand in for it, under their own name and with a note.
+If a published test file is missing, the validation documents stand in for it, under their own name
+and with a note.
 """
 
 import re
@@ -27,11 +29,15 @@ MOST_BYTES = 64 << 20
 """Largest size of a user's text, whose tokens are all in memory."""
 
 
-def heldout_perplexity(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> PerplexityTask:
+def heldout_perplexity(
+    dataset: Path, tokenizer: Encoder, context: int, reason: str
+) -> PerplexityTask:
     """Sliding-window perplexity of all validation documents, joined by blank lines."""
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
     text = RunningText.of_documents(source, read_documents(dataset))
-    stream = sliding_stream(text, UNCHANGED, tokenizer, context, max(1, context // STRIDES_PER_WINDOW))
+    stream = sliding_stream(
+        text, UNCHANGED, tokenizer, context, max(1, context // STRIDES_PER_WINDOW)
+    )
     return PerplexityTask(text, stream, tokenizer)
 
 
@@ -40,22 +46,35 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
     passages = [passage for text in read_documents(dataset) for passage in cut_passages(text)]
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
-    return ClozeTask(_source("heldout-cloze", dataset, reason, "LAMBADA"), passages, STRICT, tokenizer, context)
+    return ClozeTask(
+        _source("heldout-cloze", dataset, reason, "LAMBADA"), passages, STRICT, tokenizer, context
+    )
 
 
 def file_perplexity(
-    path: Path, tokenizer: Encoder, context: int, window: int | None = None, stride: int | None = None,
-    name: str = "perplexity", first: First = "once",
-) -> PerplexityTask:  # fmt: skip
-    """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file joined by blank lines.
+    path: Path,
+    tokenizer: Encoder,
+    context: int,
+    window: int | None = None,
+    stride: int | None = None,
+    name: str = "perplexity",
+    first: First = "once",
+) -> PerplexityTask:
+    """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file
+    joined by blank lines.
 
-    The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface` half of it, unless
-    they are given; the protocol's name says so then. Names of `PROGRAMS` have their own.
+    The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface`
+    half of it, unless they are given; the protocol's name says so then. Names of `PROGRAMS` have
+    their own.
     """
     documents, remarks = read_texts(path)
-    named = "".join(f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size)
+    named = "".join(
+        f"-{word}{size}" for word, size in (("window", window), ("stride", stride)) if size
+    )
     named += "-first-every" if first == "every" else ""
-    text = RunningText.of_documents(SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents)
+    text = RunningText.of_documents(
+        SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents
+    )
     inside, size = name == "perplexity-huggingface", window or context
     if name in PROGRAMS:
         if stride or first == "every":
@@ -64,23 +83,36 @@ def file_perplexity(
         return program_perplexity(text, name, documents, tokenizer, window or usual)
     stride = stride or max(1, size // (2 if inside else STRIDES_PER_WINDOW))
     stream = sliding_stream(text, UNCHANGED, tokenizer, size - inside, stride, first)
-    return PerplexityTask(text, stream, tokenizer, "transformers labels" if inside else "original tokens")
+    return PerplexityTask(
+        text, stream, tokenizer, "transformers labels" if inside else "original tokens"
+    )
 
 
-def file_cloze(path: Path, tokenizer: Encoder, context: int, window: int | None = None) -> ClozeTask:
-    """Strict last-word accuracy on the lines of a text file, or on the documents of a .jsonl or .json file."""
+def file_cloze(
+    path: Path, tokenizer: Encoder, context: int, window: int | None = None
+) -> ClozeTask:
+    """Strict last-word accuracy on the lines of a text file, or on the documents of a .jsonl or
+    .json file."""
     passages, remarks = read_texts(path)
     passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
     passages = [passage for passage in passages if passage.strip()]
     for number, passage in enumerate(passages, 1):
         if len(passage.split()) < 2:
-            raise BadInput(f"{path}: passage {number}, {passage.strip()!r}, has no words before its last")
-    source = SourceText(f"cloze-window{window}" if window else "cloze", path.name, sha256_file(path), remarks=remarks)
+            raise BadInput(
+                f"{path}: passage {number}, {passage.strip()!r}, has no words before its last"
+            )
+    source = SourceText(
+        f"cloze-window{window}" if window else "cloze",
+        path.name,
+        sha256_file(path),
+        remarks=remarks,
+    )
     return ClozeTask(source, passages, STRICT, tokenizer, window or context)
 
 
 def read_documents(dataset: Path) -> list[str]:
-    """Texts of a dataset directory's validation documents, in order. Raises DataMissing if there are none."""
+    """Texts of a dataset directory's validation documents, in order. Raises DataMissing if there
+    are none."""
     path = dataset / VALIDATION_DOCUMENTS
     if not path.is_file():
         raise DataMissing(f"the checkpoint's validation documents are not at {path}")
@@ -94,7 +126,8 @@ def read_documents(dataset: Path) -> list[str]:
 
 
 def cut_passages(text: str) -> Iterator[str]:
-    """Consecutive passages of 64 words, the last one of 40 to 64 or left out; white space inside is kept."""
+    """Consecutive passages of 64 words, the last one of 40 to 64 or left out; white space inside is
+    kept."""
     words: Sequence[re.Match[str]] = list(re.finditer(r"\S+", text))
     for first in range(0, len(words), PASSAGE_WORDS):
         passage = words[first : first + PASSAGE_WORDS]
@@ -103,7 +136,8 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file of {"text": ...}, or the text of any other file, and a remark on each oddity.
+    """The documents of a file of {"text": ...}, or the text of any other file, and a remark on each
+    oddity.
 
     Raises BadInput for a file that cannot be read or has no text.
     """
@@ -126,14 +160,24 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
     if not any(documents):
         raise BadInput(f"{path} is empty")
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
-    if changed := [number for number, pair in enumerate(zip(documents, clean, strict=True), 1) if pair[0] != pair[1]]:
-        remarks.append(f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}")
+    if changed := [
+        number
+        for number, pair in enumerate(zip(documents, clean, strict=True), 1)
+        if pair[0] != pair[1]
+    ]:
+        remarks.append(
+            f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}"
+        )
     return clean, tuple(f"{path.name}: {remark}" for remark in remarks)
 
 
 def _read_lines(path: Path, content: str) -> list[str]:
     lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
-    return [_text_of(_parse(line, where), where) for number, line in lines for where in [f"{path}: line {number}"]]
+    return [
+        _text_of(_parse(line, where), where)
+        for number, line in lines
+        for where in [f"{path}: line {number}"]
+    ]
 
 
 def _read_array(path: Path, content: str) -> list[str]:
@@ -158,10 +202,12 @@ def _text_of(value: object, where: str) -> str:
 
 def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText:
     note = (
-        f"This is NOT {published}. It is the held-out validation split of the data this checkpoint was "
-        f"trained on, and its numbers cannot be compared with published {published} results"
+        f"This is NOT {published}. It is the held-out validation split of the data this checkpoint"
+        f" was trained on, and its numbers cannot be compared with published {published} results"
     )
     return SourceText(
-        task=task, title=f"held-out documents of {dataset.name} (not {published})",
-        digest=sha256_file(dataset / VALIDATION_DOCUMENTS), note=f"{note} ({reason})." if reason else f"{note}.",
-    )  # fmt: skip
+        task=task,
+        title=f"held-out documents of {dataset.name} (not {published})",
+        digest=sha256_file(dataset / VALIDATION_DOCUMENTS),
+        note=f"{note} ({reason})." if reason else f"{note}.",
+    )

@@ -1,7 +1,8 @@
 """LAMBADA's test files. `lambada` alone is Megatron's `--strict-lambada` accuracy on OpenAI's file.
 
-OpenAI's file keeps case, punctuation and newlines. Megatron's instructions call it "processed", its paper
-"unprocessed"; the lower-cased, tokenised LAMBADA of the original authors is another test with other numbers.
+OpenAI's file keeps case, punctuation and newlines. Megatron's instructions call it "processed", its
+paper "unprocessed"; the lower-cased, tokenised LAMBADA of the original authors is another test with
+other numbers.
 """
 
 from functools import partial
@@ -9,18 +10,29 @@ from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS
 from mlm_repro.evaluation.protocol import Encoder, SourceText
-from mlm_repro.evaluation.tasks.cloze import LAST_TOKEN, LM_EVAL, STOP_WORD_FILTER, STRICT, ClozeRule, ClozeTask
+from mlm_repro.evaluation.tasks.cloze import (
+    LAST_TOKEN,
+    LM_EVAL,
+    STOP_WORD_FILTER,
+    STRICT,
+    ClozeRule,
+    ClozeTask,
+)
 from mlm_repro.evaluation.tasks.documents import read_official
 from mlm_repro.lineage.atomic import parse_json
 
 
 def openai_passages(path: Path) -> list[str]:
     """The texts of OpenAI's file."""
-    text = read_official(path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl")
+    text = read_official(
+        path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl"
+    )
     return [str(parse_json(line)["text"]) for line in text.split("\n") if line]
 
 
-def openai_lambada(name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT) -> ClozeTask:
+def openai_lambada(
+    name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT
+) -> ClozeTask:
     """OpenAI's file (lm-evaluation-harness's `lambada_openai`) by a rule."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
@@ -33,6 +45,12 @@ stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
     """The original authors' plain text, lower-cased and tokenised, by the strict rule."""
-    source = SourceText(name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256)
-    text = read_official(path, source.digest, "the original LAMBADA test file lambada_test_plain_text.txt")
-    return ClozeTask(source, [line for line in text.split("\n") if line], STRICT, tokenizer, context)
+    source = SourceText(
+        name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256
+    )
+    text = read_official(
+        path, source.digest, "the original LAMBADA test file lambada_test_plain_text.txt"
+    )
+    return ClozeTask(
+        source, [line for line in text.split("\n") if line], STRICT, tokenizer, context
+    )

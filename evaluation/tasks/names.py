@@ -1,4 +1,5 @@
-"""The protocols by name: title, test file and the function that builds the task. Imports nothing slow."""
+"""The protocols by name: title, test file and the function that builds the task. Imports nothing
+slow."""
 
 from importlib import import_module
 from pathlib import Path
@@ -19,35 +20,43 @@ class NamedProtocol(NamedTuple):
     test_set: str
     """Name of the test file in `mlm_repro.data_pipeline.contamination.testsets.TEST_SETS`."""
     function: str
-    """`module:function` of this folder, of (protocol's name, test file, tokenizer, context of the model) → task."""
+    """`module:function` of this folder, of (protocol's name, test file, tokenizer, context of the
+    model) → task."""
     settings: dict[str, Any] = {}  # noqa: RUF012
     """More arguments of it."""
     usual_window: int | None = None
     """Longest window without another that is asked for; None for the model's context."""
     stand_in: str = ""
-    """`module:function` of (dataset directory, tokenizer, context, reason) → task, for a machine without the file."""
+    """`module:function` of (dataset directory, tokenizer, context, reason) → task, for a machine
+    without the file."""
 
     def task(self, *arguments: Any) -> "Task":
         """The task of the function's arguments."""
         return _made_by(self.function, *arguments, **self.settings)
 
 
-TASKS = {name: NamedProtocol(**row) for name, row in read_toml(Path(__file__).with_name("protocols.toml")).items()}
+TASKS = {
+    name: NamedProtocol(**row)
+    for name, row in read_toml(Path(__file__).with_name("protocols.toml")).items()
+}
 
 
 def check_task_name(name: str) -> None:
     """Raise BadInput, with the nearest known name, for a protocol that does not exist."""
     if name not in TASKS:
-        raise BadInput(f"unknown protocol {name!r}; {did_you_mean(name, TASKS, '`mlm-eval list` names them')}")
+        raise BadInput(
+            f"unknown protocol {name!r}; {did_you_mean(name, TASKS, '`mlm-eval list` names them')}"
+        )
 
 
 def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
-    """The task of a protocol for a checkpoint, on the test file at a path, or its stand-in if the file is missing.
+    """The task of a protocol for a checkpoint, on the test file at a path, or its stand-in if the
+    file is missing.
 
-    The name of the task says which window was asked for. Raises DataMissing if the dataset that the checkpoint was
-    trained on is not here either.
+    The name of the task says which window was asked for. Raises DataMissing if the dataset that the
+    checkpoint was trained on is not here either.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
@@ -62,12 +71,16 @@ def build_task(
         try:
             directory = evaluated.training_dataset()
         except DataMissing as also_missing:
-            raise DataMissing(f"{missing}; and no held-out documents stand in, as {also_missing}") from also_missing
+            raise DataMissing(
+                f"{missing}; and no held-out documents stand in, as {also_missing}"
+            ) from also_missing
         return _made_by(protocol.stand_in, directory, *arguments, str(missing))
     return protocol.task(named, path, *arguments)
 
 
 def _made_by(function: str, *arguments: Any, **settings: Any) -> "Task":
     module, _, name = function.partition(":")
-    task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(*arguments, **settings)
+    task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(
+        *arguments, **settings
+    )
     return task

@@ -1,6 +1,7 @@
 """Perplexity of a running text: from windows over its sub-words to every convention's number.
 
-The protocol decides the scored windows (`Stream`); each divisor of the summed loss is a column of the result.
+The protocol decides the scored windows (`Stream`); each divisor of the summed loss is a column of
+the result.
 """
 
 import math
@@ -46,8 +47,8 @@ UNCHANGED = Detokenizer("none", lambda text: text)
 First = Literal["once", "every"]
 """Places of the tokenizer's first tokens: before the text, or in every window."""
 Divisor = Literal["original tokens", "lm-eval words", "sub-words", "transformers labels"]
-"""Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in every window but the
-first, and weights the window's mean loss accordingly."""
+"""Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in
+every window but the first, and weights the window's mean loss accordingly."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,20 @@ class Stream:
 
 
 def sliding_stream(
-    text: RunningText, detokenizer: Detokenizer, tokenizer: Encoder, seq_length: int, stride: int,
+    text: RunningText,
+    detokenizer: Detokenizer,
+    tokenizer: Encoder,
+    seq_length: int,
+    stride: int,
     first: First = "once",
-) -> Stream:  # fmt: skip
+) -> Stream:
     """The whole text in one stream by sliding windows, nothing between documents.
 
-    What the tokenizer puts before every text stands before it once, or in every window, and is never scored. Without
-    such tokens the text's first sub-word is not scored.
+    What the tokenizer puts before every text stands before it once, or in every window, and is
+    never scored. Without such tokens the text's first sub-word is not scored.
 
-    Its blocks are its articles. A text without any has stretches, of one window or as many as make MOST_STRETCHES.
+    Its blocks are its articles. A text without any has stretches, of one window or as many as make
+    MOST_STRETCHES.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
@@ -86,14 +92,21 @@ def sliding_stream(
     tokens, unscored = np.concatenate([before, tokens]), max(1, len(before))
     repeated = len(before) if first == "every" else 0
     if repeated >= seq_length:
-        raise BadInput(f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text")
+        raise BadInput(
+            f"a window of {seq_length} tokens has no room for {shown_first(tokenizer)} and a text"
+        )
     stride = min(stride, seq_length - repeated) if repeated else stride
     windows = sliding_windows(len(tokens), seq_length - repeated, stride)
 
     requests = [
-        Request(np.concatenate([before[: repeated * (window.start > 0)], tokens[window.start : window.stop]]),
-                window.stop - max(window.first_scored, unscored)) for window in windows
-    ]  # fmt: skip
+        Request(
+            np.concatenate(
+                [before[: repeated * (window.start > 0)], tokens[window.start : window.stop]]
+            ),
+            window.stop - max(window.first_scored, unscored),
+        )
+        for window in windows
+    ]
     num_targets, words = len(tokens) - unscored, text.num_original_tokens
     if text.articles:
         encoded = tokenizer.encode_batch(cut_articles(text, detokenized))
@@ -103,7 +116,11 @@ def sliding_stream(
         sizes[next(index for index, size in enumerate(sizes) if size)] -= not len(before)  # token 0
         ends = [*(start for _, start in text.articles[1:]), None]
         blocks = [
-            Block(title=title, num_targets=size, num_original_tokens=count_original_tokens(text.text[start:end]))
+            Block(
+                title=title,
+                num_targets=size,
+                num_original_tokens=count_original_tokens(text.text[start:end]),
+            )
             for (title, start), end, size in zip(text.articles, ends, sizes, strict=True)
         ]
     else:
@@ -116,21 +133,30 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Blocks of a text without articles: of one window, or as many targets as make MOST_STRETCHES."""
+    """Blocks of a text without articles: of one window, or as many targets as make
+    MOST_STRETCHES."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     return [
-        Block(title=f"{STRETCH}{at + 1}-{at + n}", num_targets=n, num_original_tokens=num_words * n / num_targets)
-        for at in range(0, num_targets, size) for n in [min(size, num_targets - at)]
-    ]  # fmt: skip
+        Block(
+            title=f"{STRETCH}{at + 1}-{at + n}",
+            num_targets=n,
+            num_original_tokens=num_words * n / num_targets,
+        )
+        for at in range(0, num_targets, size)
+        for n in [min(size, num_targets - at)]
+    ]
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
-    """Share of each block in the divisor of a result, [blocks]: by its words, or by its sub-words where these divide.
+    """Share of each block in the divisor of a result, [blocks]: by its words, or by its sub-words
+    where these divide.
 
     A divisor by sub-words counts all that were scored, or one less in some windows.
     """
     scored = np.array([float(block.num_scored) for block in blocks])
-    words = np.array([block.num_original_tokens * block.num_scored / block.num_targets for block in blocks])
+    words = np.array(
+        [block.num_original_tokens * block.num_scored / block.num_targets for block in blocks]
+    )
     weights: Floats = scored if 0 <= scored.sum() - normaliser <= num_windows else words
     return weights * (normaliser / weights.sum())
 
@@ -141,22 +167,36 @@ class PerplexityTask(Task):
     unit = "windows"
 
     def __init__(
-        self, text: RunningText, stream: Stream, tokenizer: Encoder, divisor: Divisor = "original tokens",
+        self,
+        text: RunningText,
+        stream: Stream,
+        tokenizer: Encoder,
+        divisor: Divisor = "original tokens",
         with_memory: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(text.source, tokenizer, stream.requests, [text.text])
         self.with_memory, self.stream = with_memory, stream
-        self.running_text, self._divisor, self._num_original_tokens = text, divisor, text.num_original_tokens
+        self.running_text, self._divisor, self._num_original_tokens = (
+            text,
+            divisor,
+            text.num_original_tokens,
+        )
 
     @property
     def counts(self) -> dict[str, Any]:
         """Counts of the result that need no scores."""
         words, tokens = self.running_text.num_lm_eval_words, self.stream.num_tokens
-        return {"num_original_tokens": self._num_original_tokens, "num_lm_eval_words": words, "num_tokens": tokens}
+        return {
+            "num_original_tokens": self._num_original_tokens,
+            "num_lm_eval_words": words,
+            "num_tokens": tokens,
+        }
 
     def text(self, place: int) -> str:
         """The scored part of a window."""
-        return self.tokenizer.decode(self.requests[place].tokens[-self.requests[place].num_scored :])
+        return self.tokenizer.decode(
+            self.requests[place].tokens[-self.requests[place].num_scored :]
+        )
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
         """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
@@ -167,22 +207,28 @@ class PerplexityTask(Task):
         text, stream = self.running_text, self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
         share, loss = self._share(scores), nll / num_scored
-        targets, others = sum(block.num_targets for block in stream.blocks), self._num_original_tokens - 1
+        targets, others = (
+            sum(block.num_targets for block in stream.blocks),
+            self._num_original_tokens - 1,
+        )
         token_ratio = targets / others if others else None
         divided, normaliser = self._divided(scores)
         blocks = self._scored_blocks(scores)
-        sums, weights = np.array([block.nll for block in blocks]), block_weights(blocks, normaliser, len(self.requests))
+        sums, weights = (
+            np.array([block.nll for block in blocks]),
+            block_weights(blocks, normaliser, len(self.requests)),
+        )
         words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
         too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
         if too_few:
             facts["warnings"].append(
-                f"{text.source.title} has {self._num_original_tokens:,} words between spaces for {stream.num_tokens:,} "
-                "sub-words: its perplexity by words is no number"
+                f"{text.source.title} has {self._num_original_tokens:,} words between spaces for"
+                f" {stream.num_tokens:,} sub-words: its perplexity by words is no number"
             )
         if stream.num_tokens < FEW and not self.tokenizer.first_tokens:
             facts["warnings"].append(
-                f"{text.source.title} has {stream.num_tokens} sub-words; the first is not scored, but the words and "
-                "bytes that losses are divided by include it"
+                f"{text.source.title} has {stream.num_tokens} sub-words; the first is not scored,"
+                " but the words and bytes that losses are divided by include it"
             )
 
         def by(divisor: float, dividend: float = nll) -> float | None:
@@ -194,14 +240,24 @@ class PerplexityTask(Task):
             adjusted = math.exp(min(MEGATRON_LARGEST_EXPONENT, loss * token_ratio))
             megatron |= {"adjusted ppl": adjusted, "token ratio": token_ratio}
         return PerplexityResult(
-            **facts, **self.counts, protocol=self._describe(provenance.dtype),
+            **facts,
+            **self.counts,
+            protocol=self._describe(provenance.dtype),
             perplexity=perplexity(divided, normaliser) if by_subwords else by(normaliser, divided),
-            log_perplexity_standard_error=ratio_standard_error(sums, weights), normaliser=normaliser,
-            loss_per_token=loss, subword_perplexity=perplexity(nll, num_scored), original_token_perplexity=by(words),
-            lm_eval_word_perplexity=by(lm_eval_words), token_ratio=token_ratio, megatron=megatron,
-            bits_per_byte=nll / math.log(2) / (text.num_bytes * share), num_windows=len(self.requests),
-            blocks=blocks, window=stream.window, stride=stream.stride,
-        )  # fmt: skip
+            log_perplexity_standard_error=ratio_standard_error(sums, weights),
+            normaliser=normaliser,
+            loss_per_token=loss,
+            subword_perplexity=perplexity(nll, num_scored),
+            original_token_perplexity=by(words),
+            lm_eval_word_perplexity=by(lm_eval_words),
+            token_ratio=token_ratio,
+            megatron=megatron,
+            bits_per_byte=nll / math.log(2) / (text.num_bytes * share),
+            num_windows=len(self.requests),
+            blocks=blocks,
+            window=stream.window,
+            stride=stream.stride,
+        )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
         if self._divisor == "transformers labels":
@@ -209,30 +265,53 @@ class PerplexityTask(Task):
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
         if self._divisor == "sub-words":
             return math.fsum(scores.nll), float(len(scores.log_probabilities))
-        words = self.running_text.num_lm_eval_words if self._divisor == "lm-eval words" else self._num_original_tokens
+        words = (
+            self.running_text.num_lm_eval_words
+            if self._divisor == "lm-eval words"
+            else self._num_original_tokens
+        )
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
         """Scored share of all targets."""
-        return len(scores.log_probabilities) / sum(block.num_targets for block in self.stream.blocks)
+        return len(scores.log_probabilities) / sum(
+            block.num_targets for block in self.stream.blocks
+        )
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:
         blocks = self.stream.blocks
         firsts = [self.stream.first_targets[index] for index in self.chosen]
-        ranges = [np.arange(first, first + each.num_scored) for first, each in zip(firsts, self.requests, strict=True)]
-        owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[np.concatenate(ranges)]
+        ranges = [
+            np.arange(first, first + each.num_scored)
+            for first, each in zip(firsts, self.requests, strict=True)
+        ]
+        owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[
+            np.concatenate(ranges)
+        ]
         nll = -np.bincount(owner, weights=scores.log_probabilities, minlength=len(blocks))
         counts = np.bincount(owner, minlength=len(blocks))
         scored = [row for row in zip(blocks, nll.tolist(), counts.tolist(), strict=True) if row[2]]
-        return [block.model_copy(update={"nll": loss, "num_scored": count}) for block, loss, count in scored]
+        return [
+            block.model_copy(update={"nll": loss, "num_scored": count})
+            for block, loss, count in scored
+        ]
 
     def _describe(self, dtype: str) -> str:
         divisor = {
-            "original tokens": f"{self._num_original_tokens} space-separated tokens of the original",
-            "lm-eval words": f"{self.running_text.num_lm_eval_words} words as lm-evaluation-harness counts them",
+            "original tokens": (
+                f"{self._num_original_tokens} space-separated tokens of the original"
+            ),
+            "lm-eval words": (
+                f"{self.running_text.num_lm_eval_words} words as lm-evaluation-harness counts them"
+            ),
             "sub-words": "sub-words scored",
             "transformers labels": "sub-words scored, one too few in each window but the first",
         }[self._divisor]
-        recipe = self.stream.recipe + ("; each window with the memory of those before" if self.with_memory else "")
+        recipe = self.stream.recipe + (
+            "; each window with the memory of those before" if self.with_memory else ""
+        )
         part = f"{self.extent}, divisor pro rata" if self.is_partial else ""
-        return f"{self.source.title}; {recipe}; perplexity = exp(summed loss / {divisor}); {dtype}{part}"
+        return (
+            f"{self.source.title}; {recipe}; perplexity = exp(summed loss / {divisor});"
+            f" {dtype}{part}"
+        )

@@ -1,7 +1,8 @@
 """A text of a user's by the recipes of programs, each under the program's name.
 
 Sources: GPTQ's `llama.py` (`llama_eval`, copied by most papers on quantisation), llama.cpp's
-`tools/perplexity/perplexity.cpp`, nanochat's `loss_eval.py`, and lm-evaluation-harness's `loglikelihood_rolling`.
+`tools/perplexity/perplexity.cpp`, nanochat's `loss_eval.py`, and lm-evaluation-harness's
+`loglikelihood_rolling`.
 """
 
 from collections.abc import Sequence
@@ -43,7 +44,9 @@ def program_perplexity(
     ends = [*accumulate(map(len, encoded))]
     windows, recipe = _windows(program, ends, window, tokenizer)
     if not windows:
-        raise BadInput(f"{text.source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}")
+        raise BadInput(
+            f"{text.source.title} has {len(tokens):,} sub-words, fewer than a window of {window:,}"
+        )
     is_target = np.ones(len(tokens), bool)
     is_target[[0, *ends[:-1]]] = False
     numbers = np.cumsum(is_target) - 1
@@ -60,48 +63,86 @@ def program_perplexity(
     return PerplexityTask(text, stream, tokenizer, "sub-words")
 
 
-def _windows(program: str, ends: Sequence[int], c: int, tokenizer: Encoder) -> tuple[list[Window], str]:
+def _windows(
+    program: str, ends: Sequence[int], c: int, tokenizer: Encoder
+) -> tuple[list[Window], str]:
     """The windows over all tokens, and a sentence on them."""
     count, before = ends[-1], shown_first(tokenizer)
     if program == GPTQ:
-        said = f"whole disjoint windows of {c}, the first sub-word of each not scored; {before} before the text (GPTQ)"
+        said = (
+            f"whole disjoint windows of {c}, the first sub-word of each not scored; {before} before"
+            " the text (GPTQ)"
+        )
         return whole_windows(count, c), said
     if program == LLAMA_CPP:
-        said = f"whole disjoint windows of {c}, the second half of each scored; {before} in place of its first sub-word"
+        said = (
+            f"whole disjoint windows of {c}, the second half of each scored; {before} in place of"
+            " its first sub-word"
+        )
         return whole_windows(count, c, c // 2 + 1), f"{said} (llama.cpp)"
     cut: list[Window] = []  # a document's first token is no target
     for each in sliding_windows(count, c, c):
-        bounds = [each.first_scored, *(end for end in ends[:-1] if each.first_scored <= end < each.stop), each.stop]
+        bounds = [
+            each.first_scored,
+            *(end for end in ends[:-1] if each.first_scored <= end < each.stop),
+            each.stop,
+        ]
         starts = [bounds[0], *(end + 1 for end in bounds[1:-1])]
-        cut += [Window(each.start, start, stop) for start, stop in zip(starts, bounds[1:], strict=True) if stop > start]
-    return cut, f"documents after their first token, which is not scored, in disjoint windows of {c} (nanochat)"
+        cut += [
+            Window(each.start, start, stop)
+            for start, stop in zip(starts, bounds[1:], strict=True)
+            if stop > start
+        ]
+    return (
+        cut,
+        (
+            f"documents after their first token, which is not scored, in disjoint windows of {c}"
+            " (nanochat)"
+        ),
+    )
 
 
 def document_stream(
-    documents: Sequence[str], rewritten: Sequence[str], tokenizer: Encoder, seq_length: int, is_double: bool = False,
+    documents: Sequence[str],
+    rewritten: Sequence[str],
+    tokenizer: Encoder,
+    seq_length: int,
+    is_double: bool = False,
     detokenizer: str = "none",
-) -> Stream:  # fmt: skip
-    """Documents one by one as lm-evaluation-harness rolls over them, each after one token, in disjoint windows.
+) -> Stream:
+    """Documents one by one as lm-evaluation-harness rolls over them, each after one token, in
+    disjoint windows.
 
-    Release 0.4.13 and those before it encode a document with what the tokenizer puts before a text, and put the start
-    of a document before that: `is_double` scores the second as they do.
+    Release 0.4.13 and those before it encode a document with what the tokenizer puts before a text,
+    and put the start of a document before that: `is_double` scores the second as they do.
     """
     start = tokenizer.document_start
     encoded = tokenizer.encode_batch(list(rewritten))
     encoded = [with_first(tokenizer, ids) for ids in encoded] if is_double else encoded
     requests = [request for ids in encoded for request in Request.rolling(ids, start, seq_length)]
     first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
-    again = f" and {shown_first(tokenizer)} scored after it, as in lm-evaluation-harness 0.4.13" if is_double else ""
+    again = (
+        f" and {shown_first(tokenizer)} scored after it, as in lm-evaluation-harness 0.4.13"
+        if is_double
+        else ""
+    )
     sizes = zip(documents, encoded, strict=True)
     return Stream(
-        recipe=f"{len(documents)} documents, detokenizer {detokenizer} on each, {first} first{again}; disjoint windows "
-        f"of {seq_length}, the last extended to the left",
+        recipe=(
+            f"{len(documents)} documents, detokenizer {detokenizer} on each, {first} first{again};"
+            f" disjoint windows of {seq_length}, the last extended to the left"
+        ),
         num_tokens=sum(map(len, encoded)),
         requests=requests,
         first_targets=[0, *accumulate(request.num_scored for request in requests[:-1])],
         blocks=[
-            Block(title=document.partition("\n")[0].strip(" ="), num_targets=len(tokens),
-                  num_original_tokens=count_original_tokens(document)) for document, tokens in sizes
+            Block(
+                title=document.partition("\n")[0].strip(" ="),
+                num_targets=len(tokens),
+                num_original_tokens=count_original_tokens(document),
+            )
+            for document, tokens in sizes
         ],
-        window=seq_length, stride=seq_length,
-    )  # fmt: skip
+        window=seq_length,
+        stride=seq_length,
+    )

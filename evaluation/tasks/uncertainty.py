@@ -1,7 +1,7 @@
 """Standard errors of evaluation results. Pure arithmetic.
 
-A perplexity is a ratio of sums over blocks of text (articles), which are resampled whole: tokens of an article are not
-independent, and to resample tokens makes the error several times too small.
+A perplexity is a ratio of sums over blocks of text (articles), which are resampled whole: tokens of
+an article are not independent, and to resample tokens makes the error several times too small.
 """
 
 import math
@@ -20,8 +20,11 @@ def ratio_standard_error(sums: Floats, weights: Floats) -> float | None:
     return difference_standard_error((sums, weights), (np.zeros_like(sums), weights))
 
 
-def difference_standard_error(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> float | None:
-    """Standard error of the difference of two such ratios over the same blocks, resampled in pairs."""
+def difference_standard_error(
+    first: tuple[Floats, Floats], second: tuple[Floats, Floats]
+) -> float | None:
+    """Standard error of the difference of two such ratios over the same blocks, resampled in
+    pairs."""
     num_blocks = len(first[0])
     if num_blocks < 2:
         return None
@@ -34,7 +37,9 @@ def difference_standard_error(first: tuple[Floats, Floats], second: tuple[Floats
 def _times_drawn(num_blocks: int) -> Floats:
     """Count of each block in each resample, [RESAMPLES, blocks]."""
     generator = np.random.default_rng(SEED)
-    return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(np.float64)
+    return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(
+        np.float64
+    )
 
 
 def mean_standard_error(values: Floats) -> float | None:

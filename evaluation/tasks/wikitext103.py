@@ -1,7 +1,8 @@
 """WikiText's test files by every convention. `wikitext103` alone is Megatron-LM's recipe.
 
-The constants are counts of the GPT-2 vocabulary on the official file. The window is the model's context, at most 1024
-tokens. Strides are named for a window of 1024; in a shorter window they are shortened in proportion.
+The constants are counts of the GPT-2 vocabulary on the official file. The window is the model's
+context, at most 1024 tokens. Strides are named for a window of 1024; in a shorter window they are
+shortened in proportion.
 """
 
 from dataclasses import replace
@@ -29,8 +30,11 @@ from mlm_repro.evaluation.tasks.programs import GPTQ, document_stream, program_p
 from mlm_repro.evaluation.windows import megatron_windows
 from mlm_repro.lineage.errors import IntegrityFailure
 
-FILES = {"wikitext103": "WikiText-103 test", "wikitext103-valid": "WikiText-103 validation",
-         "wikitext2": "WikiText-2 raw test"}  # fmt: skip
+FILES = {
+    "wikitext103": "WikiText-103 test",
+    "wikitext103-valid": "WikiText-103 validation",
+    "wikitext2": "WikiText-2 raw test",
+}
 TEST_FILE_SHA256 = TEST_SETS["wikitext103"].sha256
 NUM_ORIGINAL_TOKENS = 245_566
 NUM_LM_EVAL_WORDS = 241_335
@@ -46,21 +50,30 @@ GPT2_VOCAB_SIZE = 50_257
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
     """The official file of a test set at `path`, for the protocol `name`.
 
-    Raises IntegrityFailure if the file is another, or if WikiText-103's counts are not the published ones.
+    Raises IntegrityFailure if the file is another, or if WikiText-103's counts are not the
+    published ones.
     """
     file, title = TEST_SETS[test_set], f"{FILES[test_set]} file"
     content = read_official(path, file.sha256, f"the {title} {Path(file.place).name}")
     text = RunningText.of_wikitext(SourceText(name, title, file.sha256), content)
     if test_set == "wikitext103":
         _expect(text.num_original_tokens, NUM_ORIGINAL_TOKENS, "original tokens")
-        _expect(text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them")
+        _expect(
+            text.num_lm_eval_words, NUM_LM_EVAL_WORDS, "words as lm-evaluation-harness counts them"
+        )
     return text
 
 
 def sliding_wikitext103(
-    name: str, path: Path, tokenizer: Encoder, context: int, detokenizer: Detokenizer = MEGATRON, stride: int = 32
+    name: str,
+    path: Path,
+    tokenizer: Encoder,
+    context: int,
+    detokenizer: Detokenizer = MEGATRON,
+    stride: int = 32,
 ) -> PerplexityTask:
-    """The whole file in one stream by sliding windows, with `stride` new tokens in each window of 1024."""
+    """The whole file in one stream by sliding windows, with `stride` new tokens in each window of
+    1024."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -68,21 +81,26 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The unchanged file in disjoint windows of the model's segment, each with the memory of earlier ones."""
+    """The unchanged file in disjoint windows of the model's segment, each with the memory of
+    earlier ones."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
 def huggingface_wikitext(
     name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
 ) -> PerplexityTask:
-    """A file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts sub-words.
+    """A file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts
+    sub-words.
 
-    Its windows hold the whole context, the target included, so the first target has one token less before it than in
-    Megatron-LM's; they overlap by half. On WikiText-2, the page's own text, a stride is the page's 512 at most.
+    Its windows hold the whole context, the target included, so the first target has one token less
+    before it than in Megatron-LM's; they overlap by half. On WikiText-2, the page's own text, a
+    stride is the page's 512 at most.
     """
     longest = 512 if test_set == "wikitext2" else context
     stride = min(longest, context // 2)
-    return _in_windows(name, path, tokenizer, ROWS, context - 1, stride, "transformers labels", test_set=test_set)
+    return _in_windows(
+        name, path, tokenizer, ROWS, context - 1, stride, "transformers labels", test_set=test_set
+    )
 
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
@@ -95,9 +113,15 @@ def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> P
 
 
 def lm_eval_wikitext(
-    name: str, path: Path, tokenizer: Encoder, context: int, is_double: bool = False, test_set: str = "wikitext103"
+    name: str,
+    path: Path,
+    tokenizer: Encoder,
+    context: int,
+    is_double: bool = False,
+    test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """lm-evaluation-harness's recipe of `wikitext`, whose text is WikiText-2; the window is the whole context."""
+    """lm-evaluation-harness's recipe of `wikitext`, whose text is WikiText-2; the window is the
+    whole context."""
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
@@ -108,19 +132,31 @@ def lm_eval_wikitext(
 
 
 def _in_windows(
-    name: str, path: Path, tokenizer: Encoder, detokenizer: Detokenizer, window: int, stride: int,
-    divisor: Divisor = "original tokens", with_memory: bool = False, test_set: str = "wikitext103",
-) -> PerplexityTask:  # fmt: skip
+    name: str,
+    path: Path,
+    tokenizer: Encoder,
+    detokenizer: Detokenizer,
+    window: int,
+    stride: int,
+    divisor: Divisor = "original tokens",
+    with_memory: bool = False,
+    test_set: str = "wikitext103",
+) -> PerplexityTask:
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
-    counted = NUM_GPT2_TOKENS_OF_WIKITEXT2 if test_set == "wikitext2" else NUM_GPT2_TOKENS[detokenizer]
+    counted = (
+        NUM_GPT2_TOKENS_OF_WIKITEXT2 if test_set == "wikitext2" else NUM_GPT2_TOKENS[detokenizer]
+    )
     _expect_gpt2(tokenizer, stream, counted)
     return PerplexityTask(text, stream, tokenizer, divisor, with_memory)
 
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
     """True if the tokenizer has the ids of OpenAI's GPT-2."""
-    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [15496, 995]
+    return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [
+        15496,
+        995,
+    ]
 
 
 def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:

@@ -1,4 +1,5 @@
-"""The effects that an ablation found, derived from its forecast and the trainings that it keeps. Imports no torch."""
+"""The effects that an ablation found, derived from its forecast and the trainings that it keeps.
+Imports no torch."""
 
 import math
 import re
@@ -33,34 +34,49 @@ def ablation_config(
     if is_trial:
         values["iterations"] = math.ceil(ablation.search_share * values["iterations"])
     run = {
-        "name": slug(f"{experiment}-{arm.name}-{kind}"), "model": {**ablation.model, **arm.model},
-        "train": {**values, "learning_rate": rate, "seed": seed}, "data": {"dataset": str(dataset)},
-    }  # fmt: skip
+        "name": slug(f"{experiment}-{arm.name}-{kind}"),
+        "model": {**ablation.model, **arm.model},
+        "train": {**values, "learning_rate": rate, "seed": seed},
+        "data": {"dataset": str(dataset)},
+    }
     return parse_config(run, RunConfig, f"ablation {experiment}")
 
 
-def trials_of(experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()) -> list[RunConfig]:
+def trials_of(
+    experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
+) -> list[RunConfig]:
     """The trials of an arm's rates; empty if a finder or another arm gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
-    return [ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates]
+    return [
+        ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
+    ]
 
 
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
-    """The training of an arm whose rate rises exponentially between the ends of the ablation's finder (Smith 2017)."""
+    """The training of an arm whose rate rises exponentially between the ends of the ablation's
+    finder (Smith 2017)."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
-    rising = {"min_learning_rate": low, "warmup_iterations": 0, "decay": "exponential", "decay_iterations": None}
-    return config.model_copy(update={"name": f"{config.name}-sweep", "train": config.train.model_copy(update=rising)})
+    rising = {
+        "min_learning_rate": low,
+        "warmup_iterations": 0,
+        "decay": "exponential",
+        "decay_iterations": None,
+    }
+    return config.model_copy(
+        update={"name": f"{config.name}-sweep", "train": config.train.model_copy(update=rising)}
+    )
 
 
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """The rate of each arm: that of its best trial, the lowest if all diverged, or the finder's; and all trials.
+    """The rate of each arm: that of its best trial, the lowest if all diverged, or the finder's;
+    and all trials.
 
-    `datasets` are digests. The finder's rate is where its smoothed loss was lowest. Raises IntegrityFailure if an arm
-    was not searched, or the finder's loss never fell.
+    `datasets` are digests. The finder's rate is where its smoothed loss was lowest. Raises
+    IntegrityFailure if an arm was not searched, or the finder's loss never fell.
     """
     rates, searched = {}, []
     found_rates: dict[str, float] = {}
@@ -70,12 +86,17 @@ def searched_rates(
         if arm.rate_of:
             rate = found_rates[arm.rate_of]
         elif ablation.finder:
-            rate = read_document(trained.folder / SWEEPS / f"{slug(arm.name)}.json", RateSweep).lowest_rate
+            rate = read_document(
+                trained.folder / SWEEPS / f"{slug(arm.name)}.json", RateSweep
+            ).lowest_rate
             if rate is None:
-                raise IntegrityFailure(f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested")
+                raise IntegrityFailure(
+                    f"the loss of {arm.name!r} never fell while its rate rose: nothing is suggested"
+                )
         else:
             _, rate = min(
-                (math.inf if each.is_diverged else each.final, each.config.train.learning_rate) for each in trials
+                (math.inf if each.is_diverged else each.final, each.config.train.learning_rate)
+                for each in trials
             )
         found_rates[arm.name], rates[arm.name] = rate, float(f"{rate * arm.of_rate:.4g}")
         searched += trials
@@ -85,25 +106,39 @@ def searched_rates(
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     """The findings and the records of an ablation's run, from its forecast and its trainings.
 
-    Raises IntegrityFailure if the forecast is of other work, a training was not made as the forecast says, or its seed
-    is not one that the forecast gives: then the forecast was changed or made after the trainings.
+    Raises IntegrityFailure if the forecast is of other work, a training was not made as the
+    forecast says, or its seed is not one that the forecast gives: then the forecast was changed or
+    made after the trainings.
     """
-    manifest, forecast = read_document(folder / MANIFEST, Manifest), read_document(folder / FORECAST, EffectForecast)
-    name, ablation = forecast.experiment, parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}")
-    if (name, forecast.ablation) != (manifest.config["experiment"]["name"], manifest.config[ABLATION]):
+    manifest, forecast = (
+        read_document(folder / MANIFEST, Manifest),
+        read_document(folder / FORECAST, EffectForecast),
+    )
+    name, ablation = (
+        forecast.experiment,
+        parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}"),
+    )
+    if (name, forecast.ablation) != (
+        manifest.config["experiment"]["name"],
+        manifest.config[ABLATION],
+    ):
         raise IntegrityFailure(f"{FORECAST} of {folder.name} is of other work than its {MANIFEST}")
     trained, seeds = Kept(folder), seeds_of(folder / FORECAST, ablation.seeds)
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(f"{FORECAST} of {folder.name} has other rates than its search gives")
     arms: dict[str, list[Trained]] = {}
     for arm in ablation.arms:
-        configs = [ablation_config(name, ablation, arm, seed, forecast.rates[arm.name]) for seed in seeds]
+        configs = [
+            ablation_config(name, ablation, arm, seed, forecast.rates[arm.name]) for seed in seeds
+        ]
         arms[arm.name] = trained.of(configs, forecast.datasets[arm.dataset])
     trained.check_no_more()
     bits = {arm.name: forecast.bits_per_nat[arm.dataset] for arm in ablation.arms}
     about = {"experiment": name, **origin_of(manifest), "kind": "scaled"}
     findings = [
-        find_effect(effect, ablation.level, arms, bits, about, doubts_of(effect, ablation, forecast, arms))
+        find_effect(
+            effect, ablation.level, arms, bits, about, doubts_of(effect, ablation, forecast, arms)
+        )
         for effect in ablation.effects
     ]
     records = [Record(**about | line) for line in _lines(arms, forecast.rates)]
@@ -112,17 +147,20 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
 
 def doubts_of(
     effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Reasons for which the trainings leave an effect open.
 
-    A training of an arm diverged; an arm's best rate is the lowest or the highest of those tried; or the arm that is
-    claimed to be better has a mean final loss not below that of bigrams counted in its own training text. An arm that
-    is claimed to be worse may learn as little as it will.
+    A training of an arm diverged; an arm's best rate is the lowest or the highest of those tried;
+    or the arm that is claimed to be better has a mean final loss not below that of bigrams counted
+    in its own training text. An arm that is claimed to be worse may learn as little as it will.
     """
     doubts, by_name = [], {arm.name: arm for arm in ablation.arms}
     for arm in (by_name[effect.of], by_name[effect.less]):
         trained, rate, grid = arms[arm.name], forecast.rates[arm.name], arm.rates or ablation.rates
-        lost, loss = sum(each.is_diverged for each in trained), float(np.mean([each.final for each in trained]))
+        lost, loss = (
+            sum(each.is_diverged for each in trained),
+            float(np.mean([each.final for each in trained])),
+        )
         bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
         if lost:
             doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")
@@ -131,18 +169,27 @@ def doubts_of(
         elif bigrams is None:
             doubts.append(f"no count of bigrams was kept to hold {arm.name} against")
         elif loss >= bigrams and arm.name in effect.better:
-            doubts.append(f"{arm.name} learned no more than a count of bigrams ({loss:.3f}, {bigrams:.3f} nats)")
+            doubts.append(
+                f"{arm.name} learned no more than a count of bigrams ({loss:.3f}, {bigrams:.3f}"
+                " nats)"
+            )
     return doubts
 
 
 def find_effect(
-    effect: Effect, level: float, arms: dict[str, list[Trained]], bits: dict[str, float], about: JSON,
+    effect: Effect,
+    level: float,
+    arms: dict[str, list[Trained]],
+    bits: dict[str, float],
+    about: JSON,
     doubts: Sequence[str] = (),
-) -> Finding:  # fmt: skip
-    """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave open."""
+) -> Finding:
+    """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave
+    open."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
-        loss_after(first, effect.share) * scale[effect.of] - loss_after(second, effect.share) * scale[effect.less]
+        loss_after(first, effect.share) * scale[effect.of]
+        - loss_after(second, effect.share) * scale[effect.less]
         for first, second in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
     finding = found(effect, level, differences, about)
@@ -156,8 +203,8 @@ def find_effect(
 def loss_after(trained: Trained, share: float) -> float:
     """Validation loss in nats per token after a share of the training's tokens.
 
-    The end is measured on the whole validation text; before it the loss is interpolated between validations of a part.
-    A training that diverged counts as the untrained model.
+    The end is measured on the whole validation text; before it the loss is interpolated between
+    validations of a part. A training that diverged counts as the untrained model.
     """
     if trained.is_diverged:
         return trained.losses[0]
@@ -174,7 +221,12 @@ def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[
         for each in trainings:
             same = {"series": name, "seed": each.config.train.seed}
             for tokens, loss in each.losses.items():
-                yield same | {"quantity": "validation_loss", "value": loss, "x": tokens, "x_name": "tokens"}
+                yield same | {
+                    "quantity": "validation_loss",
+                    "value": loss,
+                    "x": tokens,
+                    "x_name": "tokens",
+                }
             yield same | {"quantity": "diverged", "value": float(each.is_diverged)}
             if not each.is_diverged:
                 yield same | {"quantity": "final_validation_loss", "value": each.final}

@@ -1,9 +1,11 @@
-"""A ladder of model sizes: its plan and trainings, and its outcome derived from those that it keeps. Imports no torch.
+"""A ladder of model sizes: its plan and trainings, and its outcome derived from those that it
+keeps. Imports no torch.
 
-Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of width, like the 355M
-and the 8.3B model, and at least two. Every size but the largest is tried at the same learning rates for the same number
-of iterations; one rule for all sizes is fitted to the trials. There is no dropout, and the rate is constant after its
-warm-up, so that one training gives the loss after any number of tokens.
+Sizes rise by about 1.8 in parameters without embeddings. A model has a layer for every 43 units of
+width, like the 355M and the 8.3B model, and at least two. Every size but the largest is tried at
+the same learning rates for the same number of iterations; one rule for all sizes is fitted to the
+trials. There is no dropout, and the rate is constant after its warm-up, so that one training gives
+the loss after any number of tokens.
 """
 
 import math
@@ -44,9 +46,19 @@ WIDTH_OF_A_LAYER = 1024 / 24
 SHAPES = tuple(
     (max(2, round(width / WIDTH_OF_A_LAYER)), width, heads)
     for width, heads in (
-        (36, 2), (48, 3), (64, 4), (84, 4), (104, 4), (120, 5), (144, 6), (168, 7), (208, 8), (256, 8), (304, 8),
+        (36, 2),
+        (48, 3),
+        (64, 4),
+        (84, 4),
+        (104, 4),
+        (120, 5),
+        (144, 6),
+        (168, 7),
+        (208, 8),
+        (256, 8),
+        (304, 8),
     )
-)  # fmt: skip
+)
 """Layers, width and attention heads of each rung."""
 SEQ_LENGTH, BATCH_SIZE = 128, 16
 SEEDS = [1, 2, 3]
@@ -62,59 +74,91 @@ LENGTH_EXPONENT = 0.32
 
 
 def make_plan(rungs: int, cores: int, vocabulary: int, corpus_tokens: int) -> LadderPlan:
-    """The ladder of the smallest shapes. Raises BadInput for a corpus that would be read more than four times."""
+    """The ladder of the smallest shapes. Raises BadInput for a corpus that would be read more than
+    four times."""
     models = [rung_model(*shape, vocabulary) for shape in SHAPES[:rungs]]
     counts = [parameter_count(model) for model in models]
     batch = BATCH_SIZE * SEQ_LENGTH
     iterations = VALIDATIONS * math.ceil(TOKENS_PER_PARAMETER * counts[-1] / batch / VALIDATIONS)
     if (epochs := iterations * batch / corpus_tokens) > MOST_EPOCHS:
         raise BadInput(
-            f"{corpus_tokens:,} tokens of training text are too few: {rungs} rungs would read them {epochs:.1f} times, "
-            f"more than {MOST_EPOCHS:g}; name a larger recipe with --data, or ask for fewer --rungs"
+            f"{corpus_tokens:,} tokens of training text are too few: {rungs} rungs would read them"
+            f" {epochs:.1f} times, more than {MOST_EPOCHS:g}; name a larger recipe with --data, or"
+            " ask for fewer --rungs"
         )
     return LadderPlan(
-        cores=cores, iterations=iterations, batch_size=BATCH_SIZE, seq_length=SEQ_LENGTH, epochs=epochs, seeds=SEEDS,
-        rates=RATES, search_iterations=math.ceil(SEARCH_SHARE * iterations),
+        cores=cores,
+        iterations=iterations,
+        batch_size=BATCH_SIZE,
+        seq_length=SEQ_LENGTH,
+        epochs=epochs,
+        seeds=SEEDS,
+        rates=RATES,
+        search_iterations=math.ceil(SEARCH_SHARE * iterations),
         rungs=[
-            RungPlan(layers=layers, width=width, heads=heads, parameters=count,
-                     inner_parameters=count - (vocabulary + SEQ_LENGTH) * width)
+            RungPlan(
+                layers=layers,
+                width=width,
+                heads=heads,
+                parameters=count,
+                inner_parameters=count - (vocabulary + SEQ_LENGTH) * width,
+            )
             for (layers, width, heads), count in zip(SHAPES, counts, strict=False)
         ],
-    )  # fmt: skip
+    )
 
 
 def describe_plan(plan: LadderPlan) -> str:
     """Sizes, tokens and time as text."""
     *smaller, largest = (rung.parameters for rung in plan.rungs)
-    flops = 6 * plan.tokens * (sum(smaller) * (len(plan.seeds) + SEARCH_SHARE * len(plan.rates)) + largest)
+    flops = (
+        6
+        * plan.tokens
+        * (sum(smaller) * (len(plan.seeds) + SEARCH_SHARE * len(plan.rates)) + largest)
+    )
     sizes = ", ".join(f"{size:,}" for size in (*smaller, largest))
     return (
-        f"models of {sizes} parameters, each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes over the text\n"
-        f"expected: about {format_duration(twin_seconds(flops, plan.cores))} on {plan.cores} cores"
+        f"models of {sizes} parameters, each on {plan.tokens:,} tokens, {plan.epochs:.2f} passes"
+        f" over the text\nexpected: about {format_duration(twin_seconds(flops, plan.cores))} on"
+        f" {plan.cores} cores"
     )
 
 
-def rung_config(plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Path = Path()) -> RunConfig:
-    """One training of a rung at a constant learning rate; with `SEARCH_SEED` a shorter trial of the rate."""
+def rung_config(
+    plan: LadderPlan, rung: int, seed: int, rate: float, dataset: Path = Path()
+) -> RunConfig:
+    """One training of a rung at a constant learning rate; with `SEARCH_SEED` a shorter trial of the
+    rate."""
     sizes, is_trial = plan.rungs[rung], seed == SEARCH_SEED
     count = plan.search_iterations if is_trial else plan.iterations
     return RunConfig(
         name=f"ladder-{sizes.layers}x{sizes.width}{'-trial' * is_trial}-rate-{rate:g}-seed-{seed}",
         model=rung_model(sizes.layers, sizes.width, sizes.heads),
         train=TrainConfig(
-            iterations=count, global_batch_size=plan.batch_size, microbatch_size=plan.batch_size // 2,
-            learning_rate=rate, min_learning_rate=rate, warmup_iterations=max(plan.iterations // 50, 1),
-            precision="fp32", seed=seed, validation_interval=count if is_trial else max(count // VALIDATIONS, 1),
-            validation_samples=VALIDATION_SAMPLES, checkpoint_interval=max(count // 4, 1), keep_checkpoints=1,
+            iterations=count,
+            global_batch_size=plan.batch_size,
+            microbatch_size=plan.batch_size // 2,
+            learning_rate=rate,
+            min_learning_rate=rate,
+            warmup_iterations=max(plan.iterations // 50, 1),
+            precision="fp32",
+            seed=seed,
+            validation_interval=count if is_trial else max(count // VALIDATIONS, 1),
+            validation_samples=VALIDATION_SAMPLES,
+            checkpoint_interval=max(count // 4, 1),
+            keep_checkpoints=1,
         ),
         data=DataSection(dataset=dataset),
-    )  # fmt: skip
+    )
 
 
 def trial_configs(plan: LadderPlan, dataset: Path = Path()) -> dict[int, list[RunConfig]]:
     """The trials of every rung but the largest."""
     smaller = range(len(plan.rungs) - 1)
-    return {rung: [rung_config(plan, rung, SEARCH_SEED, rate, dataset) for rate in plan.rates] for rung in smaller}
+    return {
+        rung: [rung_config(plan, rung, SEARCH_SEED, rate, dataset) for rate in plan.rates]
+        for rung in smaller
+    }
 
 
 def whole_configs(
@@ -128,9 +172,15 @@ def whole_configs(
 def rung_model(layers: int, width: int, heads: int, vocabulary: int = 51200) -> ModelConfig:
     """The model of a rung; a dataset brings its own vocabulary."""
     return ModelConfig(
-        num_layers=layers, hidden_size=width, num_heads=heads, seq_length=SEQ_LENGTH,
-        vocab_size=vocabulary, padded_vocab_size=vocabulary, dropout=0.0, init_std=initial_deviation(width),
-    )  # fmt: skip
+        num_layers=layers,
+        hidden_size=width,
+        num_heads=heads,
+        seq_length=SEQ_LENGTH,
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        dropout=0.0,
+        init_std=initial_deviation(width),
+    )
 
 
 class KeptRungs:
@@ -144,7 +194,9 @@ class KeptRungs:
     def rates(self) -> RateLaw:
         """The learning rates of all rungs, from the trials."""
         trials = trial_configs(self.plan).items()
-        return rate_law(self.plan, {rung: self.kept.of(configs, self.dataset) for rung, configs in trials})
+        return rate_law(
+            self.plan, {rung: self.kept.of(configs, self.dataset) for rung, configs in trials}
+        )
 
     def smaller(self) -> dict[int, list[Trained]]:
         """The trainings of every rung but the largest, for each seed of the plan."""
@@ -153,7 +205,9 @@ class KeptRungs:
     def all(self) -> dict[int, list[Trained]]:
         """The trainings of every rung; that of the largest has the forecast's seed."""
         largest = len(self.plan.rungs) - 1
-        return self.smaller() | {largest: self._of(largest, seeds_of(self.kept.folder / FORECAST, 1))}
+        return self.smaller() | {
+            largest: self._of(largest, seeds_of(self.kept.folder / FORECAST, 1))
+        }
 
     def _of(self, rung: int, seeds: Sequence[int]) -> list[Trained]:
         return self.kept.of(whole_configs(self.plan, self.rates, rung, seeds), self.dataset)
@@ -166,7 +220,8 @@ def first_of_rungs(trained: Mapping[int, Iterable[Trained]]) -> list[Trained]:
 
 
 def read_scores(ladder: Path) -> dict[str, LadderScores]:
-    """The scores of a ladder's models by training; empty before one is scored, and without the text."""
+    """The scores of a ladder's models by training; empty before one is scored, and without the
+    text."""
     path = ladder / EVALUATIONS
     return {each.name: each for each in read_lines(path, LadderScores)} if path.is_file() else {}
 
@@ -174,23 +229,31 @@ def read_scores(ladder: Path) -> dict[str, LadderScores]:
 def rate_law(plan: LadderPlan, trials: Mapping[int, Iterable[Trained]]) -> RateLaw:
     """The learning rate for every size and length, from the trials of the smaller rungs.
 
-    A line is fitted to the logarithms of best rate and size, so that no size is favoured, and the largest follows it
-    without a trial of its own. Raises BadInput if fewer than two sizes have a rate at which they do not diverge.
+    A line is fitted to the logarithms of best rate and size, so that no size is favoured, and the
+    largest follows it without a trial of its own. Raises BadInput if fewer than two sizes have a
+    rate at which they do not diverge.
     """
-    ended = {rung: [each for each in of if each.is_finished and math.isfinite(each.end)] for rung, of in trials.items()}
+    ended = {
+        rung: [each for each in of if each.is_finished and math.isfinite(each.end)]
+        for rung, of in trials.items()
+    }
     rates = {plan.rungs[rung].parameters: best_rate(of) for rung, of in ended.items() if of}
     if len(rates) < 2:
         raise BadInput("at every learning rate that was tried, all models or all but one diverged")
     sizes = np.log([*rates])
     slope, middle = np.polyfit(sizes - sizes.mean(), [math.log(rate) for rate in rates.values()], 1)
     return RateLaw(
-        rate=math.exp(middle), parameters=math.exp(sizes.mean()), size_exponent=-slope,
-        tokens=plan.search_iterations * plan.batch_size * plan.seq_length, length_exponent=LENGTH_EXPONENT,
-    )  # fmt: skip
+        rate=math.exp(middle),
+        parameters=math.exp(sizes.mean()),
+        size_exponent=-slope,
+        tokens=plan.search_iterations * plan.batch_size * plan.seq_length,
+        length_exponent=LENGTH_EXPONENT,
+    )
 
 
 def best_rate(trials: Iterable[Trained]) -> float:
-    """The minimum of a parabola of loss over the rate's logarithm through the best trial and its neighbours."""
+    """The minimum of a parabola of loss over the rate's logarithm through the best trial and its
+    neighbours."""
     ends = sorted((math.log(trial.config.train.learning_rate), trial.end) for trial in trials)
     best = min(range(len(ends)), key=lambda place: ends[place][1])
     lowest = ends[best][0]
@@ -211,26 +274,37 @@ def make_forecast(plan: LadderPlan, smaller: Mapping[int, Iterable[Trained]]) ->
     made_of, left_out = {}, {}
     for rung, each in ((rung, each) for rung, seeds in smaller.items() for each in seeds):
         if each.is_diverged:
-            why = "ended above that of the untrained model" if each.is_finished else "stopped being a number"
+            why = (
+                "ended above that of the untrained model"
+                if each.is_finished
+                else "stopped being a number"
+            )
             left_out[each.name] = f"its loss {why}"
         else:
             curves.setdefault(rung, []).append(each.losses)
             made_of[each.name] = each.digest
     fitted = FittedLaw(plan.rungs, curves)
     return Forecast(
-        law=fitted.law, misfit=float(np.abs(fitted.misfits).max()), rung=plan.rungs[largest],
-        curve=fitted.forecast(plan.rungs[largest].parameters), made_of=made_of, left_out=left_out,
-    )  # fmt: skip
+        law=fitted.law,
+        misfit=float(np.abs(fitted.misfits).max()),
+        rung=plan.rungs[largest],
+        curve=fitted.forecast(plan.rungs[largest].parameters),
+        made_of=made_of,
+        left_out=left_out,
+    )
 
 
 def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     """The result and the records of a ladder from its files.
 
-    Raises IntegrityFailure if the trainings are not those of the plan, the rates or the forecast do not follow from
-    them, two are the same, or the forecast did not precede the largest.
+    Raises IntegrityFailure if the trainings are not those of the plan, the rates or the forecast do
+    not follow from them, two are the same, or the forecast did not precede the largest.
     """
     rungs, forecast = KeptRungs(ladder), read_document(ladder / FORECAST, Forecast)
-    plan, to_bits = rungs.plan, read_document(ladder / DATASET, DataCard).splits["valid"].bits_per_nat
+    plan, to_bits = (
+        rungs.plan,
+        read_document(ladder / DATASET, DataCard).splits["valid"].bits_per_nat,
+    )
     finished = [each for each in rungs.kept.trained.values() if each.is_finished]
     curves = [each.losses for each in finished]
     if same := [each.name for each in finished if curves.count(each.losses) > 1]:
@@ -241,25 +315,42 @@ def derive(ladder: Path) -> tuple[LadderResult, list[Record]]:
     rungs.kept.check_no_more()
     runs = [
         LadderRun(
-            name=each.name, rung=rung, seed=each.config.train.seed, learning_rate=each.config.train.learning_rate,
-            curve=list(each.losses.items()), bits_per_byte=each.final * to_bits,
+            name=each.name,
+            rung=rung,
+            seed=each.config.train.seed,
+            learning_rate=each.config.train.learning_rate,
+            curve=list(each.losses.items()),
+            bits_per_byte=each.final * to_bits,
         )
-        for rung, seeds in trained.items() for each in seeds if each.is_finished
-    ]  # fmt: skip
+        for rung, seeds in trained.items()
+        for each in seeds
+        if each.is_finished
+    ]
     reached, foreseen = runs[-1].loss, forecast.curve[-1]
     verdict: Literal["HIT", "MISS"] = "HIT" if foreseen.low <= reached <= foreseen.high else "MISS"
     scored, first = read_scores(ladder), [each.name for each in first_of_rungs(trained)]
     scores = [scored[name].texts for name in first] if scored.keys() >= {*first} else []
-    common = [text for text in (scores[0] if scores else ()) if all(text in each for each in scores)]
+    common = [
+        text for text in (scores[0] if scores else ()) if all(text in each for each in scores)
+    ]
     result = LadderResult(
-        runs=runs, verdict=verdict, rates=rungs.rates,
-        comparisons=[compared(text, larger - 2, larger, [[each[text]] for each in scores])
-                     for text in common for larger in range(2, len(scores))],
+        runs=runs,
+        verdict=verdict,
+        rates=rungs.rates,
+        comparisons=[
+            compared(text, larger - 2, larger, [[each[text]] for each in scores])
+            for text in common
+            for larger in range(2, len(scores))
+        ],
         bits_per_byte={text: [each[text].bits_per_byte for each in scores] for text in common},
-        sentence=f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats ({foreseen.low:.4f} to "
-        f"{foreseen.high:.4f}) and reached {reached:.4f}",
-    )  # fmt: skip
-    return result, list(_records(plan, forecast, result, origin_of(read_document(ladder / MANIFEST, Manifest))))
+        sentence=(
+            f"{verdict}: the largest rung was foreseen at {foreseen.loss:.4f} nats"
+            f" ({foreseen.low:.4f} to {foreseen.high:.4f}) and reached {reached:.4f}"
+        ),
+    )
+    return result, list(
+        _records(plan, forecast, result, origin_of(read_document(ladder / MANIFEST, Manifest)))
+    )
 
 
 def _agree(ours: Forecast, other: Forecast) -> bool:
@@ -275,10 +366,18 @@ def _agree(ours: Forecast, other: Forecast) -> bool:
     )
 
 
-def _records(plan: LadderPlan, forecast: Forecast, result: LadderResult, origin: dict[str, Any]) -> Iterable[Record]:
+def _records(
+    plan: LadderPlan, forecast: Forecast, result: LadderResult, origin: dict[str, Any]
+) -> Iterable[Record]:
     def record(rung: int, quantity: str, value: float, kind: str = "scaled", **more: Any) -> Record:
         series = f"ladder, {plan.rungs[rung].parameters / 1e3:,.0f}k"
-        fields = {"experiment": "2019/figure-6", "series": series, "quantity": quantity, "value": value, "kind": kind}
+        fields = {
+            "experiment": "2019/figure-6",
+            "series": series,
+            "quantity": quantity,
+            "value": value,
+            "kind": kind,
+        }
         return Record(**fields, **origin, **more)  # type: ignore[arg-type]
 
     for run in result.runs:
@@ -288,5 +387,12 @@ def _records(plan: LadderPlan, forecast: Forecast, result: LadderResult, origin:
         for rung, value in enumerate(values):
             yield record(rung, f"{text}_bits_per_byte", value)
     end = forecast.curve[-1]
-    yield record(len(plan.rungs) - 1, "ladder_validation_loss", end.loss, "simulated", low=end.low, high=end.high,
-                 note="forecast before it was trained")  # fmt: skip
+    yield record(
+        len(plan.rungs) - 1,
+        "ladder_validation_loss",
+        end.loss,
+        "simulated",
+        low=end.low,
+        high=end.high,
+        note="forecast before it was trained",
+    )

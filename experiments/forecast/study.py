@@ -1,7 +1,7 @@
 """Makes ladders and ablations: seal a forecast, train with the seeds that it gives, judge.
 
-Small trainings run side by side, one to a core. In an ablation, for each seed, all arms start from the same initial
-values and see the same tokens in the same order, each at the best of its rates.
+Small trainings run side by side, one to a core. In an ablation, for each seed, all arms start from
+the same initial values and see the same tokens in the same order, each at the best of its rates.
 """
 
 import multiprocessing
@@ -91,8 +91,8 @@ TEXT = "wikitext103"
 def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
     """Make or continue the ladder of so many rungs. Finished parts are reused.
 
-    Raises BadInput for a corpus that is too small, StepFailed if a command of the sequence fails, Interrupted after
-    SIGTERM or Ctrl-C.
+    Raises BadInput for a corpus that is too small, StepFailed if a command of the sequence fails,
+    Interrupted after SIGTERM or Ctrl-C.
     """
     start = time.monotonic()
     run_step("mlm-data", "run", shown(recipe), "--runs", str(runs))
@@ -103,7 +103,9 @@ def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
     print(describe_plan(plan), flush=True)
     if dry_run:
         return
-    run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": rungs, "cores": plan.cores}, facts.parents)
+    run = RunDirectory.begin(
+        runs, "ladder", "ladder", {"rungs": rungs, "cores": plan.cores}, facts.parents
+    )
     with locked(run.path):
         if run.is_complete:
             run.link()
@@ -112,11 +114,18 @@ def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
             make_ladder(run, dataset, runs)
     run_step("mlm-report", "figure", "ladder", str(run.path), "--out", str(run.path / "report"))
     result = read_document(run.path / LADDER, LadderResult)
-    print(result.rates, result.sentence, run.path, f"done in {format_duration(time.monotonic() - start)}", sep="\n")
+    print(
+        result.rates,
+        result.sentence,
+        run.path,
+        f"done in {format_duration(time.monotonic() - start)}",
+        sep="\n",
+    )
 
 
 def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
-    """Train the run's plan below `runs`, forecast the largest rung before its training, and seal the outcome."""
+    """Train the run's plan below `runs`, forecast the largest rung before its training, and seal
+    the outcome."""
     plan = read_document(run.path / PLAN, LadderPlan)
     shutil.copyfile(dataset / DATASET, run.path / DATASET)
     *smaller, largest = range(len(plan.rungs))
@@ -126,7 +135,9 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
         train_all([config for configs in trials for config in configs], run.path, runs)
         rates = KeptRungs(run.path).rates
         print(rates, flush=True)
-        wholes = (whole_configs(plan, rates, rung, plan.seeds, dataset) for rung in reversed(smaller))
+        wholes = (
+            whole_configs(plan, rates, rung, plan.seeds, dataset) for rung in reversed(smaller)
+        )
         train_all([config for configs in wholes for config in configs], run.path, runs)
         return make_forecast(plan, KeptRungs(run.path).smaller())
 
@@ -138,7 +149,9 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
         for each in first_of_rungs(KeptRungs(run.path).all()):
             if each.name not in scores:
                 try:
-                    done = evaluate(Place.find(runs / each.name), {TEXT: partial(build_task, TEXT)}, Settings()).done
+                    done = evaluate(
+                        Place.find(runs / each.name), {TEXT: partial(build_task, TEXT)}, Settings()
+                    ).done
                 except DataMissing as error:
                     print(f"not scored: {error}")
                     break
@@ -155,10 +168,12 @@ def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
 
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:
-    """Search each arm's rate, seal the forecast, train every arm with every seed that it gives, and seal the outcome.
+    """Search each arm's rate, seal the forecast, train every arm with every seed that it gives, and
+    seal the outcome.
 
-    Everything lies below `runs`; finished parts are reused. Raises BadInput for an experiment without an ablation, and
-    for too few, too many or unequal datasets, StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
+    Everything lies below `runs`; finished parts are reused. Raises BadInput for an experiment
+    without an ablation, and for too few, too many or unequal datasets, StepFailed if a training
+    fails, Interrupted after SIGTERM or Ctrl-C.
     """
     ablation, name = ablation_of(experiment), experiment.name
     needed = 1 + max(arm.dataset for arm in ablation.arms)
@@ -169,53 +184,93 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     about = facts | {ABLATION: ablation.model_dump(mode="json")}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
     parents = {f"dataset-{place}": digest for place, digest in enumerate(digests)}
-    run = RunDirectory.begin(runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings)
+    run = RunDirectory.begin(
+        runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings
+    )
     if run.is_complete:
         run.link()
         return run
-    trials = [each for arm in ablation.arms for each in trials_of(name, ablation, arm, datasets[arm.dataset])]
+    trials = [
+        each
+        for arm in ablation.arms
+        for each in trials_of(name, ablation, arm, datasets[arm.dataset])
+    ]
     trainings = len(ablation.arms) * ablation.seeds
-    announce(f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time")
+    announce(
+        f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time"
+    )
 
     def search() -> EffectForecast:
         train_all(trials, run.path, runs)
         for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
             place = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
             steps = [step for step in read_steps(place) if not step.skipped]
-            sweep = RateSweep(rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps])
+            sweep = RateSweep(
+                rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps]
+            )
             (run.path / SWEEPS).mkdir(exist_ok=True)
             write_document(run.path / SWEEPS / f"{slug(arm.name)}.json", sweep)
         rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
         return EffectForecast(
-            experiment=name, ablation=ablation.model_dump(mode="json"), datasets=digests, bits_per_nat=bits_per_nat,
-            bigram_nats=[bigram_loss(path) for path in datasets], rates=rates,
+            experiment=name,
+            ablation=ablation.model_dump(mode="json"),
+            datasets=digests,
+            bits_per_nat=bits_per_nat,
+            bigram_nats=[bigram_loss(path) for path in datasets],
+            rates=rates,
             searched={each.name: each.digest for each in searched},
-        )  # fmt: skip
+        )
 
     def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
-        return [ablation_config(name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset])
-                for seed in seeds for arm in ablation.arms]  # fmt: skip
+        return [
+            ablation_config(
+                name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset]
+            )
+            for seed in seeds
+            for arm in ablation.arms
+        ]
 
     with locked(run.path):
-        try_forecast(run, runs, EffectForecast, search, ablation.seeds, arms, lambda: derive_effects(run.path)[1])
+        try_forecast(
+            run,
+            runs,
+            EffectForecast,
+            search,
+            ablation.seeds,
+            arms,
+            lambda: derive_effects(run.path)[1],
+        )
     return run
 
 
 def try_forecast(
-    run: RunDirectory, runs: Path, schema: type[F], make_forecast: Callable[[], F], seeds: int,
-    trainings: Callable[[F, list[int]], list[RunConfig]], judge: Callable[[], list[Record]], ranks: int = 1,
-) -> None:  # fmt: skip
-    """Seal the run's forecast, train below `runs` with so many seeds that it gives, and seal the records of `judge`.
+    run: RunDirectory,
+    runs: Path,
+    schema: type[F],
+    make_forecast: Callable[[], F],
+    seeds: int,
+    trainings: Callable[[F, list[int]], list[RunConfig]],
+    judge: Callable[[], list[Record]],
+    ranks: int = 1,
+) -> None:
+    """Seal the run's forecast, train below `runs` with so many seeds that it gives, and seal the
+    records of `judge`.
 
-    `make_forecast` trains what the forecast needs; `trainings` returns the configurations that the forecast is about.
-    Finished parts are reused. Raises StepFailed if a training fails, Interrupted after SIGTERM or Ctrl-C.
+    `make_forecast` trains what the forecast needs; `trainings` returns the configurations that the
+    forecast is about. Finished parts are reused. Raises StepFailed if a training fails, Interrupted
+    after SIGTERM or Ctrl-C.
     """
     path = run.path / FORECAST
     if not path.is_file():
         write_document(path, make_forecast())
     forecast = read_document(path, schema)
-    kind, facts = run.manifest["kind"], {run.manifest["kind"]: run.path.name, "sha256": sha256_file(path)}
-    sealed = RunDirectory.begin(run.path.parent, f"{kind}-forecast", "forecast", facts, dict(forecast.made_of))
+    kind, facts = (
+        run.manifest["kind"],
+        {run.manifest["kind"]: run.path.name, "sha256": sha256_file(path)},
+    )
+    sealed = RunDirectory.begin(
+        run.path.parent, f"{kind}-forecast", "forecast", facts, dict(forecast.made_of)
+    )
     if not sealed.is_complete:
         shutil.copyfile(path, sealed.path / FORECAST)
         sealed.complete()
@@ -232,8 +287,8 @@ def try_forecast(
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     """Train each configuration below `runs`, one to a core, and keep the outcome in `folder`.
 
-    Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped or killed and
-    StepFailed if it failed, after stopping the others.
+    Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
+    or killed and StepFailed if it failed, after stopping the others.
     """
     done_before, start = read_runs(folder), time.monotonic()
     waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
@@ -247,38 +302,53 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
                 raise StepFailed(f"training of {config.name}", code)
             place = _directory_of(config, runs)
             keep(place, folder)
-            loss, passed = read_validations(place)[-1].loss, format_duration(time.monotonic() - start)
-            print(f"{place.name}: validation loss {loss:.3f} ({done} of {len(waiting)}, {passed})", flush=True)
+            loss, passed = (
+                read_validations(place)[-1].loss,
+                format_duration(time.monotonic() - start),
+            )
+            print(
+                f"{place.name}: validation loss {loss:.3f} ({done} of {len(waiting)}, {passed})",
+                flush=True,
+            )
     except BaseException as error:
         for process in multiprocessing.active_children():
             process.terminate()
         if isinstance(error, BrokenProcessPool):
-            raise Interrupted("a training was stopped or killed; the same command continues from there") from error
+            raise Interrupted(
+                "a training was stopped or killed; the same command continues from there"
+            ) from error
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Bits per byte for each nat per token, for each dataset's validation text; 0 if its card does not say.
+    """Bits per byte for each nat per token, for each dataset's validation text; 0 if its card does
+    not say.
 
     Raises BadInput unless all datasets have the same text.
     """
     cards = [read_document(path / DATASET, DataCard) for path in datasets]
-    texts = {tuple((name, split.documents, split.bytes) for name, split in card.splits.items()) for card in cards}
+    texts = {
+        tuple((name, split.documents, split.bytes) for name, split in card.splits.items())
+        for card in cards
+    }
     if len(texts) > 1:
         raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
     return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
 
 
 def bigram_loss(dataset: Path) -> float:
-    """Nats per token of the validation text by bigrams counted in the training text, smoothed as Witten and Bell do.
+    """Nats per token of the validation text by bigrams counted in the training text, smoothed as
+    Witten and Bell do.
 
-    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and p(b) is the share of b
-    with one more of every token.
+    p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
+    p(b) is the share of b with one more of every token.
     """
     facts = DatasetFacts.read(dataset)
-    train, valid = (facts.token_files(split)[0][0].tokens.astype(np.int64) for split in ("train", "valid"))
+    train, valid = (
+        facts.token_files(split)[0][0].tokens.astype(np.int64) for split in ("train", "valid")
+    )
     size = facts.padded_vocab_size
     share = (np.bincount(train, minlength=size) + 1) / (len(train) + size)
     pairs, counts = np.unique(train[:-1] * size + train[1:], return_counts=True)
@@ -297,14 +367,16 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train_on(config: RunConfig, runs: Path, ranks: int) -> Path:
-    """Train in processes of this many ranks; the training's directory. Raises StepFailed if it failed."""
+    """Train in processes of this many ranks; the training's directory. Raises StepFailed if it
+    failed."""
     if code := launch(partial(_train, config, runs, ranks), ranks):
         raise StepFailed(f"training of {config.name}", code)
     return _directory_of(config, runs)
 
 
 def _train(config: RunConfig, runs: Path, ranks: int) -> None:
-    """Train on this many ranks; a loss that is no longer finite ends the training without an error."""
+    """Train on this many ranks; a loss that is no longer finite ends the training without an
+    error."""
     try:
         train(resolve(config, ranks), runs)
     except NotFinite as error:
@@ -320,7 +392,8 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train without output; the exit code. A training that is stopped ends its process, so that no other begins."""
+    """Train without output; the exit code. A training that is stopped ends its process, so that no
+    other begins."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs, ranks=1)

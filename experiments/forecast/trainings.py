@@ -1,7 +1,8 @@
-"""Kept parts of trainings whose outcome was forecast, and the seeds that a forecast gives. Imports no torch.
+"""Kept parts of trainings whose outcome was forecast, and the seeds that a forecast gives. Imports
+no torch.
 
-The seeds of the trainings are parts of the forecast's SHA-256. They cannot have been trained before the forecast was
-written, and a forecast that is edited later no longer matches its trainings.
+The seeds of the trainings are parts of the forecast's SHA-256. They cannot have been trained before
+the forecast was written, and a forecast that is edited later no longer matches its trainings.
 """
 
 import math
@@ -66,7 +67,8 @@ def keep(training: Path, study: Path) -> None:
 
 
 def read_kept(study: Path) -> list[Trained]:
-    """The trainings that a study keeps. Raises IntegrityFailure for a damaged one, or one that contradicts its seal."""
+    """The trainings that a study keeps. Raises IntegrityFailure for a damaged one, or one that
+    contradicts its seal."""
     return [_read(run) for run in read_runs(study).values()]
 
 
@@ -88,22 +90,34 @@ class Kept:
             training = self.trained.get(config.name)
             if training is None:
                 raise IntegrityFailure(
-                    f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for: the forecast was "
-                    "changed or made after its trainings"
+                    f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for:"
+                    " the forecast was changed or made after its trainings"
                 )
-            vocabulary = {name: getattr(training.config.model, name) for name in ("vocab_size", "padded_vocab_size")}
+            vocabulary = {
+                name: getattr(training.config.model, name)
+                for name in ("vocab_size", "padded_vocab_size")
+            }
             asked = config.model.model_copy(update=vocabulary), config.train
             if (training.config.model, training.config.train) != asked:
                 raise IntegrityFailure(f"{training.name} was not trained as {FORECAST} says")
             if training.dataset != dataset:
-                raise IntegrityFailure(f"{training.name} was trained on other data than {FORECAST} says")
+                raise IntegrityFailure(
+                    f"{training.name} was trained on other data than {FORECAST} says"
+                )
             trained.append(training)
         return trained
 
     def check_no_more(self) -> None:
-        """Raises IntegrityFailure if a training other than a trial is kept that was not asked for."""
-        if more := [name for name, each in self.trained.items() if not (each.is_trial or name in self._asked)]:
-            raise IntegrityFailure(f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for")
+        """Raises IntegrityFailure if a training other than a trial is kept that was not asked
+        for."""
+        if more := [
+            name
+            for name, each in self.trained.items()
+            if not (each.is_trial or name in self._asked)
+        ]:
+            raise IntegrityFailure(
+                f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for"
+            )
 
 
 def _read(run: KeptRun) -> Trained:
@@ -112,11 +126,20 @@ def _read(run: KeptRun) -> Trained:
     run.check_seal()
     batches, length = BatchSchedule(config.train), config.model.seq_length
     lines = validations_in(run.metrics)
-    losses = {batches.samples_before(line.iteration) * length: line.loss for line in lines if line.kind == "validation"}
-    if run.seal and max(losses, default=0) != batches.samples_before(config.train.iterations) * length:
+    losses = {
+        batches.samples_before(line.iteration) * length: line.loss
+        for line in lines
+        if line.kind == "validation"
+    }
+    if (
+        run.seal
+        and max(losses, default=0) != batches.samples_before(config.train.iterations) * length
+    ):
         raise IntegrityFailure(f"{run.name}: {METRICS} does not end where the training did")
     final, digest = lines[-1].loss if lines else math.nan, run.seal["digest"] if run.seal else ""
-    return Trained(run.name, config, manifest.parents["dataset"], digest, losses, final, run.seal is not None)
+    return Trained(
+        run.name, config, manifest.parents["dataset"], digest, losses, final, run.seal is not None
+    )
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:

@@ -1,4 +1,5 @@
-"""A training job for lent machines: its manifest, and the Slurm and torchrun scripts that train until it is complete.
+"""A training job for lent machines: its manifest, and the Slurm and torchrun scripts that train
+until it is complete.
 
 The scripts' text is in `templates/`. Imports no torch.
 """
@@ -38,9 +39,12 @@ from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS, MOST_ATTEMPTS_WITHOUT_PROGRESS = 3, 10
-"""Attempts in a row that may end in the same iteration, and in any, without a new checkpoint and without having been
-told to stop: a fault of the program comes back where it was, one of the hardware does not."""
-MEETING = '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
+"""Attempts in a row that may end in the same iteration, and in any, without a new checkpoint and
+without having been told to stop: a fault of the program comes back where it was, one of the
+hardware does not."""
+MEETING = (
+    '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
+)
 """How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
 NODES = "--nodelist=nodes"
 """Stands for the nodes of an attempt, which the script chooses."""
@@ -48,7 +52,8 @@ TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
 HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
-"""A host as `ssh` takes it, with a user or without: no option, and nothing that a shell would act on."""
+"""A host as `ssh` takes it, with a user or without: no option, and nothing that a shell would act
+on."""
 
 
 class Job(Config):
@@ -77,34 +82,49 @@ class Job(Config):
     disk_mb_per_second: PositiveFloat = WRITTEN_BYTES_PER_SECOND / 1e6
     """Rate at which a rank writes while all do: plans a checkpoint's time."""
     checkpoint_minutes: PositiveFloat | None = None
-    """Minutes of training from one checkpoint to the next; by default those that lose the least (Daly 2006)."""
+    """Minutes of training from one checkpoint to the next; by default those that lose the least
+    (Daly 2006)."""
     failures_per_gpu_hour: NonNegativeFloat = FAILURES_PER_GPU_HOUR
-    """Failures that end an attempt, for each rank and hour; by default Llama 3's (arXiv:2407.21783, Section 3.3.4)."""
+    """Failures that end an attempt, for each rank and hour; by default Llama 3's (arXiv:2407.21783,
+    Section 3.3.4)."""
     restart_seconds: PositiveFloat = RESTART_SECONDS
     """Time from a failure to the first iteration after it."""
     spare_nodes: NonNegativeInt = 0
     """Nodes that Slurm gives besides: an attempt is repeated on them where a node has failed."""
     cluster: str = ""
-    """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time predicted."""
+    """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time
+    predicted."""
     time_limit: str = "24:00:00"
-    """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts repeat."""
+    """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts
+    repeat."""
     signal_seconds: PositiveInt = 600
-    """How long before the limit the ranks are told to stop: an iteration and two checkpoints must fit in."""
+    """How long before the limit the ranks are told to stop: an iteration and two checkpoints must
+    fit in."""
     hosts: Path | None = None
-    """File with a host for each node, one a line: called once, `torchrun.sh` starts itself on all of them by ssh."""
+    """File with a host for each node, one a line: called once, `torchrun.sh` starts itself on all
+    of them by ssh."""
     container: str = ""
-    """Image in which the ranks run (Slurm with pyxis), with this package installed; none by default."""
+    """Image in which the ranks run (Slurm with pyxis), with this package installed; none by
+    default."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.container and not re.fullmatch(r"\w[\w./:@#+-]*", self.container, re.ASCII):
-            raise ValueError(f"container = {self.container!r} has characters that Slurm's options cannot carry")
+            raise ValueError(
+                f"container = {self.container!r} has characters that Slurm's options cannot carry"
+            )
         if not re.fullmatch(r"\w[\w.-]*", self.name, re.ASCII):
-            raise ValueError(f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can")
+            raise ValueError(
+                f"name = {self.name!r} cannot name files: letters, digits, '-', '_' and '.' can"
+            )
         if not re.fullmatch(TIME_LIMIT, self.time_limit, re.ASCII):
-            raise ValueError(f"time_limit = {self.time_limit!r} is not hours:minutes:seconds, such as 24:00:00")
+            raise ValueError(
+                f"time_limit = {self.time_limit!r} is not hours:minutes:seconds, such as 24:00:00"
+            )
         if self.signal_seconds >= (limit := self.limit_seconds):
-            raise ValueError(f"signal_seconds = {self.signal_seconds} is not below the time limit of {limit} s")
+            raise ValueError(
+                f"signal_seconds = {self.signal_seconds} is not below the time limit of {limit} s"
+            )
         return self
 
     @property
@@ -113,13 +133,16 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """The names in `hosts`; the ranks meet at the first. Raises BadInput where they are not one for each node."""
+        """The names in `hosts`; the ranks meet at the first. Raises BadInput where they are not one
+        for each node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{self.hosts} cannot be read: {cause(error)}") from error
         if self.hosts and len(names) != self.nodes:
-            raise BadInput(f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line")
+            raise BadInput(
+                f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line"
+            )
         if odd := [name for name in names if not HOST.fullmatch(name)]:
             raise BadInput(f"{self.hosts} has {odd[0]!r}, which is no name of a host")
         return names
@@ -131,7 +154,8 @@ class Job(Config):
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
-        """The run that the ranks are asked for. Raises BadInput where its layout does not divide over them."""
+        """The run that the ranks are asked for. Raises BadInput where its layout does not divide
+        over them."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
@@ -152,10 +176,15 @@ def predicted_iteration(job: Job) -> Prediction | None:
         return None
     cluster = load_cluster(job.cluster, OWN)
     if job.ranks_per_node > (have := int(cluster.constants.gpus_per_node.value)):
-        raise BadInput(f"{job.name}: ranks_per_node = {job.ranks_per_node}, but a node of {job.cluster} has {have}")
+        raise BadInput(
+            f"{job.name}: ranks_per_node = {job.ranks_per_node}, but a node of {job.cluster} has"
+            f" {have}"
+        )
     prediction = simulate(cluster, [Workload.of_run(config, job.ranks)], config)[0]
     if prediction.reason:
-        raise BadInput(f"{job.name} cannot run on {job.nodes} nodes of {job.cluster}: {prediction.reason}")
+        raise BadInput(
+            f"{job.name} cannot run on {job.nodes} nodes of {job.cluster}: {prediction.reason}"
+        )
     return prediction
 
 
@@ -165,8 +194,12 @@ def failures_of(job: Job) -> Failures:
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
     return Failures.of(
-        job.ranks, written, 1e6 * job.disk_mb_per_second, job.restart_seconds, job.failures_per_gpu_hour
-    )  # fmt: skip
+        job.ranks,
+        written,
+        1e6 * job.disk_mb_per_second,
+        job.restart_seconds,
+        job.failures_per_gpu_hour,
+    )
 
 
 def saved_seconds(job: Job) -> float:
@@ -179,17 +212,19 @@ def saved_seconds(job: Job) -> float:
     if job.checkpoint_minutes and interval + failures.checkpoint > failures.mean:
         best = format_duration(failures.best_interval)
         raise BadInput(
-            f"{job.name}: one of its {job.ranks:,} ranks fails every {format_duration(failures.mean)}, so with "
-            f"checkpoint_minutes = {job.checkpoint_minutes:g} most attempts save nothing; {best} loses the least"
+            f"{job.name}: one of its {job.ranks:,} ranks fails every"
+            f" {format_duration(failures.mean)}, so with checkpoint_minutes ="
+            f" {job.checkpoint_minutes:g} most attempts save nothing; {best} loses the least"
         )
     return interval
 
 
 def describe_job(job: Job) -> str:
-    """Ranks, layout, a checkpoint's size and time, the interval between checkpoints and what failures leave; where a
-    cluster is named also the simulated time and its attempts.
+    """Ranks, layout, a checkpoint's size and time, the interval between checkpoints and what
+    failures leave; where a cluster is named also the simulated time and its attempts.
 
-    Raises BadInput where a checkpoint takes longer than the ranks have before the time limit, or comes too late.
+    Raises BadInput where a checkpoint takes longer than the ranks have before the time limit, or
+    comes too late.
     """
     config, failures, interval = job.config(), failures_of(job), saved_seconds(job)
     layout = layout_of(config, job.ranks)
@@ -200,20 +235,25 @@ def describe_job(job: Job) -> str:
     rate = 1e6 * job.disk_mb_per_second
     whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
     line += (
-        f"\na checkpoint of {whole}, about {format_bytes(failures.checkpoint * rate)} by the rank that writes most, "
+        f"\na checkpoint of {whole}, about {format_bytes(failures.checkpoint * rate)} by the rank"
+        " that writes most, "
     )
     line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
     prediction = predicted_iteration(job)
     # The one that is written when the signal comes, and one of the iteration in which it comes.
-    if 2 * failures.checkpoint + (prediction.high_seconds if prediction else 0) > job.signal_seconds:
+    if (
+        2 * failures.checkpoint + (prediction.high_seconds if prediction else 0)
+        > job.signal_seconds
+    ):
         raise BadInput(
-            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s, and two may have to end: give more than "
-            f"signal_seconds = {job.signal_seconds}"
+            f"{job.name}: a checkpoint takes {failures.checkpoint:.0f} s, and two may have to end:"
+            f" give more than signal_seconds = {job.signal_seconds}"
         )
     if prediction and prediction.seconds + failures.checkpoint > failures.mean:
         raise BadInput(
-            f"{job.name}: one of its {job.ranks:,} ranks fails every {format_duration(failures.mean)}, before an "
-            f"iteration of {prediction.seconds:.0f} s and a checkpoint end"
+            f"{job.name}: one of its {job.ranks:,} ranks fails every"
+            f" {format_duration(failures.mean)}, before an iteration of {prediction.seconds:.0f} s"
+            " and a checkpoint end"
         )
     share = 1.0
     if math.isfinite(interval):
@@ -221,17 +261,24 @@ def describe_job(job: Job) -> str:
         line += f"\n{failures.describe(interval)}"
     if prediction is None:
         return line
-    low, high = (config.train.iterations * each / share for each in (prediction.low_seconds, prediction.high_seconds))
+    low, high = (
+        config.train.iterations * each / share
+        for each in (prediction.low_seconds, prediction.high_seconds)
+    )
     usable = job.limit_seconds - job.signal_seconds
-    attempts = sorted({round(all_ / failures.mean) + math.ceil(all_ / usable) for all_ in (low, high)})
+    attempts = sorted(
+        {round(all_ / failures.mean) + math.ceil(all_ / usable) for all_ in (low, high)}
+    )
     return (
-        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration, {format_days(low, high)} to "
-        f"{format_days(high)} in all, {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
+        f"{line}\nsimulated on {job.cluster}: {prediction.seconds:.4g} s an iteration,"
+        f" {format_days(low, high)} to {format_days(high)} in all,"
+        f" {' to '.join(map(str, attempts))} attempt{'s' if attempts[-1] > 1 else ''}"
     )
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
-    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are; for a container `jobset.yaml` too.
+    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are; for a container
+    `jobset.yaml` too.
 
     Raises BadInput where it cannot.
     """
@@ -248,26 +295,44 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 def slurm_script(job: Job, out: Path) -> str:
     """The script for `sbatch`; its files stand in `out`.
 
-    Before the time limit Slurm signals the batch shell alone. It passes the signal on with `scancel`, because `srun`
-    itself would kill the ranks; they write a checkpoint and end with exit code 7, and the job is queued again.
-    Raises BadInput for a folder whose name cannot stand in a batch script.
+    Before the time limit Slurm signals the batch shell alone. It passes the signal on with
+    `scancel`, because `srun` itself would kill the ranks; they write a checkpoint and end with exit
+    code 7, and the job is queued again. Raises BadInput for a folder whose name cannot stand in a
+    batch script.
     """
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):
-        raise BadInput(f"{folder!r} cannot stand in a batch script: name a folder without control characters")
+        raise BadInput(
+            f"{folder!r} cannot stand in a batch script: name a folder without control characters"
+        )
     quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    command = ["srun", f"--nodes={job.nodes}", f"--ntasks={job.ranks}", "--kill-on-bad-exit=1", "--label"]
+    command = [
+        "srun",
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.ranks}",
+        "--kill-on-bad-exit=1",
+        "--label",
+    ]
     command += [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
     if job.container:
         command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
-        command += ["--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))]
+        command += [
+            "--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))
+        ]
     options = [
-        f"--job-name={job.name}", f"--nodes={job.nodes + job.spare_nodes}", "--no-kill",
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes + job.spare_nodes}",
+        "--no-kill",
         f"--ntasks-per-node={job.ranks_per_node}",
-        f"--cpus-per-task={job.cores_per_rank}", f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
-        *(("--exclusive", "--mem=0") if job.exclusive else ()), f"--time={job.time_limit}",
-        f"--signal=B:TERM@{job.signal_seconds}", "--requeue", "--open-mode=append", f'--output="{quoted}/slurm-%j.txt"',
-    ]  # fmt: skip
+        f"--cpus-per-task={job.cores_per_rank}",
+        f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
+        *(("--exclusive", "--mem=0") if job.exclusive else ()),
+        f"--time={job.time_limit}",
+        f"--signal=B:TERM@{job.signal_seconds}",
+        "--requeue",
+        "--open-mode=append",
+        f'--output="{quoted}/slurm-%j.txt"',
+    ]
     head = [f"#SBATCH {option}" for option in options if option]
     words = shlex.join([*command[:1], NODES, *command[1:], job.python, "-P", "-m"])
     return _script(head, "slurm.sh", words.replace(NODES, '--nodelist="$nodes"'), job, out)
@@ -276,7 +341,9 @@ def slurm_script(job: Job, out: Path) -> str:
 def _mounted(job: Job, out: Path) -> list[Path]:
     """Folders that the ranks read and write. Raises BadInput for one that pyxis cannot be told."""
     origin = job.config().train.init_from
-    needed = {path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))}
+    needed = {
+        path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
+    }
     needed |= {Path.cwd(), find_file(job.model, Shipped.MODEL).resolve().parent}
     folders = sorted(folder for folder in needed if needed.isdisjoint(folder.parents))
     if unfit := next((folder for folder in folders if re.search("[,:]", str(folder))), None):
@@ -293,7 +360,10 @@ def torchrun_script(job: Job, out: Path) -> str:
     stop = f"--shutdown-timeout={job.signal_seconds}"
     launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
     meeting = "--standalone" if job.nodes == 1 else MEETING
-    words = f"{'Once' if job.hosts else 'On every node: NODE_RANK=0 MASTER_ADDR=first-node'} bash torchrun.sh"
+    words = (
+        f"{'Once' if job.hosts else 'On every node: NODE_RANK=0 MASTER_ADDR=first-node'} bash"
+        " torchrun.sh"
+    )
     head = [f"# {words}"] if job.nodes > 1 else []
     return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
@@ -302,15 +372,24 @@ def jobset(job: Job, out: Path) -> str:
     """The job for Kubernetes, as a JobSet whose pods find the folders where they are here."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
-    values = {"name": name, "first": f"{name}-ranks-0-0.{name}", "nodes": job.nodes, "image": job.container,
-              "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS, "signal_seconds": job.signal_seconds,
-              "script": str((out / "torchrun.sh").resolve()),
-              "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
-              "mounts": [{"name": "memory", "mountPath": "/dev/shm"},  # by default 64 MB, too few for NCCL
-                         *({"name": f"folder-{number}", "mountPath": path} for number, path in folders)],
-              "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}},
-                          *({"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders)],
-              }  # fmt: skip
+    values = {
+        "name": name,
+        "first": f"{name}-ranks-0-0.{name}",
+        "nodes": job.nodes,
+        "image": job.container,
+        "bound": MOST_ATTEMPTS_WITHOUT_PROGRESS,
+        "signal_seconds": job.signal_seconds,
+        "script": str((out / "torchrun.sh").resolve()),
+        "limits": {"nvidia.com/gpu": job.ranks_per_node} if job.gpus else {},
+        "mounts": [
+            {"name": "memory", "mountPath": "/dev/shm"},  # by default 64 MB, too few for NCCL
+            *({"name": f"folder-{number}", "mountPath": path} for number, path in folders),
+        ],
+        "volumes": [
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+            *({"name": f"folder-{number}", "hostPath": {"path": path}} for number, path in folders),
+        ],
+    }
     text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
     return _filled(text, {key: json.dumps(value) for key, value in values.items()})
 
@@ -322,15 +401,24 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """The templates' text with this job's values."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
-    paths |= {name: out.resolve() / name for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")}
+    paths |= {
+        name: out.resolve() / name
+        for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
+    }
     model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
-    options = [f"--set={item}" for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)]
+    options = [
+        f"--set={item}"
+        for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)
+    ]
     words = ["mlm_repro.engine.cli", "run", str(model), *options, runs]
     values = {name: shlex.quote(str(path)) for name, path in paths.items()}
     values["train"] = f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}'
-    values |= {"hosts": shlex.join(job.host_names()), "script": shlex.quote(str(out.resolve() / "torchrun.sh"))}
+    values |= {
+        "hosts": shlex.join(job.host_names()),
+        "script": shlex.quote(str(out.resolve() / "torchrun.sh")),
+    }
     values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "nodes": str(job.nodes)}
     values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}
     parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)

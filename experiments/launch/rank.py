@@ -1,8 +1,10 @@
-"""One rank under torchrun or Slurm: `python -P -m mlm_repro.experiments.launch.rank FILE MODULE ARGUMENTS`.
+"""One rank under torchrun or Slurm: `python -P -m mlm_repro.experiments.launch.rank FILE MODULE
+ARGUMENTS`.
 
-Slurm's variables become those by which ranks find each other. Neither launcher passes on which rank failed first, and
-with what, so beside the scripts `failed` is written where trying again is of no use, else `last-failure`: the exit code
-and the cause. A node that its own hardware failed leaves `bad-node-NAME`, and Slurm is asked for others.
+Slurm's variables become those by which ranks find each other. Neither launcher passes on which rank
+failed first, and with what, so beside the scripts `failed` is written where trying again is of no
+use, else `last-failure`: the exit code and the cause. A node that its own hardware failed leaves
+`bad-node-NAME`, and Slurm is asked for others.
 """
 
 import os
@@ -27,16 +29,27 @@ from mlm_repro.lineage.errors import (
     HardwareMissing,
     IntegrityFailure,
     Interrupted,
-)  # fmt: skip
+)
 from mlm_repro.lineage.variables import is_first_rank
 
-FINAL = {error.exit_code for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)}
-"""Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried again."""
-FAILED_GPU = re.compile(r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.I)
+FINAL = {
+    error.exit_code
+    for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)
+}
+"""Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried
+again."""
+FAILED_GPU = re.compile(
+    r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.I
+)
 """Words of CUDA and its driver for a GPU that has failed."""
 FIRST_RANK_SECONDS = 3.0
-"""Time that a failing rank leaves rank 0, which says why: the launcher ends all ranks when one ends."""
-SLURM_VARIABLES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+"""Time that a failing rank leaves rank 0, which says why: the launcher ends all ranks when one
+ends."""
+SLURM_VARIABLES = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_NTASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+}
 
 
 def name_rank(environment: MutableMapping[str, str]) -> None:
@@ -47,20 +60,28 @@ def name_rank(environment: MutableMapping[str, str]) -> None:
 
 
 def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
-    """Write what ended this rank with an exit code other than 0; nothing where it was stopped or lost another rank."""
-    text, node = " ".join(str(cause).split()), os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """Write what ended this rank with an exit code other than 0; nothing where it was stopped or
+    lost another rank."""
+    text, node = (
+        " ".join(str(cause).split()),
+        os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+    )
     is_again = isinstance(cause, HardwareFault) or code not in FINAL
     if FAILED_GPU.search(text):
         write_text(failed.with_name(f"bad-node-{node}"), f"{text}\n")
     if code != Interrupted.exit_code:
-        line = f"{code}\nrank {os.environ.get('RANK', '0')} on {node}: {type(cause).__name__}: {text}\n"
+        line = (
+            f"{code}\nrank {os.environ.get('RANK', '0')} on {node}: {type(cause).__name__}:"
+            f" {text}\n"
+        )
         write_text(failed.with_name("last-failure") if is_again else failed, line)
 
 
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
     """Call the module's `main`, write down what ended it and leave with its exit code.
 
-    A rank ends at once, because leftover threads of the libraries can abort a process that ends in the ordinary way.
+    A rank ends at once, because leftover threads of the libraries can abort a process that ends in
+    the ordinary way.
     """
     name_rank(os.environ)
     sys.argv = [module, *arguments]
@@ -68,7 +89,10 @@ def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
     try:
         import_module(module).main()
     except SystemExit as end:
-        code, cause = end.code if isinstance(end.code, int) else int(end.code is not None), end.__cause__
+        code, cause = (
+            end.code if isinstance(end.code, int) else int(end.code is not None),
+            end.__cause__,
+        )
     except BaseException as error:
         code, cause = Fault.exit_code, error
         traceback.print_exc()

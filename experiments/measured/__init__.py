@@ -1,1 +1,2 @@
-"""Measurements on this machine: functions that return lines of records (`catalogue.MEASUREMENTS`)."""
+"""Measurements on this machine: functions that return lines of records
+(`catalogue.MEASUREMENTS`)."""

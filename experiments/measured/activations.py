@@ -1,8 +1,9 @@
-"""Bytes that a transformer layer keeps for its backward pass, as autograd saves them, and recomputed products.
+"""Bytes that a transformer layer keeps for its backward pass, as autograd saves them, and
+recomputed products.
 
-The layer is the 2022 paper's (arXiv:2205.05198, Sections 3 to 5) in plain torch: every score is kept, in 16 bits, and a
-byte for each element of a dropout mask. Its divided products are the engine's. Shapes: s sequence, b microbatch, h
-hidden, a heads, t tensor-parallel ranks.
+The layer is the 2022 paper's (arXiv:2205.05198, Sections 3 to 5) in plain torch: every score is
+kept, in 16 bits, and a byte for each element of a dropout mask. Its divided products are the
+engine's. Shapes: s sequence, b microbatch, h hidden, a heads, t tensor-parallel ranks.
 """
 
 import tempfile
@@ -57,7 +58,8 @@ CONFIGURATIONS = {
 
 
 class PlainLayer(nn.Module):
-    """x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b, h] → [s, b, h], [s/t, b, h] where divided."""
+    """x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b, h] → [s, b, h], [s/t, b,
+    h] where divided."""
 
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
@@ -82,10 +84,16 @@ class PlainLayer(nn.Module):
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
         """Heads' outputs [s, b, h/t] from queries, keys and values [s, b, 3h/t]."""
         s, b, columns = qkv.shape
-        query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)  # each [b·a/t, s, d]
+        query, key, value = (
+            qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
+        )  # each [b·a/t, s, d]
         hidden = torch.full((s, s), float("-inf"), dtype=qkv.dtype, device=qkv.device).triu(1)
         scores = torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.size(2) ** -0.5)
-        return torch.bmm(_dropped(torch.softmax(scores, dim=-1)), value).transpose(0, 1).reshape(s, b, columns // 3)
+        return (
+            torch.bmm(_dropped(torch.softmax(scores, dim=-1)), value)
+            .transpose(0, 1)
+            .reshape(s, b, columns // 3)
+        )
 
 
 def _dropped(x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +115,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Counts saved bytes of this rank where it is entered, a module's parameters left out."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+        self.parameters = {
+            parameter.untyped_storage().data_ptr() for parameter in module.parameters()
+        }
         self.holders, self.now, self.peak = Counter[int](), 0, 0
         super().__init__(lambda tensor: Held(tensor, self), lambda held: held.tensor)
 
@@ -121,7 +131,8 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
-    """Bytes of the storages that autograd saves in a forward pass, the layer's parameters left out."""
+    """Bytes of the storages that autograd saves in a forward pass, the layer's parameters left
+    out."""
     memory = SavedBytes(layer)
     with memory:
         output = layer(*inputs)
@@ -131,7 +142,8 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Bytes that this rank keeps per element of sbh in bf16: the layer in each of `FORMS`, then the engine's."""
+    """Bytes that this rank keeps per element of sbh in bf16: the layer in each of `FORMS`, then the
+    engine's."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
@@ -145,7 +157,8 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Table 2 of the 2022 paper and numbers of its text; FLOPs of recomputation; bytes of a checkpoint."""
+    """Table 2 of the 2022 paper and numbers of its text; FLOPs of recomputation; bytes of a
+    checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     return [line for shape in SHAPES for line in (*_kept(shape), *_flops(shape))] + _checkpoint()
 
@@ -154,33 +167,61 @@ def _kept(shape: str) -> list[Line]:
     measured: dict[tuple[str, int, bool], float] = {}
     for tp, divided in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
         # the ranks find the compiled loops of the whole layer, which this process has loaded
-        values = bytes_per_sbh(shape, divided) if tp == 1 else run_forked(bytes_per_sbh, tp, shape, divided)[0]
-        measured |= {(form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)}
+        values = (
+            bytes_per_sbh(shape, divided)
+            if tp == 1
+            else run_forked(bytes_per_sbh, tp, shape, divided)[0]
+        )
+        measured |= {
+            (form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)
+        }
     rows = {name: measured[key] for name, key in CONFIGURATIONS.items()}
     s, heads, h = SMALL[shape]
     note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
-    rows |= {f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
-             for (form, tp, divided), value in measured.items() if form == "ours"}  # fmt: skip
-    whole, tensor, both = rows["no parallelism"], rows["tensor parallel"], rows[tuple(CONFIGURATIONS)[4]]
-    scores, full, stage = whole - measured["selective", 1, False], rows["full recomputation"], SHAPES[shape][3]
+    rows |= {
+        f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
+        for (form, tp, divided), value in measured.items()
+        if form == "ours"
+    }
+    whole, tensor, both = (
+        rows["no parallelism"],
+        rows["tensor parallel"],
+        rows[tuple(CONFIGURATIONS)[4]],
+    )
+    scores, full, stage = (
+        whole - measured["selective", 1, False],
+        rows["full recomputation"],
+        SHAPES[shape][3],
+    )
     told = {
-        "score_bytes_per_element": scores, "selective_activation_saving_percent": 100 * scores / whole,
-        "memory_reduction": tensor / both, "memory_percent_of_baseline": 100 * both / tensor,
-        "full_recomputation_percent_of_baseline": 100 * full / tensor, "memory_over_full_recomputation": both / full,
-        "layers_per_checkpoint": min(range(1, stage + 1), key=lambda n: stage / n * full + n * whole),
-    }  # fmt: skip
-    curve = (lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note) for name, value in rows.items())
+        "score_bytes_per_element": scores,
+        "selective_activation_saving_percent": 100 * scores / whole,
+        "memory_reduction": tensor / both,
+        "memory_percent_of_baseline": 100 * both / tensor,
+        "full_recomputation_percent_of_baseline": 100 * full / tensor,
+        "memory_over_full_recomputation": both / full,
+        "layers_per_checkpoint": min(
+            range(1, stage + 1), key=lambda n: stage / n * full + n * whole
+        ),
+    }
+    curve = (
+        lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
+        for name, value in rows.items()
+    )
     return [*chain(*curve), *lines(shape, told, note=note)]
 
 
 def _flops(shape: str) -> list[Line]:
-    """Products of an iteration by torch's counter, in a layer of the published shape and in a model of four."""
+    """Products of an iteration by torch's counter, in a layer of the published shape and in a model
+    of four."""
     s, heads, h, _ = SHAPES[shape]
     config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
     layers, v = config.num_layers, config.padded_vocab_size
     with torch.device("meta"):
         x = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True)
-        none, selective, full = (_counted(PlainLayer(h, heads, serial_mesh(), form).bfloat16(), x) for form in FORMS)
+        none, selective, full = (
+            _counted(PlainLayer(h, heads, serial_mesh(), form).bfloat16(), x) for form in FORMS
+        )
         tokens = torch.zeros(1, s, dtype=torch.long)
         batch = PipelineInput(tokens, tokens)
         plain, again = (
@@ -208,7 +249,8 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Terabytes of a checkpoint of the 1T model by the bytes that a parameter takes in one that is written."""
+    """Terabytes of a checkpoint of the 1T model by the bytes that a parameter takes in one that is
+    written."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})
@@ -216,8 +258,15 @@ def _checkpoint() -> list[Line]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer").mkdir()
         config = RunConfig(name="size", model=model, train=train)
-        save_checkpoint(Path(folder), config, TrainingState(0, 0), partitioned.parameters, step.optimizer, mesh,
-                        Path(folder) / "tokenizer")  # fmt: skip
+        save_checkpoint(
+            Path(folder),
+            config,
+            TrainingState(0, 0),
+            partitioned.parameters,
+            step.optimizer,
+            mesh,
+            Path(folder) / "tokenizer",
+        )
         written = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
     trillion = ModelConfig(num_layers=128, hidden_size=25600, num_heads=160, seq_length=2048)
     each = written / parameter_count(model)

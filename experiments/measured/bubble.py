@@ -1,7 +1,8 @@
-"""Bubble and activations in flight of a schedule, counted by logical clocks in the engine's pipeline.
+"""Bubble and activations in flight of a schedule, counted by logical clocks in the engine's
+pipeline.
 
-A message carries its sender's time in units of a forward pass (Lamport, 1978): what is counted is the cost of the order
-in which the executor computes and sends.
+A message carries its sender's time in units of a forward pass (Lamport, 1978): what is counted is
+the cost of the order in which the executor computes and sends.
 """
 
 from collections import defaultdict
@@ -31,18 +32,26 @@ FORWARD, BACKWARD = 1, 2
 MOST_RANKS = 32
 """Largest pipeline that is measured on one machine."""
 CONFIG = ModelConfig(
-    num_layers=8, hidden_size=4, num_heads=1, seq_length=2, vocab_size=8, padded_vocab_size=8, dropout=0.0
+    num_layers=8,
+    hidden_size=4,
+    num_heads=1,
+    seq_length=2,
+    vocab_size=8,
+    padded_vocab_size=8,
+    dropout=0.0,
 )
 
 
 class Clock:
-    """A rank's time in units, waiting included, and its activations in flight, with the most of them."""
+    """A rank's time in units, waiting included, and its activations in flight, with the most of
+    them."""
 
     def __init__(self) -> None:
         self.units, self.in_flight, self.peak = 0, 0, 0
 
     def pass_on(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
-        """Compute for so long once the message `arrived`; the message to pass on, of the same shape."""
+        """Compute for so long once the message `arrived`; the message to pass on, of the same
+        shape."""
         self.units = max(self.units, int(arrived.max())) + units
         return torch.full_like(arrived, self.units)
 
@@ -91,15 +100,25 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
     clocks = []
     for count in counts:
         clock = Clock()
-        run_stages([TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)], mesh, name, count)
+        run_stages(
+            [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)],
+            mesh,
+            name,
+            count,
+        )
         clocks.append(clock)
     return clocks
 
 
-def run_stages(stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1) -> None:
-    """One iteration of this rank's stages, by a schedule, on so many microbatches of so many sequences."""
+def run_stages(
+    stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1
+) -> None:
+    """One iteration of this rank's stages, by a schedule, on so many microbatches of so many
+    sequences."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
-    program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[mesh.pp.rank]
+    program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[
+        mesh.pp.rank
+    ]
     PipelineExecutor(stages, mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
 
 
@@ -110,11 +129,13 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
     "default, 175B": ("1f1b", 8, 1, 64),
     "interleaved, 175B": ("interleaved", 8, 3, 64),
 }
-"""Schedule, p, v and m of the 2021 paper's Figures 3 and 4 and of the 2022 paper's GPT-3 (Table 3)."""
+"""Schedule, p, v and m of the 2021 paper's Figures 3 and 4 and of the 2022 paper's GPT-3 (Table
+3)."""
 
 
 def measure_schedules() -> list[Line]:
-    """Bubble, and most activations in flight in microbatches of the whole stage, of each of `SCHEDULES`."""
+    """Bubble, and most activations in flight in microbatches of the whole stage, of each of
+    `SCHEDULES`."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers: list[Line] = []
     fractions = {}
@@ -122,9 +143,15 @@ def measure_schedules() -> list[Line]:
         ranks = [clock for (clock,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
         ideal, peak = count * chunks * (FORWARD + BACKWARD), ranks[0].peak / chunks
         fractions[series] = max(rank.units for rank in ranks) / ideal - 1
-        values = {"bubble_fraction": fractions[series], "microbatches_in_flight": peak,
-                  "layers_in_flight_share": peak / pp}  # fmt: skip
-        note = f"{pp} processes with logical clocks, schedule {name}, {chunks} chunks, {count} microbatches"
+        values = {
+            "bubble_fraction": fractions[series],
+            "microbatches_in_flight": peak,
+            "layers_in_flight_share": peak / pp,
+        }
+        note = (
+            f"{pp} processes with logical clocks, schedule {name}, {chunks} chunks, {count}"
+            " microbatches"
+        )
         numbers += lines(series, values, note=note)
     reduction = {"bubble_reduction": fractions["default"] / fractions["interleaved"]}
     return numbers + lines("interleaved", reduction, note="of the bubbles above")
@@ -144,11 +171,17 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
                 rows[int(row["pp"])].append(row)
         announce(f"pipelines of {', '.join(map(str, rows))} processes with logical clocks")
         for pp, of_width in rows.items():
-            counts = [int(row.get("microbatches") or workload_of(row).microbatches) for row in of_width]
+            counts = [
+                int(row.get("microbatches") or workload_of(row).microbatches) for row in of_width
+            ]
             ranks = run_forked(run_schedule, pp, name, pp, 1, counts)
             for place, (row, count) in enumerate(zip(of_width, counts, strict=True)):
-                to_ideal = max(rank[place].units for rank in ranks) / (count * (FORWARD + BACKWARD)) - 1
-                value = {part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal}
+                to_ideal = (
+                    max(rank[place].units for rank in ranks) / (count * (FORWARD + BACKWARD)) - 1
+                )
+                value = {
+                    part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal
+                }
                 note = f"{pp} processes with logical clocks, schedule {name}"
                 numbers += lines(values=value, note=note, **position(part, row))
     return numbers

@@ -1,5 +1,5 @@
-"""Counts: parameters of the published models as the engine builds them, and words and sub-words of WikiText-103's test
-file, by which the 2019 paper normalises its perplexity.
+"""Counts: parameters of the published models as the engine builds them, and words and sub-words of
+WikiText-103's test file, by which the 2019 paper normalises its perplexity.
 """
 
 import math
@@ -26,12 +26,16 @@ from mlm_repro.lineage.shipped import Shipped, find_file, model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
-    """Numbers in the whole model, or in the modules whose names begin with `part`; built without their values."""
-    return sum(math.prod(each.global_shape) for each in parameters_of(config) if each.name.startswith(part))
+    """Numbers in the whole model, or in the modules whose names begin with `part`; built without
+    their values."""
+    return sum(
+        math.prod(each.global_shape) for each in parameters_of(config) if each.name.startswith(part)
+    )
 
 
 def measure_built(experiment: Experiment) -> list[Line]:
-    """Billions of parameters of every model that the experiment counts, and those of its layers alone."""
+    """Billions of parameters of every model that the experiment counts, and those of its layers
+    alone."""
     numbers: list[Line] = []
     for part in experiment.parts:
         rows, is_bert = workload_rows(part.workloads), "bert_parameters" in part.computed
@@ -43,25 +47,38 @@ def measure_built(experiment: Experiment) -> list[Line]:
                     "bert_parameters" if is_bert else "parameters": built_parameters(config) / 1e9,
                     "layer_parameters": built_parameters(config, "layers.") / 1e9,
                 }
-                numbers += lines(values=values, note="counted in the built model", **position(part, row))
+                numbers += lines(
+                    values=values, note="counted in the built model", **position(part, row)
+                )
                 progress.advance()
     return numbers
 
 
 def measure_transformer_xl() -> list[Line]:
-    """Millions of parameters of the small model with byte pairs, by how much these lengthen WikiText-103, and the share
-    of its words that are unknown.
+    """Millions of parameters of the small model with byte pairs, by how much these lengthen
+    WikiText-103, and the share of its words that are unknown.
 
-    Lengths are counted in the validation file as it is, unknown words in the test file too. Raises DataMissing where
-    one is nowhere.
+    Lengths are counted in the validation file as it is, unknown words in the test file too. Raises
+    DataMissing where one is nowhere.
     """
-    text, test = (find_test_set(name).read_text(encoding="utf-8") for name in ("wikitext103-valid", "wikitext103"))
+    text, test = (
+        find_test_set(name).read_text(encoding="utf-8")
+        for name in ("wikitext103-valid", "wikitext103")
+    )
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     longer = len(tokenizer.encode(text)) / count_original_tokens(text) - 1
     built = built_parameters(read_run_config(model_file("transformer-xl-75m")).model) / 1e6
     return [
-        *lines("byte-pair encoding", {"sequence_length_percent": 100 * longer}, note="counted in the validation file"),
-        *lines("small configuration, byte pairs", {"million_parameters": built}, note="counted in the built model"),
+        *lines(
+            "byte-pair encoding",
+            {"sequence_length_percent": 100 * longer},
+            note="counted in the validation file",
+        ),
+        *lines(
+            "small configuration, byte pairs",
+            {"million_parameters": built},
+            note="counted in the built model",
+        ),
         *lines("words of the validation file", {"unknown_words_percent": _unknown_percent(text)}),
         *lines("words of the test file", {"unknown_words_percent": _unknown_percent(test)}),
     ]
@@ -73,22 +90,42 @@ def _unknown_percent(text: str) -> float:
 
 
 def measure_recipe() -> list[Line]:
-    """Rows of the 8.3B model's embedding by the rule of padding, and shares of the 2019 recipe's split."""
+    """Rows of the 8.3B model's embedding by the rule of padding, and shares of the 2019 recipe's
+    split."""
     run = read_run_config(model_file("8.3b"))
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
-    size, tp, shares = run.model.vocab_size, run.parallel.tp, {"split_ratio": split.train / split.valid}
+    size, tp, shares = (
+        run.model.vocab_size,
+        run.parallel.tp,
+        {"split_ratio": split.train / split.valid},
+    )
     rows = {"padded_vocabulary": padded_vocab_size(size, tp=tp)}
-    return lines(f"GPT-2's vocabulary of {size}", rows, "computed", x=tp, note="by the rule of padding") + lines(
-        "training documents for one of validation", shares, "computed", note="as the recipe megatron-2019 has it"
+    return lines(
+        f"GPT-2's vocabulary of {size}", rows, "computed", x=tp, note="by the rule of padding"
+    ) + lines(
+        "training documents for one of validation",
+        shares,
+        "computed",
+        note="as the recipe megatron-2019 has it",
     )
 
 
 def measure_words() -> list[Line]:
-    """T_o, T and their ratio (2019 paper, Section 5.3). Raises DataMissing where the files are nowhere."""
-    text = read_official(find_test_set("wikitext103"), TEST_FILE_SHA256, "the WikiText-103 test file wiki.test.tokens")
+    """T_o, T and their ratio (2019 paper, Section 5.3). Raises DataMissing where the files are
+    nowhere."""
+    text = read_official(
+        find_test_set("wikitext103"),
+        TEST_FILE_SHA256,
+        "the WikiText-103 test file wiki.test.tokens",
+    )
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     words = count_original_tokens(text)
-    predicted = len(tokenizer.encode(detokenize_wikitext(text))) - 1  # nothing comes before the first
-    values = {"wikitext103_original_tokens": words, "wikitext103_bpe_tokens": predicted,
-              "tokens_per_word": predicted / words}  # fmt: skip
+    predicted = (
+        len(tokenizer.encode(detokenize_wikitext(text))) - 1
+    )  # nothing comes before the first
+    values = {
+        "wikitext103_original_tokens": words,
+        "wikitext103_bpe_tokens": predicted,
+        "tokens_per_word": predicted / words,
+    }
     return lines("WikiText-103 test", values, note="counted in the published test file")

@@ -1,4 +1,5 @@
-"""A Hugging Face GPT-2 divided over tensor-parallel ranks: held against the whole one, and merged again."""
+"""A Hugging Face GPT-2 divided over tensor-parallel ranks: held against the whole one, and merged
+again."""
 
 import tempfile
 from filecmp import cmpfiles
@@ -28,7 +29,13 @@ from mlm_repro.lineage.progress import announce
 WIDTHS = (1, 2, 4)
 """Tensor-parallel ranks."""
 SHAPE = ModelConfig(
-    num_layers=4, hidden_size=128, num_heads=4, seq_length=64, vocab_size=1000, padded_vocab_size=1024, dropout=0.0
+    num_layers=4,
+    hidden_size=128,
+    num_heads=4,
+    seq_length=64,
+    vocab_size=1000,
+    padded_vocab_size=1024,
+    dropout=0.0,
 )
 TEXTS, TOKENS, NEW_TOKENS, SEED = 8, 32, 24, 1
 SERIES = "GPT-2 of Hugging Face"
@@ -37,8 +44,12 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 
 def measure_huggingface() -> list[Line]:
-    """Differences of logits, greedy continuations and merged files from the whole model's, at each width."""
-    announce(f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of {TOKENS + NEW_TOKENS} tokens")
+    """Differences of logits, greedy continuations and merged files from the whole model's, at each
+    width."""
+    announce(
+        f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
+        f" {TOKENS + NEW_TOKENS} tokens"
+    )
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_huggingface(Path(folder) / "theirs")
         by_width: dict[int, Answers] = {}
@@ -72,7 +83,10 @@ def write_huggingface(directory: Path) -> Path:
     """A GPT-2 of random weights as Hugging Face writes one."""
     model = GPT2(SHAPE, serial_mesh())
     generator = torch.Generator().manual_seed(SEED)
-    drawn = {name: torch.randn(tensor.shape, generator=generator) * 0.1 for name, tensor in model.named_parameters()}
+    drawn = {
+        name: torch.randn(tensor.shape, generator=generator) * 0.1
+        for name, tensor in model.named_parameters()
+    }
     directory.mkdir()
     save_file(named_as_theirs(drawn, SHAPE), directory / WEIGHTS, metadata={"format": "pt"})
     write_json(directory / CONFIG, FORMATS["gpt2"].their_config(SHAPE))
@@ -82,11 +96,17 @@ def write_huggingface(directory: Path) -> Path:
 def answers(divided: Path, tp: int) -> Answers:
     """Answers to the texts, by all ranks of the model, which is transformers'."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
-    tokens = torch.randint(0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED))
+    tokens = torch.randint(
+        0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)
+    )
     with torch.inference_mode():
         logits = model(tokens).logits
     said = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
     )
     return logits.numpy(), said.tolist()
 

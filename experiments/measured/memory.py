@@ -1,7 +1,8 @@
-"""Most bytes that executed pipelines keep for backward where the stages' layers are computed again in groups.
+"""Most bytes that executed pipelines keep for backward where the stages' layers are computed again
+in groups.
 
-The schedule, messages and graphs are the engine's, the layers those of `activations`. Saved tensors are counted while
-autograd holds them, a storage once.
+The schedule, messages and graphs are the engine's, the layers those of `activations`. Saved tensors
+are counted while autograd holds them, a storage once.
 """
 
 import math
@@ -26,7 +27,9 @@ from mlm_repro.experiments.measured.bubble import run_stages
 from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.lineage.progress import announce
 
-CONFIG = ModelConfig(num_layers=8, hidden_size=32, num_heads=16, seq_length=32, vocab_size=8, padded_vocab_size=8)
+CONFIG = ModelConfig(
+    num_layers=8, hidden_size=32, num_heads=16, seq_length=32, vocab_size=8, padded_vocab_size=8
+)
 """as/h of GPT-3 (175B), which is all that bytes per sbh depend on."""
 SEQUENCES, PARTITIONS, MICROBATCHES = 8, (2, 4), (2, 4, 8)
 """N, each K and each M of GPipe's claim; L is that of `CONFIG`."""
@@ -36,13 +39,15 @@ LAYOUTS = {
     "tensor parallel, selective recomputation": ("selective", 2, False),
     "tensor and sequence parallel, selective recomputation": ("selective", 2, True),
 }
-"""Part of a layer that is always computed again, number of ranks, and true if the sequence is divided."""
+"""Part of a layer that is always computed again, number of ranks, and true if the sequence is
+divided."""
 IN_FLIGHT = (1, 4)
 """Microbatches whose checkpoints are kept at a time; the 2021 paper's formula has one."""
 
 
 class GroupedStage(nn.Module):
-    """A pipeline stage of plain layers, `at_once` of which are computed again at a time; 0 keeps everything."""
+    """A pipeline stage of plain layers, `at_once` of which are computed again at a time; 0 keeps
+    everything."""
 
     at_once = 0
 
@@ -55,13 +60,18 @@ class GroupedStage(nn.Module):
         self.start = nn.Parameter(torch.ones(rows, 1, h))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """[s, b, h] → [s, b, h]; the first stage begins with a parameter in place of embedded tokens."""
+        """[s, b, h] → [s, b, h]; the first stage begins with a parameter in place of embedded
+        tokens."""
         x = self.start.repeat(1, len(inputs), 1) if self.is_first else inputs
         layers = list(self.layers)
         step = self.at_once or len(layers)
         for first in range(0, len(layers), step):
             group = layers[first : first + step]
-            x = checkpoint(run_layers, group, x, use_reentrant=True) if self.at_once else run_layers(group, x)
+            x = (
+                checkpoint(run_layers, group, x, use_reentrant=True)
+                if self.at_once
+                else run_layers(group, x)
+            )
         return x
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
@@ -70,10 +80,16 @@ class GroupedStage(nn.Module):
 
 
 def peaks(
-    pp: int, layout: tuple[str, int, bool], layers: int, each: Sequence[int], counts: Sequence[int], sequences: int
+    pp: int,
+    layout: tuple[str, int, bool],
+    layers: int,
+    each: Sequence[int],
+    counts: Sequence[int],
+    sequences: int,
 ) -> list[int]:
-    """Most bytes that this rank's stage of so many layers keeps, for `each` number of layers computed again at a time
-    and each of the `counts` of microbatches that the sequences are divided into."""
+    """Most bytes that this rank's stage of so many layers keeps, for `each` number of layers
+    computed again at a time and each of the `counts` of microbatches that the sequences are divided
+    into."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
@@ -91,15 +107,25 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
     """A_in and A_int of one sequence in a layer on this rank."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(tp=tp), divided)
-    x = torch.zeros(CONFIG.seq_length // (tp if divided else 1), 1, CONFIG.hidden_size, dtype=torch.bfloat16)
+    x = torch.zeros(
+        CONFIG.seq_length // (tp if divided else 1), 1, CONFIG.hidden_size, dtype=torch.bfloat16
+    )
     layer = PlainLayer(CONFIG.hidden_size, CONFIG.num_heads, mesh, form).bfloat16()
     return x.nbytes, kept_bytes(layer, x.requires_grad_())
 
 
 def measure_memory() -> list[Line]:
-    """GPipe's N + L/K · N/M, by its part that does not shrink with M and its part that does; `checkpoints`."""
-    announce(f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS} layers")
-    plain, total, note = LAYOUTS["no parallelism"], CONFIG.num_layers, "saved bytes of the stage that keeps most"
+    """GPipe's N + L/K · N/M, by its part that does not shrink with M and its part that does;
+    `checkpoints`."""
+    announce(
+        f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
+        " layers"
+    )
+    plain, total, note = (
+        LAYOUTS["no parallelism"],
+        CONFIG.num_layers,
+        "saved bytes of the stage that keeps most",
+    )
     ((size_in, size_all),) = run_forked(layer_bytes, 1, plain)
     ((whole,),) = run_forked(peaks, 1, 1, plain, total, (0,), MICROBATCHES[:1], SEQUENCES)
     numbers = lines("nothing again, 1 partition", {"layers_kept": whole / size_all}, note=note)
@@ -107,22 +133,34 @@ def measure_memory() -> list[Line]:
         layers = total // pp
         of_ranks = run_forked(peaks, pp, pp, plain, layers, (layers,), MICROBATCHES, SEQUENCES)
         most = [max(each) for each in zip(*of_ranks, strict=True)]
-        again, always = statistics.linear_regression([SEQUENCES / count for count in MICROBATCHES], most)
+        again, always = statistics.linear_regression(
+            [SEQUENCES / count for count in MICROBATCHES], most
+        )
         # the input of what is computed again is one of those that are kept
-        values = {"inputs_kept": round(always / size_in, 9), "layers_again": round((again + size_in) / size_all, 9)}
-        numbers += lines(f"{pp} partitions", values, note=f"{note}, by a line through {len(MICROBATCHES)} values of M")
+        values = {
+            "inputs_kept": round(always / size_in, 9),
+            "layers_again": round((again + size_in) / size_all, 9),
+        }
+        numbers += lines(
+            f"{pp} partitions",
+            values,
+            note=f"{note}, by a line through {len(MICROBATCHES)} values of M",
+        )
     return numbers + [line for series in LAYOUTS for line in _checkpoints(series)]
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """The number of a stage's checkpoints that needs the least memory, and √(l · A_int / A_in) with both measured."""
+    """The number of a stage's checkpoints that needs the least memory, and √(l · A_int / A_in) with
+    both measured."""
     layout, numbers = LAYOUTS[series], list[Line]()
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]
     each = [layers for layers in range(STAGE_LAYERS, 0, -1) if STAGE_LAYERS % layers == 0]
     for flying in IN_FLIGHT:
         most = run_forked(peaks, layout[1], 1, layout, STAGE_LAYERS, each, (flying,), flying)[0]
-        values = {"checkpoints": STAGE_LAYERS / each[most.index(min(most))],
-                  "checkpoints_by_formula": math.sqrt(STAGE_LAYERS * size_all / (flying * size_in))}  # fmt: skip
+        values = {
+            "checkpoints": STAGE_LAYERS / each[most.index(min(most))],
+            "checkpoints_by_formula": math.sqrt(STAGE_LAYERS * size_all / (flying * size_in)),
+        }
         note = f"saved bytes of {STAGE_LAYERS} layers in groups of {', '.join(map(str, each))}"
         numbers += lines(series, values, x=flying, x_name="microbatches in flight", note=note)
     return numbers

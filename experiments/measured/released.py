@@ -1,8 +1,10 @@
-"""Released checkpoints by the protocols that published numbers name: GPT-2's four sizes and Megatron-LM's 345M.
+"""Released checkpoints by the protocols that published numbers name: GPT-2's four sizes and
+Megatron-LM's 345M.
 
-A checkpoint is found under MLM_MODELS_DIR, in the hub's cache, or asked of the hub. Its numbers are `measured` only if
-it is the released one: the hub's cache, and what `mlm-eval fetch` writes, name the SHA-256 that a file has at the hub,
-which is compared with the content. Other weights are a stand-in, whose numbers answer no claim.
+A checkpoint is found under MLM_MODELS_DIR, in the hub's cache, or asked of the hub. Its numbers are
+`measured` only if it is the released one: the hub's cache, and what `mlm-eval fetch` writes, name
+the SHA-256 that a file has at the hub, which is compared with the content. Other weights are a
+stand-in, whose numbers answer no claim.
 """
 
 import os
@@ -31,7 +33,8 @@ MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
 """Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
 MODELS = read_toml(Path(__file__).with_name("released.toml"))
-"""Protocol, field of its result and factor to the claim's unit by experiment, directory, series and quantity."""
+"""Protocol, field of its result and factor to the claim's unit by experiment, directory, series and
+quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
@@ -43,8 +46,12 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
         protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())
-        tasks = {each: partial(build_task, each) if each in TASKS else partial(_validation, find_test_set(each))
-                 for each in protocols}  # fmt: skip
+        tasks = {
+            each: partial(build_task, each)
+            if each in TASKS
+            else partial(_validation, find_test_set(each))
+            for each in protocols
+        }
         done = evaluate(Place.find(path), tasks, Settings(), limit)
         weights = ", ".join(f"{file.name} {_digest(file)[:16]}" for file in _weights(path))
         for title, quantities in series.items():
@@ -54,21 +61,37 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
                 result = done.done[protocol].result
                 kind: Kind = "measured" if is_released and not result.partial else "scaled"
                 note = f"{result.protocol}; {weights}"
-                note = note if kind == "measured" else f"{STAND_IN}{', partial' if result.partial else ''}: {note}"
+                note = (
+                    note
+                    if kind == "measured"
+                    else f"{STAND_IN}{', partial' if result.partial else ''}: {note}"
+                )
                 value = factor * getattr(result, field)
-                lines.append({"series": title, "quantity": quantity, "value": value, "kind": kind, "note": note})
+                lines.append(
+                    {
+                        "series": title,
+                        "quantity": quantity,
+                        "value": value,
+                        "kind": kind,
+                        "note": note,
+                    }
+                )
     return lines
 
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
     """Megatron-LM's recipe on the validation file."""
-    text, tokenizer = read_wikitext("wikitext103-valid", path, "wikitext103-valid"), evaluated.tokenizer
+    text, tokenizer = (
+        read_wikitext("wikitext103-valid", path, "wikitext103-valid"),
+        evaluated.tokenizer,
+    )
     windows = megatron_windows(evaluated.model.seq_length)
     return PerplexityTask(text, sliding_stream(text, MEGATRON, tokenizer, *windows), tokenizer)
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Each model that is here, and whether it is the released one. Raises DataMissing where none is."""
+    """Each model that is here, and whether it is the released one. Raises DataMissing where none
+    is."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)
@@ -91,7 +114,9 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
 
 
 def _weights(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt"))
+    return sorted(
+        file for file in path.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt")
+    )
 
 
 _digest = cache(sha256_file)

@@ -1,6 +1,7 @@
 """Bytes that gloo ranks send in an iteration, logged at their collectives.
 
-Every rank counts as a machine of its own: no memory is shared. The counts depend neither on clocks nor on links.
+Every rank counts as a machine of its own: no memory is shared. The counts depend neither on clocks
+nor on links.
 """
 
 from collections import Counter
@@ -23,7 +24,13 @@ from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.lineage.progress import Progress, announce
 
 MODEL = ModelConfig(
-    num_layers=4, hidden_size=64, num_heads=8, seq_length=32, vocab_size=96, padded_vocab_size=128, dropout=0.0
+    num_layers=4,
+    hidden_size=64,
+    num_heads=8,
+    seq_length=32,
+    vocab_size=96,
+    padded_vocab_size=128,
+    dropout=0.0,
 )
 ELEMENT = 4
 """Bytes of one of its numbers, in fp32."""
@@ -50,7 +57,8 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 
 
 class Traffic(TorchDispatchMode):
-    """This rank's collectives and messages, and the bytes that they are about, by operation and size of group."""
+    """This rank's collectives and messages, and the bytes that they are about, by operation and
+    size of group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,19 +69,29 @@ class Traffic(TorchDispatchMode):
         if str(func).startswith("c10d."):
             name = str(func).removeprefix("c10d.").split(".")[0].strip("_")
             leaves = tree_leaves(args)
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED]
+            tensors = [
+                leaf
+                for leaf in leaves
+                if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
+            ]
             objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
             if tensors:
                 group = next(each for each in objects if "ProcessGroup" in str(each._type()))
-                size, largest = ProcessGroup.unbox(group).size(), max(tensor.nbytes for tensor in tensors)
+                size, largest = (
+                    ProcessGroup.unbox(group).size(),
+                    max(tensor.nbytes for tensor in tensors),
+                )
                 self.calls[name, size] += 1
-                self.bytes[name, size] += largest * (size if name == "allgather" else 1)  # it has a list of parts
+                self.bytes[name, size] += largest * (
+                    size if name == "allgather" else 1
+                )  # it has a list of parts
         return func(*args, **(kwargs or {}))
 
     @property
     def sent(self) -> float:
-        """Bytes that this rank sends, collectives by rings: an all-reduce 2(d − 1)/d of its tensor, half of that what
-        leaves or finds it divided (2021 paper, Section 3.3.1). Of a reduction to one rank the mean over ranks.
+        """Bytes that this rank sends, collectives by rings: an all-reduce 2(d − 1)/d of its tensor,
+        half of that what leaves or finds it divided (2021 paper, Section 3.3.1). Of a reduction to
+        one rank the mean over ranks.
         """
         total = 0.0
         for (name, size), count in self.bytes.items():
@@ -86,8 +104,11 @@ class Traffic(TorchDispatchMode):
         return total
 
 
-def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True) -> Traffic:
-    """This rank's traffic of one iteration in fp32, or of its forward passes alone, in microbatches of one sequence."""
+def iteration(
+    model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
+) -> Traffic:
+    """This rank's traffic of one iteration in fp32, or of its forward passes alone, in microbatches
+    of one sequence."""
     ranks = torch.distributed.get_world_size()
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
@@ -103,21 +124,28 @@ def iteration(model: ModelConfig, parallel: ParallelConfig, batch: int, trains: 
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """Traffic that a layer adds on one tensor-parallel rank, in forward passes alone and in a whole iteration."""
+    """Traffic that a layer adds on one tensor-parallel rank, in forward passes alone and in a whole
+    iteration."""
     whole, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
     for trains in (False, True):
         deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
         layer = Traffic()
-        for counter, more, fewer in zip(*((each.calls, each.bytes) for each in (layer, deep, shallow)), strict=True):
+        for counter, more, fewer in zip(
+            *((each.calls, each.bytes) for each in (layer, deep, shallow)), strict=True
+        ):
             counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
         whole.append(layer)
     return whole[0], whole[1]
 
 
 def measure_traffic() -> list[Line]:
-    """Traffic of tensor, sequence, pipeline and data parallelism, in counts and in multiples of b·s·h."""
+    """Traffic of tensor, sequence, pipeline and data parallelism, in counts and in multiples of
+    b·s·h."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
-    note = f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo, fp32"
+    note = (
+        f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"
+        " fp32"
+    )
     parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
     return [line | {"note": note} for line in chain(*parts)]
 
@@ -129,7 +157,11 @@ def _tensor() -> list[Line]:
         elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
         numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
     first, both = forward.calls.total(), whole.calls.total()
-    counts = {"all_reduces_forward": first, "all_reduces": both, "all_reduces_backward": both - first}
+    counts = {
+        "all_reduces_forward": first,
+        "all_reduces": both,
+        "all_reduces_backward": both - first,
+    }
     return numbers + lines(series, counts)
 
 
@@ -139,7 +171,9 @@ def _sequence() -> list[Line]:
     plain, _ = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
     values = {"forward_traffic_ratio": forward.sent / plain.sent}
     for name, word in (("all_gathers", "allgather"), ("reduce_scatters", "reduce_scatter")):
-        first, both = (sum(n for (op, _), n in each.calls.items() if word in op) for each in (forward, whole))
+        first, both = (
+            sum(n for (op, _), n in each.calls.items() if word in op) for each in (forward, whole)
+        )
         values |= {f"{name}_forward": first, f"{name}_backward": both - first}
     return lines("tensor and sequence parallel", values)
 
@@ -152,9 +186,12 @@ def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[flo
 
 
 def _pipeline() -> list[Line]:
-    """Elements that cross a border for each microbatch: the first stage sends forward, the last one back."""
+    """Elements that cross a border for each microbatch: the first stage sends forward, the last one
+    back."""
     first, last = _passed_on(ParallelConfig(pp=2))
-    numbers = lines("pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last})
+    numbers = lines(
+        "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}
+    )
     for tp in (WIDTHS[0], WIDTHS[-1]):
         value = {"border_elements_forward": _passed_on(ParallelConfig(pp=2, tp=tp))[0]}
         numbers += lines("pipeline parallel, scatter/gather", value, x=float(tp), x_name="tp")
@@ -166,29 +203,43 @@ def _interleaved() -> list[Line]:
     model, numbers = MODEL.model_copy(update={"num_layers": 16}), list[Line]()
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
-        value = _passed_on(ParallelConfig(pp=4, chunks=chunks, schedule="interleaved"), model)[1] / plain
-        numbers += lines("interleaved", {"border_traffic_ratio": value}, x=float(chunks), x_name="chunks")
+        value = (
+            _passed_on(ParallelConfig(pp=4, chunks=chunks, schedule="interleaved"), model)[1]
+            / plain
+        )
+        numbers += lines(
+            "interleaved", {"border_traffic_ratio": value}, x=float(chunks), x_name="chunks"
+        )
     return numbers
 
 
 def _batches() -> list[Line]:
     """Traffic of four microbatches per rank over that of one."""
     numbers = []
-    for series, parallel in (("data parallel", ParallelConfig()), ("tensor parallel", ParallelConfig(tp=2))):
+    for series, parallel in (
+        ("data parallel", ParallelConfig()),
+        ("tensor parallel", ParallelConfig(tp=2)),
+    ):
         each = 2 // parallel.tp
-        many, single = (run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1))
+        many, single = (
+            run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1)
+        )
         numbers += lines(series, {"traffic_of_four_microbatches": many / single})
     return numbers
 
 
 def measure_sent_bytes() -> list[Line]:
-    """Megabytes that a rank sends in an iteration, the mean over ranks, at several batches; ratios of ZeRO's stages.
+    """Megabytes that a rank sends in an iteration, the mean over ranks, at several batches; ratios
+    of ZeRO's stages.
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
     numbers: list[Line] = []
     at_least: dict[str, float] = {}
-    announce(f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)} batches")
+    announce(
+        f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)}"
+        " batches"
+    )
     with Progress("zero", len(LAYOUTS), "layouts") as progress:
         for name, parallel in LAYOUTS.items():
             for batch in BATCHES:

@@ -1,4 +1,5 @@
-"""Published workloads, from the files beside this one, with their published values, from `experiments/claims`."""
+"""Published workloads, from the files beside this one, with their published values, from
+`experiments/claims`."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -16,16 +17,22 @@ Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """The rows of a set in the `*-runs.csv` files of this folder. Raises BadInput where there is none."""
-    rows = [row for path in sorted(HERE.glob("*-runs.csv")) for row in read_rows(path)
-            if row["experiment"] == name]  # fmt: skip
+    """The rows of a set in the `*-runs.csv` files of this folder. Raises BadInput where there is
+    none."""
+    rows = [
+        row
+        for path in sorted(HERE.glob("*-runs.csv"))
+        for row in read_rows(path)
+        if row["experiment"] == name
+    ]
     if not rows:
         raise BadInput(f"there are no workloads {name!r} in *-runs.csv")
     return rows
 
 
 def published_rows(experiment: Experiment, part: Part) -> list[Row]:
-    """The part's workloads, each with the values that the experiment's claims have at its series and x.
+    """The part's workloads, each with the values that the experiment's claims have at its series
+    and x.
 
     A value stands under its quantity's name; of several sources the catalogue's first is taken.
     """
@@ -37,17 +44,23 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
 
 
 def published_value(row: Row, quantity: str) -> Range:
-    """The published value of a quantity for a row of `published_rows`, between the ends of its printed digits. Raises
-    BadInput if no claim states it."""
+    """The published value of a quantity for a row of `published_rows`, between the ends of its
+    printed digits. Raises BadInput if no claim states it."""
     if quantity not in row:
-        raise BadInput(f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}")
+        raise BadInput(
+            f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}"
+        )
     return Range.printed(Decimal(row[quantity]))
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
     """The claims of the 2019 paper's Figure 6 and Table 3 about the named models."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
-        yield from (each.record(name, x_name) for each in find_experiment(name).claims if each.series in series)
+        yield from (
+            each.record(name, x_name)
+            for each in find_experiment(name).claims
+            if each.series in series
+        )
 
 
 def position(part: Part, row: Row) -> dict[str, Any]:

@@ -37,7 +37,8 @@ class ReproducedModel(FileSchema):
     """A published model and the model that was trained in its name."""
 
     name: Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")]
-    """The published model's name, and the seed if it is not the recipe's. A folder has this name."""
+    """The published model's name, and the seed if it is not the recipe's. A folder has this
+    name."""
     run: str = ""
     published: ModelShape = ModelShape()
     trained: ModelShape = ModelShape()
@@ -54,7 +55,8 @@ class ReproducedModel(FileSchema):
 
     @property
     def label(self) -> str:
-        """The trained model's name, with its size where it is another than the published one: `8.3b twin (446 k)`."""
+        """The trained model's name, with its size where it is another than the published one: `8.3b
+        twin (446 k)`."""
         size = self.trained.parameters
         if size in (None, self.published.parameters):
             return self.series
@@ -81,7 +83,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def title(self) -> str:
-        """The recipe with the size at which it was run: `Megatron-LM's 8.3b recipe at 1/18,600 of its size`."""
+        """The recipe with the size at which it was run: `Megatron-LM's 8.3b recipe at 1/18,600 of
+        its size`."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
             size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"
@@ -89,17 +92,19 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """A sentence on what models of this size can show and what not; empty at the published size."""
+        """A sentence on what models of this size can show and what not; empty at the published
+        size."""
         if not (sizes := self._sizes):
             return ""
         return (
-            f"The largest model here has {sizes[1]:,} parameters, the paper's {sizes[0]:,}: it can show whether larger "
-            "models end lower, not that published numbers are reached."
+            f"The largest model here has {sizes[1]:,} parameters, the paper's {sizes[0]:,}: it can"
+            " show whether larger models end lower, not that published numbers are reached."
         )
 
     @property
     def _sizes(self) -> tuple[int, int] | None:
-        """Parameters of the target as published and as trained; None where they are the same or not known."""
+        """Parameters of the target as published and as trained; None where they are the same or not
+        known."""
         for model in self.models:
             theirs, ours = model.published.parameters, model.trained.parameters
             if model.series == self.target and theirs and ours and theirs != ours:

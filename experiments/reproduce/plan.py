@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.costs import checkpoint_bytes, flops_per_iteration, fullest_rank, parameter_count, tokens_trained
+from mlm_repro.engine.costs import (
+    checkpoint_bytes,
+    flops_per_iteration,
+    fullest_rank,
+    parameter_count,
+    tokens_trained,
+)
 from mlm_repro.engine.run.resolved import default_ranks, read_run_config
 from mlm_repro.engine.twin import describe_scale, initial_deviation, twin_seconds
 from mlm_repro.experiments.files import RateLaw
@@ -22,13 +28,17 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 SEED_MARK = "-seed-"
 """Mark in the name of a training with another seed than its recipe's."""
 SEEDS = "seeds"
-"""Folder of those trainings beside a reproduction, so that the folder of runs shows one training a model."""
+"""Folder of those trainings beside a reproduction, so that the folder of runs shows one training a
+model."""
 
-RATES = RateLaw(rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32)
-"""The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of each of five sizes
-that were tried at the same rates, so it favours none."""
+RATES = RateLaw(
+    rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32
+)
+"""The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of
+each of five sizes that were tried at the same rates, so it favours none."""
 FULL_EFFICIENCY_FLOPS = 30e12
-"""Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of days."""
+"""Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of
+days."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +55,38 @@ class Size:
     seeds: int = 1
     """Trainings of each model where no other number is asked for."""
     rates: RateLaw | None = None
-    """The rule of its learning rates, with which goes the ladder's initial deviation; None keeps those of the twins."""
+    """The rule of its learning rates, with which goes the ladder's initial deviation; None keeps
+    those of the twins."""
 
 
 FACTORS = (
-    "twin.hidden_size=32", "twin.num_heads=8", "twin.num_layers=24", "twin.vocab_size=49", "twin.global_batch_size=32",
-)  # fmt: skip
-"""Factors by which the twins of a reproduction are shrunk: the largest then sees at least five tokens a parameter."""
-TWIN = Size(RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, seeds=2, rates=RATES)
+    "twin.hidden_size=32",
+    "twin.num_heads=8",
+    "twin.num_layers=24",
+    "twin.vocab_size=49",
+    "twin.global_batch_size=32",
+)
+"""Factors by which the twins of a reproduction are shrunk: the largest then sees at least five
+tokens a parameter."""
+TWIN = Size(
+    RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, seeds=2, rates=RATES
+)
 SMOKE = Size(
     RECIPES / "smoke.toml",
     "smoke",
     (
-        *FACTORS, "train.iterations=12", "train.warmup_iterations=1", "train.validation_interval=4",
-        "train.validation_samples=32", "train.checkpoint_interval=6", "train.global_batch_size=4",
+        *FACTORS,
+        "train.iterations=12",
+        "train.warmup_iterations=1",
+        "train.validation_interval=4",
+        "train.validation_samples=32",
+        "train.checkpoint_interval=6",
+        "train.global_batch_size=4",
         "train.microbatch_size=2",
     ),
     windows=100,
     examples=100,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +101,8 @@ class Plan:
     size: Size | None
     """None for the full size."""
     published: tuple[RunConfig, ...]
-    """The published recipe of each of `configs`: those up to the target, smallest first, again for every seed."""
+    """The published recipe of each of `configs`: those up to the target, smallest first, again for
+    every seed."""
     configs: tuple[RunConfig, ...]
     """Recipe of each model: the published one or its twin."""
 
@@ -90,12 +114,15 @@ class Plan:
         return [f"name={config.name}", *self.size.overrides, *_of_ladder(config, self.size), *seed]
 
 
-def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None) -> Plan:
+def make_plan(
+    target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None
+) -> Plan:
     """Decide between the full size and twins by looking at the hardware.
 
-    Twins are trained with so many seeds, or as many as their size has, from the recipe's own on. Raises HardwareMissing
-    when full size is asked for on a machine that cannot, BadInput when it is asked for together with the smallest size,
-    and where several seeds are asked for and the full size is chosen.
+    Twins are trained with so many seeds, or as many as their size has, from the recipe's own on.
+    Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is
+    asked for together with the smallest size, and where several seeds are asked for and the full
+    size is chosen.
     """
     if smoke and mode == "full":
         raise BadInput("--smoke is a size of twins; it does not go with --mode full")
@@ -106,7 +133,10 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
         raise HardwareMissing(f"the full size cannot run here: {reason}")
     if mode == "full" or (mode == "auto" and possible and not smoke):
         if seeds and seeds > 1:
-            raise BadInput("--seeds is for twins, and the full size is trained once: name --mode scaled with it")
+            raise BadInput(
+                "--seeds is for twins, and the full size is trained once: name --mode scaled"
+                " with it"
+            )
         return Plan(target, "full", reason, recipe or FULL_RECIPE, None, published, published)
     size = SMOKE if smoke else TWIN
     why = "asked for" if mode == "scaled" or smoke else reason
@@ -119,11 +149,14 @@ def make_plan(target: str, mode: str, smoke: bool, recipe: Path | None, seeds: i
             mark = f"{SEED_MARK}{seed}" if further else ""
             own = [f"name={name}-{size.suffix}{mark}", f"train.seed={seed}"]
             configs.append(override_config(twin, [*own, *_of_ladder(twin, size)]))
-    return Plan(target, "scaled", why, recipe or size.recipe, size, published * seeds, tuple(configs))
+    return Plan(
+        target, "scaled", why, recipe or size.recipe, size, published * seeds, tuple(configs)
+    )
 
 
 def model_name(training: str) -> str:
-    """The name under which a reproduction keeps a training: its model's, with a seed that is not the recipe's own."""
+    """The name under which a reproduction keeps a training: its model's, with a seed that is not
+    the recipe's own."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 
@@ -133,19 +166,25 @@ def folder_of(training: str, runs: Path) -> Path:
 
 
 def training_place(run: str, runs: Path) -> Path:
-    """The directory of a reproduction's training; earlier versions kept every seed beside the reproduction."""
+    """The directory of a reproduction's training; earlier versions kept every seed beside the
+    reproduction."""
     beside = runs / run
     return beside if is_sealed(beside) else folder_of(run, runs) / run
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
-    """Overrides by which a twin has the ladder's rate, with the same share of it at the end, and initial deviation."""
+    """Overrides by which a twin has the ladder's rate, with the same share of it at the end, and
+    initial deviation."""
     if not size.rates:
         return []
     train, rate = config.train, _rate(config, size.rates)
     least = float(f"{rate * train.min_learning_rate / train.learning_rate:.3g}")
     deviation = float(f"{initial_deviation(config.model.hidden_size):.6g}")
-    return [f"train.learning_rate={rate}", f"train.min_learning_rate={least}", f"model.init_std={deviation}"]
+    return [
+        f"train.learning_rate={rate}",
+        f"train.min_learning_rate={least}",
+        f"model.init_std={deviation}",
+    ]
 
 
 def _rate(config: RunConfig, rates: RateLaw) -> float:
@@ -156,11 +195,14 @@ def twin_rule(config: RunConfig) -> str:
     """The rule that shrank a recipe, in words; empty if none did."""
     if not config.twin:
         return ""
-    if not math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):  # a text has its vocabulary
+    if not math.isclose(
+        config.train.learning_rate, _rate(config, RATES), rel_tol=0.05
+    ):  # a text has its vocabulary
         return describe_scale(config.twin)
     return describe_scale(
         config.twin,
-        f"the rate of the ladder's rule, {RATES}, for which five sizes were tried alike, so it favours none",
+        f"the rate of the ladder's rule, {RATES}, for which five sizes were tried alike, so it"
+        " favours none",
         kept="the initial deviation is 0.02 · √(1024 / width); ",
     )
 
@@ -192,16 +234,23 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected time."""
+    """Mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
+    time."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))
-    print(f"{'model':<20}{'parameters':>15}{'tokens':>18}{'a parameter':>13}{'FLOPs':>11}{'disk':>10}{'expected':>12}")
+    print(
+        f"{'model':<20}{'parameters':>15}{'tokens':>18}{'a parameter':>13}"
+        f"{'FLOPs':>11}{'disk':>10}{'expected':>12}"
+    )
     total_seconds = 0.0
     for config in plan.configs:
         seconds = _training_seconds(plan, config)
         total_seconds += seconds
-        parameters, tokens = parameter_count(config.model), tokens_trained(config.model, config.train)
+        parameters, tokens = (
+            parameter_count(config.model),
+            tokens_trained(config.model, config.train),
+        )
         print(
             f"{config.name:<20}{parameters:>15,}{tokens:>18,}{tokens / parameters:>13.2f}"
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
@@ -209,13 +258,15 @@ def print_plan(plan: Plan) -> None:
         )
     total_bytes = sum(map(training_bytes, plan.configs))
     print(
-        f"in all: about {format_days(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk, besides the data",
+        f"in all: about {format_days(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk,"
+        " besides the data",
         flush=True,
     )
 
 
 def expected_seconds(plan: Plan) -> list[float]:
-    """Rough seconds of each step of a reproduction: first results, text, each training, scores, page."""
+    """Rough seconds of each step of a reproduction: first results, text, each training, scores,
+    page."""
     trainings = [_training_seconds(plan, config) for config in plan.configs]
     windows, examples = (plan.size.windows, plan.size.examples) if plan.size else (8_000, 5_153)
     text, page = (15.0, 25.0) if plan.size == SMOKE else (60.0, 45.0)
@@ -232,4 +283,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 def training_bytes(config: RunConfig) -> float:
     """Disk that the checkpoints of a training take."""
-    return float(config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision))
+    return float(
+        config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)
+    )

@@ -1,4 +1,5 @@
-"""A reproduction from raw text to report: a sequence of this suite's public commands, each printed before it runs."""
+"""A reproduction from raw text to report: a sequence of this suite's public commands, each printed
+before it runs."""
 
 import math
 import shlex
@@ -98,7 +99,9 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     for config in plan.configs:
         course.begin(f"training {config.name.replace('-', ' ')}")
         if plan.size is None:
-            write_launch_files(training_job(config, runs, dataset.path), steps.launch_folder(config, runs))
+            write_launch_files(
+                training_job(config, runs, dataset.path), steps.launch_folder(config, runs)
+            )
         folder = folder_of(config.name, runs)
         steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, folder))
         trained.append(RunDirectory.open_named(folder, config.name))
@@ -110,11 +113,15 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         f"reproduce-{plan.target}" + (f"-{size.suffix}" if size == SMOKE else ""),
         "reproduction",
         {
-            "target": plan.target, "mode": plan.mode, "windows": size.windows if size else None,
-            "examples": size.examples if size else None, "test_sets": available,
+            "target": plan.target,
+            "mode": plan.mode,
+            "windows": size.windows if size else None,
+            "examples": size.examples if size else None,
+            "test_sets": available,
         },
-        {"dataset": DatasetFacts.read(dataset.path).digest} | {run.manifest["name"]: run.digest for run in trained},
-    )  # fmt: skip
+        {"dataset": DatasetFacts.read(dataset.path).digest}
+        | {run.manifest["name"]: run.digest for run in trained},
+    )
     with locked(run.path):
         if run.is_complete:
             run.link()
@@ -151,14 +158,17 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """The line of a training in a reproduction, with the validations of its metrics and means of blocks of iterations.
+    """The line of a training in a reproduction, with the validations of its metrics and means of
+    blocks of iterations.
 
-    Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s are those of the
-    whole block's work in the whole block's time.
+    Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s
+    are those of the whole block's work in the whole block's time.
     """
     steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
-    lines: list[Step | Validation] = [_mean(steps[start : start + block]) for start in range(0, len(steps), block)]
+    lines: list[Step | Validation] = [
+        _mean(steps[start : start + block]) for start in range(0, len(steps), block)
+    ]
     lines += read_validations(training.path)
     lines.sort(key=lambda line: line.iteration)
     name = model_name(training.manifest["name"])
@@ -168,20 +178,28 @@ def keep_training(training: RunDirectory) -> KeptRun:
 def _mean(steps: Sequence[Step]) -> Step:
     norms = [step.gradient_norm for step in steps if step.gradient_norm is not None]
     return Step(
-        kind="train", iteration=steps[-1].iteration, loss=fmean(step.loss for step in steps),
-        learning_rate=fmean(step.learning_rate for step in steps), gradient_norm=fmean(norms) if norms else None,
-        loss_scale=fmean(step.loss_scale for step in steps), seconds=fmean(step.seconds for step in steps),
+        kind="train",
+        iteration=steps[-1].iteration,
+        loss=fmean(step.loss for step in steps),
+        learning_rate=fmean(step.learning_rate for step in steps),
+        gradient_norm=fmean(norms) if norms else None,
+        loss_scale=fmean(step.loss_scale for step in steps),
+        seconds=fmean(step.seconds for step in steps),
         tokens_per_second=harmonic_mean([step.tokens_per_second for step in steps]),
         model_tflops=harmonic_mean([step.model_tflops for step in steps]),
-    )  # fmt: skip
+    )
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Every record of a reproduction, from the summary and from the metrics and evaluations that it keeps.
+    """Every record of a reproduction, from the summary and from the metrics and evaluations that it
+    keeps.
 
-    A run of an earlier version, which has no scores.json, has neither bits per byte nor log-likelihoods.
+    A run of an earlier version, which has no scores.json, has neither bits per byte nor
+    log-likelihoods.
     """
-    records = list(published_records(tuple(dict.fromkeys(model.series for model in summary.models))))
+    records = list(
+        published_records(tuple(dict.fromkeys(model.series for model in summary.models)))
+    )
     lines, results = read_runs(run.path), results_of(run.path, summary)
     for model in summary.models:
         if training := lines.get(model.name):
@@ -193,7 +211,9 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     return [*records, *_bands(records, run)]
 
 
-def results_of(reproduction: Path, summary: ReproductionSummary) -> dict[str, PerplexityResult | ClozeResult]:
+def results_of(
+    reproduction: Path, summary: ReproductionSummary
+) -> dict[str, PerplexityResult | ClozeResult]:
     """The results of a reproduction's models, by model and protocol.
 
     Raises IntegrityFailure for one that is not there, or that is not what its protocol gives.
@@ -213,16 +233,22 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
             of_seeds.setdefault((record.series, record.quantity), []).append(record)
     manifest = run.manifest
-    source = {"source": f"{manifest['name']}-{manifest['identity'][:8]}", "digest": manifest["config_digest"]}
+    source = {
+        "source": f"{manifest['name']}-{manifest['identity'][:8]}",
+        "digest": manifest["config_digest"],
+    }
     for same in of_seeds.values():
         if len(same) > 1:
             values = [record.value for record in same]
             note = f"mean of {len(same)} seeds, {min(values):.5g} to {max(values):.5g}"
-            yield same[0].model_copy(update={**source, "value": fmean(values), "seed": None, "note": note})
+            yield same[0].model_copy(
+                update={**source, "value": fmean(values), "seed": None, "note": note}
+            )
 
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
-    """Paired differences between neighbouring models, from the evaluations that a reproduction keeps."""
+    """Paired differences between neighbouring models, from the evaluations that a reproduction
+    keeps."""
     by_size: dict[str, list[TextScore]] = {}
     results = results_of(run.path, summary)
     for model in summary.models:
@@ -234,49 +260,83 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
     larger = range(1, len(scores)) if articles > 1 else ()
     comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
     return ReproductionScores(
-        text=result.task, articles=articles, seeds=len(scores[0]), models=[*by_size], comparisons=comparisons
+        text=result.task,
+        articles=articles,
+        seeds=len(scores[0]),
+        models=[*by_size],
+        comparisons=comparisons,
     )
 
 
-def _evaluation_records(model: ReproducedModel, result: PerplexityResult | ClozeResult) -> Iterator[Record]:
+def _evaluation_records(
+    model: ReproducedModel, result: PerplexityResult | ClozeResult
+) -> Iterator[Record]:
     numbers: dict[str, tuple[float | None, str]]
     if isinstance(result, ClozeResult):
-        numbers = {"accuracy": (result.accuracy * 100, "%"), "log_likelihood": (-math.log(result.perplexity), "nats")}
+        numbers = {
+            "accuracy": (result.accuracy * 100, "%"),
+            "log_likelihood": (-math.log(result.perplexity), "nats"),
+        }
         scored = f"{result.num_examples:,} examples"
     else:
-        numbers = {"perplexity": (result.perplexity, ""), "bits_per_byte": (result.bits_per_byte, "")}
+        numbers = {
+            "perplexity": (result.perplexity, ""),
+            "bits_per_byte": (result.bits_per_byte, ""),
+        }
         scored = f"{result.num_scored_tokens:,} tokens"
     text = result.task.removesuffix("-perplexity").replace("-", "_")
     for name, (value, unit) in numbers.items():
         assert value is not None  # a held-out text has words
         yield Record(
-            experiment="2019/table-3", series=model.series, quantity=f"{text}_{name}", value=value, unit=unit,
-            kind=result.kind, source=model.run, digest=result.checkpoint_digest, seed=model.seed,
+            experiment="2019/table-3",
+            series=model.series,
+            quantity=f"{text}_{name}",
+            value=value,
+            unit=unit,
+            kind=result.kind,
+            source=model.run,
+            digest=result.checkpoint_digest,
+            seed=model.seed,
             note=f"partial: {scored} scored" if result.partial else "",
-        )  # fmt: skip
+        )
 
 
-def _curve_records(model: ReproducedModel, mode: str, run: RunDirectory, training: KeptRun) -> list[Record]:
+def _curve_records(
+    model: ReproducedModel, mode: str, run: RunDirectory, training: KeptRun
+) -> list[Record]:
     origin: dict[str, Any] = {
-        "series": model.series, "kind": "scaled" if mode == "scaled" else "measured", "source": model.run,
-        "digest": run.manifest["parents"][model.run.rpartition("-")[0]], "seed": model.seed, "x_name": "iteration",
-    }  # fmt: skip
+        "series": model.series,
+        "kind": "scaled" if mode == "scaled" else "measured",
+        "source": model.run,
+        "digest": run.manifest["parents"][model.run.rpartition("-")[0]],
+        "seed": model.seed,
+        "x_name": "iteration",
+    }
     means = steps_in(training.metrics)
     block = means[0].iteration if means else 1
     records = [
         Record(
-            experiment="2019/training-loss", quantity="training_loss", value=mean.loss, x=mean.iteration,
-            note=f"mean of {block} iterations" if block > 1 else "", **origin,
+            experiment="2019/training-loss",
+            quantity="training_loss",
+            value=mean.loss,
+            x=mean.iteration,
+            note=f"mean of {block} iterations" if block > 1 else "",
+            **origin,
         )
         for mean in means
         if mean.iteration % block == 0
-    ]  # fmt: skip
-    places = {"validation": ("2019/figure-6", "validation_perplexity"), "final-validation": ("2019/validation", END)}
+    ]
+    places = {
+        "validation": ("2019/figure-6", "validation_perplexity"),
+        "final-validation": ("2019/validation", END),
+    }
     for validation in validations_in(training.metrics):
         if validation.iteration:
             experiment, quantity = places[validation.kind]
             value, x = validation.perplexity, validation.iteration
-            records.append(Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin))
+            records.append(
+                Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin)
+            )
     return records
 
 
@@ -284,23 +344,34 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
     started = Environment.model_validate(run.manifest["environment"])
     pairs = zip(plan.published, trained, strict=True)
     return ReproductionSummary(
-        target=plan.target, mode="scaled" if plan.size else "full", reason=plan.reason,
-        source=read_document(run.path / DATASET, DataCard).source, twin_rule=twin_rule(plan.configs[0]),
-        models=[reproduced_model(published, training) for published, training in pairs], hardware=hardware_of(started),
+        target=plan.target,
+        mode="scaled" if plan.size else "full",
+        reason=plan.reason,
+        source=read_document(run.path / DATASET, DataCard).source,
+        twin_rule=twin_rule(plan.configs[0]),
+        models=[reproduced_model(published, training) for published, training in pairs],
+        hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
-        commands=dict.fromkeys(("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)),
-    )  # fmt: skip
+        commands=dict.fromkeys(
+            ("figure-6", "training-loss", "table-3", "ledger", "models"), _shown_command(plan)
+        ),
+    )
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
     """Summary of the run that stands for a published model."""
     done = read_summary(training.path)
     return ReproducedModel(
-        name=model_name(training.manifest["name"]), run=training.path.name, published=shape_of(published),
-        trained=shape_of(RunConfig.model_validate(training.manifest["config"])), seed=done.seed, tokens=done.tokens,
-        train_seconds=done.train_seconds, tokens_per_second=done.tokens_per_second,
+        name=model_name(training.manifest["name"]),
+        run=training.path.name,
+        published=shape_of(published),
+        trained=shape_of(RunConfig.model_validate(training.manifest["config"])),
+        seed=done.seed,
+        tokens=done.tokens,
+        train_seconds=done.train_seconds,
+        tokens_per_second=done.tokens_per_second,
         checkpoint_digest=read_digest(training.path / CHECKPOINTS / done.checkpoint),
-    )  # fmt: skip
+    )
 
 
 def hardware_of(started: Environment) -> str:
@@ -323,7 +394,11 @@ def _shown_command(plan: Plan) -> str:
 
 def shape_of(config: RunConfig) -> ModelShape:
     """Shape, size and length of training of a recipe's model."""
-    values = config.model.model_dump() | config.train.model_dump() | {"parameters": parameter_count(config.model)}
+    values = (
+        config.model.model_dump()
+        | config.train.model_dump()
+        | {"parameters": parameter_count(config.model)}
+    )
     return ModelShape.model_validate(values)
 
 
@@ -332,8 +407,12 @@ def _print_results(directory: Path) -> None:
     labels = read_document(directory / SUMMARY, ReproductionSummary).labels
     shown = []
     for record in records:
-        meaningless = record.kind == "scaled" and record.quantity.endswith("_perplexity")  # of words, by a twin
-        if record.seed is not None and (record.quantity == END or (record.x is None and not meaningless)):
+        meaningless = record.kind == "scaled" and record.quantity.endswith(
+            "_perplexity"
+        )  # of words, by a twin
+        if record.seed is not None and (
+            record.quantity == END or (record.x is None and not meaningless)
+        ):
             shown.append(record.model_copy(update={"series": labels[record.series]}))
     print(format_records(shown))
     scores = read_document(directory / SCORES, ReproductionScores)

@@ -49,7 +49,8 @@ class Course:
         return time.monotonic() - self._start
 
     def begin(self, what: str) -> None:
-        """Print the step's number, name and time. A step whose work was found done says nothing about the pace."""
+        """Print the step's number, name and time. A step whose work was found done says nothing
+        about the pace."""
         now = time.monotonic()
         if self._number and now - self._begun > FOUND_DONE * self._expected[self._number - 1]:
             self._took += now - self._begun
@@ -66,7 +67,8 @@ def _minutes(seconds: float) -> str:
 
 
 def first_steps(runs: Path, scratch: Path | None) -> Iterator[Step]:
-    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is here, its words."""
+    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is
+    here, its words."""
     yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
     if scratch:
         yield words_step(scratch)
@@ -87,8 +89,18 @@ def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
     published = config.name.split("-")[0]
-    options = [f"--set={setting}" for setting in (*plan.overrides(config), f"data.dataset={dataset}")]
-    return ["mlm-train", "run", shown(model_file(published)), "--twin", *options, "--runs", str(runs)]
+    options = [
+        f"--set={setting}" for setting in (*plan.overrides(config), f"data.dataset={dataset}")
+    ]
+    return [
+        "mlm-train",
+        "run",
+        shown(model_file(published)),
+        "--twin",
+        *options,
+        "--runs",
+        str(runs),
+    ]
 
 
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
@@ -104,7 +116,8 @@ def evaluation_name(model: str, task: str) -> str:
 
 
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """File that an evaluation writes its result to; it is joined to the others when all are made."""
+    """File that an evaluation writes its result to; it is joined to the others when all are
+    made."""
     return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
 
 
@@ -124,7 +137,8 @@ def shown(path: Path) -> str:
 
 
 class StepFailed(UserError):
-    """A command of the sequence failed; its own sentence stands above and its exit code is passed on."""
+    """A command of the sequence failed; its own sentence stands above and its exit code is passed
+    on."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
         super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
@@ -132,15 +146,19 @@ class StepFailed(UserError):
 
 
 def run_step(program: str, *arguments: str) -> None:
-    """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it failed.
+    """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it
+    failed.
 
-    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a checkpoint. So it does, and
-    ends by itself, where this process is stopped: a terminal sends the step Ctrl-C too, SIGTERM is passed on.
+    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a
+    checkpoint. So it does, and ends by itself, where this process is stopped: a terminal sends the
+    step Ctrl-C too, SIGTERM is passed on.
     """
     shown = shlex.join([program, *arguments])
     if not is_quiet():
         print(f"\n$ {shown}", flush=True)
-    own = Path(sys.executable).with_name(program)  # this environment's command of that name, or the system's
+    own = Path(sys.executable).with_name(
+        program
+    )  # this environment's command of that name, or the system's
     command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
     stopped: list[int] = []
 
@@ -157,7 +175,9 @@ def run_step(program: str, *arguments: str) -> None:
     with when_stopped(leave):
         with held_back():
             process = subprocess.Popen(command, preexec_fn=prepare)
-        status = process.wait(math.inf)  # with a limit it wakes often: another thread may have taken the signal
+        status = process.wait(
+            math.inf
+        )  # with a limit it wakes often: another thread may have taken the signal
     if status:
         raise StepFailed(shown, status, bool(stopped))
     if stopped:

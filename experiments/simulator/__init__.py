@@ -1,4 +1,5 @@
-"""Iteration time and memory of a layout on a cluster, from the engine's own schedules and a cost model.
+"""Iteration time and memory of a layout on a cluster, from the engine's own schedules and a cost
+model.
 
 Imports no torch.
 """

@@ -15,29 +15,49 @@ from mlm_repro.lineage.lock import check_place
 from mlm_repro.lineage.progress import announce
 
 INPUTS = ("cluster", "software", *COLUMNS)
-RESULTS = ("iteration_ms", "low_ms", "high_ms", "tflops_per_gpu", "memory_gib", "memory_bytes",
-           "probability_fits", "fitted", "extrapolated", "fits", "reason")  # fmt: skip
-"""`fitted`: whether the cost model was fitted on this very workload; `extrapolated`: what lies beyond all of them."""
+RESULTS = (
+    "iteration_ms",
+    "low_ms",
+    "high_ms",
+    "tflops_per_gpu",
+    "memory_gib",
+    "memory_bytes",
+    "probability_fits",
+    "fitted",
+    "extrapolated",
+    "fits",
+    "reason",
+)
+"""`fitted`: whether the cost model was fitted on this very workload; `extrapolated`: what lies
+beyond all of them."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
-    """Write a prediction for every row; returns how many there are and how many have a reason in place of numbers.
+    """Write a prediction for every row; returns how many there are and how many have a reason in
+    place of numbers.
 
-    Raises BadInput where the file cannot be read, a column without a default is missing, or `out` cannot be written;
-    nothing is then left behind. Raises NotCosted when all is written, if a row is of another family.
+    Raises BadInput where the file cannot be read, a column without a default is missing, or `out`
+    cannot be written; nothing is then left behind. Raises NotCosted when all is written, if a row
+    is of another family.
     """
     check_place("--out", out, ",".join(INPUTS))
     rows = read_rows(rows_path)
     stated = {*Workload._field_defaults, "software"}.union(*rows[:1])
     if missing := [name for name in INPUTS if name not in stated]:
-        raise BadInput(f"{rows_path} has no row with {', '.join(missing)}; it needs {', '.join(INPUTS)}")
+        raise BadInput(
+            f"{rows_path} has no row with {', '.join(missing)}; it needs {', '.join(INPUTS)}"
+        )
     announce(f"predicts {len(rows):,} rows")
     predictions = _predict(rows)
-    cells = [[*(row.get(name) or "" for name in INPUTS), *_cells(*prediction)]
-             for row, prediction in zip(rows, predictions, strict=True)]  # fmt: skip
+    cells = [
+        [*(row.get(name) or "" for name in INPUTS), *_cells(*prediction)]
+        for row, prediction in zip(rows, predictions, strict=True)
+    ]
     write_text(out, Table((*INPUTS, *RESULTS), cells).csv)
     if others := sum(NOT_COSTED in prediction.reason for prediction, _ in predictions):
-        raise NotCosted(f"{others} of {len(rows)} rows of {rows_path}: {NOT_COSTED}; {out} has the other rows")
+        raise NotCosted(
+            f"{others} of {len(rows)} rows of {rows_path}: {NOT_COSTED}; {out} has the other rows"
+        )
     return len(rows), sum(bool(prediction.reason) for prediction, _ in predictions)
 
 
@@ -66,7 +86,13 @@ def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
     fits = "false" if p.reason else "true"
     if not p.seconds:
         return ("",) * 9 + (fits, p.reason)
-    numbers = (1e3 * p.seconds, 1e3 * p.low_seconds, 1e3 * p.high_seconds, p.tflops_per_gpu, p.memory_bytes / 2**30)
+    numbers = (
+        1e3 * p.seconds,
+        1e3 * p.low_seconds,
+        1e3 * p.high_seconds,
+        p.tflops_per_gpu,
+        p.memory_bytes / 2**30,
+    )
     chance, known = f"{p.probability_fits:.4f}", "true" if fitted else "false"
     return (
         *(f"{number:.6g}" for number in numbers),

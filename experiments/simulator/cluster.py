@@ -1,4 +1,5 @@
-"""Constants of machines and of the software that trains on them, each with its source. Imports no torch."""
+"""Constants of machines and of the software that trains on them, each with its source. Imports no
+torch."""
 
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
@@ -15,8 +16,9 @@ class Constant(Config):
 
     value: NonNegativeFloat
     kind: Literal["datasheet", "micro-benchmark", "fit", "counted", "transferred"]
-    """datasheet: the maker's figure; micro-benchmark: of the operation itself; fit: to whole iterations;
-    counted: in the software; transferred: from another machine, without a measurement on this one."""
+    """datasheet: the maker's figure; micro-benchmark: of the operation itself; fit: to whole
+    iterations; counted: in the software; transferred: from another machine, without a measurement
+    on this one."""
     source: str
     """Document, table or named set of measurements."""
 
@@ -26,19 +28,22 @@ Number = TypeVar("Number", Constant, float)
 
 def unmeasured(value: float) -> Any:
     """A constant that a file may leave out."""
-    return Field({"value": value, "kind": "counted", "source": "not measured"}, validate_default=True)
+    return Field(
+        {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
+    )
 
 
 class Hardware(Config, Generic[Number]):
-    """Constants of machines and their networks; units are in the names, per GPU unless stated otherwise."""
+    """Constants of machines and their networks; units are in the names, per GPU unless stated
+    otherwise."""
 
     gpus_per_node: Number
     memory_bytes: Number
     matmul_flops_per_second: Number
     """Peak of dense matrix products at the cluster's precision."""
     vector_flops_per_second: Number
-    """Peak of fp32 products without tensor cores, by which attention runs unless the width of its heads is a multiple
-    of 8."""
+    """Peak of fp32 products without tensor cores, by which attention runs unless the width of its
+    heads is a multiple of 8."""
     memory_bytes_per_second: Number
     link_bytes_per_second: Number
     """One direction between two GPUs of a node."""
@@ -49,7 +54,8 @@ class Hardware(Config, Generic[Number]):
     node_rank_latency_seconds: Number
     """Added for each rank beyond the first."""
     node_efficiency: Number
-    """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n · bytes/seconds."""
+    """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n ·
+    bytes/seconds."""
     matmul_efficiency: Number
     """Share of the peak that the largest matrix products reach."""
     matmul_half_size: Number
@@ -57,7 +63,8 @@ class Hardware(Config, Generic[Number]):
     network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
     network_share: Number
-    """Share of the adapters beyond one that gradients use where several ranks of a data-parallel group share a node."""
+    """Share of the adapters beyond one that gradients use where several ranks of a data-parallel
+    group share a node."""
 
 
 class SoftwareConstants(Config, Generic[Number]):
@@ -74,7 +81,8 @@ class SoftwareConstants(Config, Generic[Number]):
     host_iteration_seconds: Number
     """Host time of one iteration outside microbatches."""
     host_exponent: Number
-    """p in (host^p + device^p)^(1/p), the time of a pass: 1 where one waits for the other, ∞ where they overlap."""
+    """p in (host^p + device^p)^(1/p), the time of a pass: 1 where one waits for the other, ∞ where
+    they overlap."""
     collective_slowdown: Number
     """Time of a collective beside computation over its time alone."""
     gradient_overlap: Number
@@ -106,8 +114,9 @@ class ErrorInterval(Config):
     coverage: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of left-out measurements that lay in the interval; None if nobody tried."""
     score: NonNegativeFloat | None = None
-    """Mean interval score of left-out measurements (Gneiting and Raftery 2007, Section 6.2), of logarithms: the
-    interval's width, and 20 times what a measurement lies outside. Less is better."""
+    """Mean interval score of left-out measurements (Gneiting and Raftery 2007, Section 6.2), of
+    logarithms: the interval's width, and 20 times what a measurement lies outside. Less is
+    better."""
     baseline: NonNegativeFloat | None = None
     """The score of a rule by which every GPU reaches one share of its peak, the others' median."""
 
@@ -119,14 +128,17 @@ class ErrorInterval(Config):
 
 
 class Intervals(Config):
-    """Intervals of runs inside one node, of runs on several, of runs beyond what was measured, and of ratios of two."""
+    """Intervals of runs inside one node, of runs on several, of runs beyond what was measured, and
+    of ratios of two."""
 
     one_node: ErrorInterval
     several_nodes: ErrorInterval
     extrapolated: ErrorInterval
-    """Interval beyond `reach`: the widest of the sources, each predicted by a fit that has not seen it."""
+    """Interval beyond `reach`: the widest of the sources, each predicted by a fit that has not seen
+    it."""
     ratio: ErrorInterval | None = None
-    """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a run."""
+    """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a
+    run."""
 
 
 class Reach(Config):
@@ -139,7 +151,8 @@ class Reach(Config):
 
 
 class Software(Config):
-    """A generation of a program that trains, by its constants on the cluster that it was measured on."""
+    """A generation of a program that trains, by its constants on the cluster that it was measured
+    on."""
 
     title: str
     constants: SoftwareConstants[Constant]
@@ -153,7 +166,8 @@ class Cluster(Config):
     title: str
     """The machine in words."""
     software: str = ""
-    """Software whose constants, intervals and reach fill the gaps of this file; empty if there are no gaps."""
+    """Software whose constants, intervals and reach fill the gaps of this file; empty if there are
+    no gaps."""
     processor: str
     """Name of the GPU, as the software's reach has it."""
     precision: Precision
@@ -163,13 +177,17 @@ class Cluster(Config):
     reach: Reach
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
-        """Everything in which a run lies beyond the rows that the constants are fitted on; empty if nothing does."""
+        """Everything in which a run lies beyond the rows that the constants are fitted on; empty if
+        nothing does."""
         said = []
         if self.processor not in self.reach.processors:
             said.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
         nodes = max(gpus / self.constants.gpus_per_node.value, 1.0)
-        for name, value, (least, most) in (("nodes", nodes, self.reach.nodes), ("positions", seq, self.reach.seq),
-                                           ("parameters", parameters, self.reach.parameters)):  # fmt: skip
+        for name, value, (least, most) in (
+            ("nodes", nodes, self.reach.nodes),
+            ("positions", seq, self.reach.seq),
+            ("parameters", parameters, self.reach.parameters),
+        ):
             if not least <= value <= most:
                 said.append(f"{value:,.0f} {name}, measured are {least:,.0f} to {most:,.0f}")
         return "; ".join(said)
@@ -178,7 +196,11 @@ class Cluster(Config):
         """The interval of runs on this many GPUs, of which so much is beyond what was measured."""
         if beyond:
             return self.intervals.extrapolated
-        return self.intervals.one_node if gpus <= self.constants.gpus_per_node.value else self.intervals.several_nodes
+        return (
+            self.intervals.one_node
+            if gpus <= self.constants.gpus_per_node.value
+            else self.intervals.several_nodes
+        )
 
 
 class Machine(Constants[float]):
@@ -187,7 +209,8 @@ class Machine(Constants[float]):
     element_bytes: float
 
     def replaced(self, **values: float) -> Self:
-        """The machine with other values of the named constants. Raises ValidationError for a name that is none."""
+        """The machine with other values of the named constants. Raises ValidationError for a name
+        that is none."""
         return self.model_validate({**dict(self), **values})
 
 
@@ -198,10 +221,11 @@ def machine_of(cluster: Cluster) -> Machine:
 
 
 def load_cluster(name: str, software: str = "") -> Cluster:
-    """A shipped cluster, or that of a TOML file, under its own software or the named one. Raises BadInput for anything
-    else.
+    """A shipped cluster, or that of a TOML file, under its own software or the named one. Raises
+    BadInput for anything else.
 
-    What a cluster's file states itself goes before its own software's constants, and another software's go before both.
+    What a cluster's file states itself goes before its own software's constants, and another
+    software's go before both.
     """
     path = find_file(name, Shipped.CLUSTER)
     values = read_toml(path)
@@ -209,7 +233,9 @@ def load_cluster(name: str, software: str = "") -> Cluster:
     named = software or own
     if named and isinstance(named, str):
         file = load_config(find_file(named, Shipped.SOFTWARE), Software)
-        of_software = file.model_dump(include={"constants", "intervals", "reach"}, exclude_none=True)
+        of_software = file.model_dump(
+            include={"constants", "intervals", "reach"}, exclude_none=True
+        )
         for table, shared in of_software.items():
             stated = values.get(table, {})
             if isinstance(stated, dict):

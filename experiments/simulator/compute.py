@@ -1,7 +1,8 @@
 """Time of one rank's computation in a layer, the output head and the optimizer. Imports no torch.
 
-Matrix products run at a share of the peak that falls with each of their dimensions; element-wise operations move bytes.
-Shapes: b microbatch, s sequence, h hidden, t tensor-parallel ranks, v vocabulary, as in the papers.
+Matrix products run at a share of the peak that falls with each of their dimensions; element-wise
+operations move bytes. Shapes: b microbatch, s sequence, h hidden, t tensor-parallel ranks, v
+vocabulary, as in the papers.
 """
 
 from typing import Any, NamedTuple
@@ -13,26 +14,34 @@ from mlm_repro.experiments.simulator.collectives import tensor_all_reduce_second
 from mlm_repro.experiments.simulator.workload import Floats, Workloads
 
 HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
-"""Elements moved per element of [s, b, h]: two layer norms (read, write; backward read twice, write), two
-dropout-and-add (read twice, write, mask of half an element), in backward two sums of gradients."""
+"""Elements moved per element of [s, b, h]: two layer norms (read, write; backward read twice,
+write), two dropout-and-add (read twice, write, mask of half an element), in backward two sums of
+gradients."""
 DIVIDED_FORWARD, DIVIDED_BACKWARD = 10.0, 14.0
-"""The same of what tensor parallelism divides: GeLU at 4h (read, write; backward read twice, write), a transpose."""
+"""The same of what tensor parallelism divides: GeLU at 4h (read, write; backward read twice,
+write), a transpose."""
 SCORES_FORWARD, SCORES_BACKWARD = 4.5, 5.5
-"""The same per attention score: masked softmax (read, write; backward read twice, write), dropout with its mask."""
+"""The same per attention score: masked softmax (read, write; backward read twice, write), dropout
+with its mask."""
 BACKWARD_PRODUCTS = 2.0
-"""A linear layer's products of the backward pass over those of the forward pass: gradients of inputs and weights."""
+"""A linear layer's products of the backward pass over those of the forward pass: gradients of
+inputs and weights."""
 ACCUMULATED = 3.0
-"""Elements moved per parameter and microbatch: its gradient is read and added to the sum (read, write)."""
+"""Elements moved per parameter and microbatch: its gradient is read and added to the sum (read,
+write)."""
 FLASH_BACKWARD = 2.5
-"""Products of fused attention's backward pass over those of forward: scores are computed again (Dao et al. 2022)."""
+"""Products of fused attention's backward pass over those of forward: scores are computed again (Dao
+et al. 2022)."""
 LOGITS_BYTES = 24.0
 """Per logit: written, converted to fp32, exponentiated, and back."""
 OPTIMIZER_BYTES = 40.0
-"""Per parameter: gradient unscaled and its norm taken, Adam's four inputs and three outputs, a half-precision copy."""
+"""Per parameter: gradient unscaled and its norm taken, Adam's four inputs and three outputs, a
+half-precision copy."""
 
 
 class Passes(NamedTuple):
-    """Seconds of a forward pass and of a backward pass with what it computes again, of one microbatch.
+    """Seconds of a forward pass and of a backward pass with what it computes again, of one
+    microbatch.
 
     One element per workload, or per workload and stage.
     """
@@ -45,7 +54,13 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
     """One product [rows, depth] × [depth, columns]."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
-    return 2 * rows * columns * depth / (machine.matmul_flops_per_second * machine.matmul_efficiency * share)
+    return (
+        2
+        * rows
+        * columns
+        * depth
+        / (machine.matmul_flops_per_second * machine.matmul_efficiency * share)
+    )
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
@@ -54,7 +69,8 @@ def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
+    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019
+    paper, Figure 4)."""
     tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
     linears = (
         matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
@@ -64,7 +80,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
     )
     inner = w.width * w.heads / w.t
     read = w.b * w.keys_length
-    recurrent = (  # queries, keys and values of memory and segment; encoded distances, once for all sequences
+    # queries, keys and values of memory and segment; encoded distances, once for all sequences
+    recurrent = (
         matmul_seconds(machine, read, 3 * inner, w.h)
         + matmul_seconds(machine, w.keys_length, inner, w.h)
         + matmul_seconds(machine, tokens, w.h, inner)
@@ -72,9 +89,13 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         + matmul_seconds(machine, tokens, w.h, w.f / w.t)
     )
     linears = np.where(w.xl == 1, recurrent, linears)
-    scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl)  # by content, and by distance
+    scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (
+        1 + w.xl
+    )  # by content, and by distance
     products = scored + matmul_seconds(machine, w.s, w.width, w.keys_length)
-    slower = np.where(w.width % 8 == 0, 1.0, machine.matmul_flops_per_second / machine.vector_flops_per_second)
+    slower = np.where(
+        w.width % 8 == 0, 1.0, machine.matmul_flops_per_second / machine.vector_flops_per_second
+    )
     attention = products * slower * w.b * w.heads / w.t
     scores = w.b * w.heads * w.s * w.keys_length / w.t * machine.element_bytes * (1 + w.xl)
     all_reduce = tensor_all_reduce_seconds(machine, w, elements)
@@ -82,20 +103,38 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
     def moved(hidden: float, divided: float) -> Floats:
         return bytes_seconds(machine, elements * (hidden / w.outside + divided / w.t))
 
-    accumulated = bytes_seconds(machine, layer_weights(w) / w.t * machine.element_bytes * ACCUMULATED)
-    flash = 2 * w.b * w.s * w.s * w.h / w.t / (machine.matmul_flops_per_second * machine.flash_efficiency)
+    accumulated = bytes_seconds(
+        machine, layer_weights(w) / w.t * machine.element_bytes * ACCUMULATED
+    )
+    flash = (
+        2
+        * w.b
+        * w.s
+        * w.s
+        * w.h
+        / w.t
+        / (machine.matmul_flops_per_second * machine.flash_efficiency)
+    )
     core, core_backward = attention + bytes_seconds(machine, scores * SCORES_FORWARD), 2 * attention
     core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
     if machine.fused_attention:
         core, core_backward = (
-            np.where(w.xl == 1, *each) for each in ((core, flash), (core_backward, FLASH_BACKWARD * flash))
+            np.where(w.xl == 1, *each)
+            for each in ((core, flash), (core_backward, FLASH_BACKWARD * flash))
         )
     forward = linears + core + moved(HIDDEN_FORWARD, DIVIDED_FORWARD) + 2 * all_reduce
-    backward = BACKWARD_PRODUCTS * linears + core_backward + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD) + 2 * all_reduce
+    backward = (
+        BACKWARD_PRODUCTS * linears
+        + core_backward
+        + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD)
+        + 2 * all_reduce
+    )
     backward = backward + accumulated + w.full * forward + w.selective * core
 
     host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
-    return Passes(_overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward))
+    return Passes(
+        _overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward)
+    )
 
 
 def layer_weights(w: Workloads) -> Floats:

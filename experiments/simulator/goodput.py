@@ -1,8 +1,10 @@
-"""Goodput: the interval between checkpoints that loses the least to failures, and the share of the time that is kept.
+"""Goodput: the interval between checkpoints that loses the least to failures, and the share of the
+time that is kept.
 
-Failures come at random at one rate, also while a checkpoint is written and while the ranks start again (Daly 2006, "A
-higher order estimate of the optimum checkpoint interval for restart dumps"). Training stands while its state is copied;
-the copy is written beside it, and until that is done a failure takes what it has. Imports no torch.
+Failures come at random at one rate, also while a checkpoint is written and while the ranks start
+again (Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps").
+Training stands while its state is copied; the copy is written beside it, and until that is done a
+failure takes what it has. Imports no torch.
 """
 
 import math
@@ -11,13 +13,15 @@ from typing import NamedTuple
 from mlm_repro.lineage.progress import format_duration
 
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
-"""Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54 days."""
+"""Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54
+days."""
 RESTART_SECONDS = 300.0
 """Time from a failure to the first iteration after it, where nothing else is said."""
 WRITTEN_BYTES_PER_SECOND = 100e6
 """Rate of a rank while all write, where nothing else is said: little for a shared file system."""
 COPIED_BYTES_PER_SECOND = 5e9
-"""Rate at which a rank copies its state to the host: little for page-locked memory on PCIe 3, which carries 16e9."""
+"""Rate at which a rank copies its state to the host: little for page-locked memory on PCIe 3, which
+carries 16e9."""
 
 
 class Failures(NamedTuple):
@@ -32,32 +36,53 @@ class Failures(NamedTuple):
     """Time that a checkpoint takes from the training."""
 
     @classmethod
-    def of(cls, gpus: int, written_bytes: int, rate: float = WRITTEN_BYTES_PER_SECOND, restart: float = RESTART_SECONDS,
-           per_gpu_hour: float = FAILURES_PER_GPU_HOUR) -> "Failures":  # fmt: skip
-        """Failures of a job whose fullest rank writes so many bytes of a checkpoint, at `rate` bytes a second."""
+    def of(
+        cls,
+        gpus: int,
+        written_bytes: int,
+        rate: float = WRITTEN_BYTES_PER_SECOND,
+        restart: float = RESTART_SECONDS,
+        per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
+    ) -> "Failures":
+        """Failures of a job whose fullest rank writes so many bytes of a checkpoint, at `rate`
+        bytes a second."""
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)
 
     @property
     def best_interval(self) -> float:
-        """Seconds of training from one checkpoint to the next (Daly's Equation 37): one is written at a time."""
+        """Seconds of training from one checkpoint to the next (Daly's Equation 37): one is written
+        at a time."""
         if self.copy >= 2 * self.mean:
             return max(self.mean, self.checkpoint)
         ratio = self.copy / (2 * self.mean)
-        best = math.sqrt(2 * self.copy * self.mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - self.copy
+        best = (
+            math.sqrt(2 * self.copy * self.mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
+            - self.copy
+        )
         return max(best, self.checkpoint)
 
     def describe(self, interval: float) -> str:
         """How often it fails, is saved, and what is left."""
         every = " and is saved every ".join(map(format_days, (self.mean, interval)))
-        return f"it fails every {every}: {self.share(interval):.1%} of the time is training that is kept"
+        return (
+            f"it fails every {every}: {self.share(interval):.1%} of the time is training that is"
+            " kept"
+        )
 
     def share(self, interval: float) -> float:
         """Share of the time that is training that is kept (Daly's Equation 20)."""
-        lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1((interval + self.copy) / self.mean)
+        lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
+            (interval + self.copy) / self.mean
+        )
         return interval / self.mean * lost
 
 
 def format_days(seconds: float, longest: float = 0.0) -> str:
-    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under two."""
-    return f"{seconds / 86400:,.1f} days" if max(seconds, longest) > 2 * 86400 else format_duration(seconds)
+    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under
+    two."""
+    return (
+        f"{seconds / 86400:,.1f} days"
+        if max(seconds, longest) > 2 * 86400
+        else format_duration(seconds)
+    )

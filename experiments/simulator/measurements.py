@@ -1,7 +1,8 @@
-"""Measured and published iteration times as observations that the simulator is fitted on or held against.
+"""Measured and published iteration times as observations that the simulator is fitted on or held
+against.
 
-What was run and others' measurements stand in `experiments/published`, published values in `experiments/claims`.
-Imports no torch.
+What was run and others' measurements stand in `experiments/published`, published values in
+`experiments/claims`. Imports no torch.
 """
 
 import math
@@ -15,9 +16,27 @@ from mlm_repro.experiments.published import HERE, published_rows, published_valu
 from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
 from mlm_repro.lineage.errors import BadInput
 
-COLUMNS = ("gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "vocab", "tp", "dp", "pp",
-           "chunks", "recompute", "family", "ffn_hidden", "zero", "memory", "head_dim",
-           "sequence_parallel")  # fmt: skip
+COLUMNS = (
+    "gpus",
+    "global_batch",
+    "micro_batch",
+    "hidden",
+    "heads",
+    "layers",
+    "seq",
+    "vocab",
+    "tp",
+    "dp",
+    "pp",
+    "chunks",
+    "recompute",
+    "family",
+    "ffn_hidden",
+    "zero",
+    "memory",
+    "head_dim",
+    "sequence_parallel",
+)
 """Columns of a workload in files."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
@@ -27,7 +46,8 @@ ITERATIONS_PER_EPOCH = int(PRINTED["2019/text/iterations-per-epoch"])
 """2019 paper, Section 4.2."""
 
 WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] / 100)
-"""Byte pairs of WikiText-103's training text: its words (Merity et al. 2016, Table 1), and more of them by the post."""
+"""Byte pairs of WikiText-103's training text: its words (Merity et al. 2016, Table 1), and more of
+them by the post."""
 
 
 class Observation(NamedTuple):
@@ -36,7 +56,8 @@ class Observation(NamedTuple):
     experiment: str
     workload: Workload
     quantity: str
-    """iteration_seconds, tflops_per_gpu, days_per_epoch, or of the set's first row: speedup, scaling_percent."""
+    """iteration_seconds, tflops_per_gpu, days_per_epoch, or of the set's first row: speedup,
+    scaling_percent."""
     value: float
     cluster: str = ""
     """The cluster that it was measured on."""
@@ -54,23 +75,34 @@ class Observation(NamedTuple):
 
 def megatron_2019() -> list[Observation]:
     """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
-    return observed(*(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8")))
+    return observed(
+        *(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8"))
+    )
 
 
 def v100_rows() -> list[Observation]:
-    """Rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without those of Figures 1 and 5
-    (one GPU; 32 heads). Ratios refer to the first row, which has no weight."""
+    """Rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without those
+    of Figures 1 and 5 (one GPU; 32 heads). Ratios refer to the first row, which has no weight."""
     first, *rest = megatron_2019()
     tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
-    rows = [row for row in rest if row.experiment in tables and row.workload.gpus > 1 and row.workload.heads != 32]
+    rows = [
+        row
+        for row in rest
+        if row.experiment in tables and row.workload.gpus > 1 and row.workload.heads != 32
+    ]
     return [first, *rows]
 
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """The rows that the constants of this software are fitted on; a ratio's first row among them."""
-    rows = {"megatron-2019": v100_rows, "megatron-2021": a100_rows, "megatron-deepspeed": deepspeed_rows,
-            "megatron-core": h100_rows}  # fmt: skip
+    """The rows that the constants of this software are fitted on; a ratio's first row among
+    them."""
+    rows = {
+        "megatron-2019": v100_rows,
+        "megatron-2021": a100_rows,
+        "megatron-deepspeed": deepspeed_rows,
+        "megatron-core": h100_rows,
+    }
     return tuple(rows.get(software, list)())
 
 
@@ -81,29 +113,41 @@ def fitted_workloads(software: str) -> frozenset[Workload]:
 
 
 def a100_rows() -> list[Observation]:
-    """Rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on 64 to 512, and PTD-P's rows of
-    the 2021 paper's Table 2 and Figures 11 to 16."""
+    """Rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on 64 to 512,
+    and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
-    known = {row.workload for row in observed("2021/table-1")}  # the text's trillion parameters are a row of that table
+    known = {
+        row.workload for row in observed("2021/table-1")
+    }  # the text's trillion parameters are a row of that table
     return [*times, *(row for row in rows if row.workload.zero == 0 and row.workload not in known)]
 
 
 def deepspeed_rows() -> list[Observation]:
-    """Rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on 280, 350 and 420 nodes."""
+    """Rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on 280, 350 and
+    420 nodes."""
     return timed("mt-nlg")
 
 
 def h100_rows() -> list[Observation]:
-    """Rows that the H100 constants are fitted on: four public sources of GPT models, on 8 to 10,752 GPUs."""
+    """Rows that the H100 constants are fitted on: four public sources of GPT models, on 8 to 10,752
+    GPUs."""
     return timed("h100")
 
 
 def timed(*names: str) -> list[Observation]:
     """Measured iterations of files, each under its source, or the file's name."""
-    return [Observation(row.get("source") or name, workload_of(row), "iteration_seconds",
-                        float(row["iteration_ms"]) / 1e3, row["cluster"])
-            for name in names for row in read_rows(HERE / f"{name}.csv")]  # fmt: skip
+    return [
+        Observation(
+            row.get("source") or name,
+            workload_of(row),
+            "iteration_seconds",
+            float(row["iteration_ms"]) / 1e3,
+            row["cluster"],
+        )
+        for name in names
+        for row in read_rows(HERE / f"{name}.csv")
+    ]
 
 
 def workload_of(row: dict[str, str]) -> Workload:
@@ -153,9 +197,11 @@ def _parameters(workload: Workload) -> int:
 
 
 def _scaling_percent(row: Simulated) -> float:
-    """Throughput per GPU relative to the first row's, counting parameters × sequences: the normalisation that fits
-    the 2019 paper's Figure 5."""
-    work, first_work = (each.global_batch / each.gpus * _parameters(each) for each in (row.workload, row.first))
+    """Throughput per GPU relative to the first row's, counting parameters × sequences: the
+    normalisation that fits the 2019 paper's Figure 5."""
+    work, first_work = (
+        each.global_batch / each.gpus * _parameters(each) for each in (row.workload, row.first)
+    )
     return 100 * (work / row.seconds) / (first_work / row.first_seconds)
 
 
@@ -163,8 +209,12 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "iteration_seconds": lambda row: row.seconds,
     "tflops_per_gpu": _tflops,
     "days_per_epoch": lambda row: row.seconds * ITERATIONS_PER_EPOCH / 86400,
-    "speedup": lambda row: row.first_seconds / row.seconds * row.workload.global_batch / row.first.global_batch,
-    "epoch_minutes": lambda row: WIKITEXT_TOKENS / (row.workload.global_batch * row.workload.seq) * row.seconds / 60,
+    "speedup": lambda row: (
+        row.first_seconds / row.seconds * row.workload.global_batch / row.first.global_batch
+    ),
+    "epoch_minutes": lambda row: (
+        WIKITEXT_TOKENS / (row.workload.global_batch * row.workload.seq) * row.seconds / 60
+    ),
     "scaling_percent": _scaling_percent,
     "sequences_per_second": lambda row: row.workload.global_batch / row.seconds,
     "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,
@@ -176,11 +226,16 @@ RATIOS = ("speedup", "scaling_percent")
 
 
 def observed(*names: str) -> list[Observation]:
-    """The workloads that these experiments simulate, each with the claim about its part's first quantity."""
+    """The workloads that these experiments simulate, each with the claim about its part's first
+    quantity."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:
             for row in published_rows(experiment, part) if part.simulated else ():
                 value = published_value(row, part.simulated[0]).value
-                rows.append(Observation(experiment.name, workload_of(row), part.simulated[0], value, row["cluster"]))
+                rows.append(
+                    Observation(
+                        experiment.name, workload_of(row), part.simulated[0], value, row["cluster"]
+                    )
+                )
     return rows

@@ -13,7 +13,13 @@ from mlm_repro.experiments.simulator.cluster import Cluster, machine_of
 from mlm_repro.experiments.simulator.goodput import Failures
 from mlm_repro.experiments.simulator.measurements import fitted_workloads
 from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, simulate
-from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload, checked_config, flops_of
+from mlm_repro.experiments.simulator.workload import (
+    NOT_COSTED,
+    NotCosted,
+    Workload,
+    checked_config,
+    flops_of,
+)
 from mlm_repro.lineage.errors import HardwareMissing
 from mlm_repro.lineage.progress import announce
 
@@ -37,15 +43,16 @@ class Choice(NamedTuple):
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes another's model, and for
-    a llama by name."""
+    """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes
+    another's model, and for a llama by name."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
     return read_run(model, [*SERIAL, *overrides])
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Every layout that divides and fits, by its rate times the chance that it fits; the batch is the model's.
+    """Every layout that divides and fits, by its rate times the chance that it fits; the batch is
+    the model's.
 
     Raises HardwareMissing with a reason where none does.
     """
@@ -68,8 +75,8 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything divides evenly, but
-    for layers over stages of one chunk, which may differ a little.
+    """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything
+    divides evenly, but for layers over stages of one chunk, which may differ a little.
     """
     t, is_modern = template, cluster.constants.fused_attention.value == 1
     modes = ("none", "full") if is_modern else RECOMPUTE
@@ -82,13 +89,22 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
                 continue
             for micro_batch in _divisors(t.global_batch // dp, LARGEST_MICRO_BATCH):
                 for chunks in range(1, MOST_CHUNKS + 1 if pp > 1 else 2):
-                    if chunks > 1 and (t.layers % (pp * chunks) or t.global_batch // (dp * micro_batch) % pp):
+                    if chunks > 1 and (
+                        t.layers % (pp * chunks) or t.global_batch // (dp * micro_batch) % pp
+                    ):
                         continue
                     for mode, zero in product(modes, range(1 + (dp > 1 and is_modern))):
                         yield t._replace(
-                            gpus=gpus, micro_batch=micro_batch, tp=tp, dp=dp, pp=pp, chunks=chunks, recompute=mode,
-                            zero=zero, sequence_parallel=int(is_modern and tp > 1 and t.seq % tp == 0),
-                        )  # fmt: skip
+                            gpus=gpus,
+                            micro_batch=micro_batch,
+                            tp=tp,
+                            dp=dp,
+                            pp=pp,
+                            chunks=chunks,
+                            recompute=mode,
+                            zero=zero,
+                            sequence_parallel=int(is_modern and tp > 1 and t.seq % tp == 0),
+                        )
 
 
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
@@ -96,7 +112,8 @@ def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
     more = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
-        f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero}, recompute {w.recompute}"
+        f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero},"
+        f" recompute {w.recompute}"
     )
     return f": the smallest, {layout}, lacks {more:.1f} GiB; {prediction.reason}"
 
@@ -109,11 +126,14 @@ def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
     """A sentence on what failures leave of a training that takes so long without them."""
     w, config = choice.workload, planned_run(run, cluster, choice)
-    failures = Failures.of(w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp))
+    failures = Failures.of(
+        w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp)
+    )
     share = failures.share(failures.best_interval)
     return (
-        f"failures: {failures.describe(failures.best_interval)}, {seconds / share / 86400:.3g} days in "
-        f"{1 + seconds / share / failures.mean:,.1f} attempts (rate of arXiv:2407.21783, Section 3.3.4)"
+        f"failures: {failures.describe(failures.best_interval)}, {seconds / share / 86400:.3g} days"
+        f" in {1 + seconds / share / failures.mean:,.1f} attempts (rate of arXiv:2407.21783,"
+        " Section 3.3.4)"
     )
 
 
@@ -123,15 +143,21 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
         next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
     )
-    return f": none divides the batch and model; on {' or '.join(str(n) for n in (below, above) if n)} one does"
+    return (
+        f": none divides the batch and model; on {' or '.join(str(n) for n in (below, above) if n)}"
+        " one does"
+    )
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """A line that says how much longer the best layout takes that differs from the first in one respect."""
+    """A line that says how much longer the best layout takes that differs from the first in one
+    respect."""
     first, said = choices[0], []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
         own = getattr(first.workload, name)
-        if other := next((choice for choice in choices if getattr(choice.workload, name) != own), None):
+        if other := next(
+            (choice for choice in choices if getattr(choice.workload, name) != own), None
+        ):
             times = expected_seconds(other) / expected_seconds(first)
             said.append(f"{name} {own}: {getattr(other.workload, name)} takes {times:.2f} ×")
         else:
@@ -146,19 +172,32 @@ def explain(cluster: Cluster, choice: Choice) -> str:
     """
     machine, w = machine_of(cluster), choice.workload
     parts = iteration_parts(machine, [w])
-    silent = machine.replaced(collective_slowdown=0.0, host_collective_seconds=0.0, tensor_step_seconds=0.0)
+    silent = machine.replaced(
+        collective_slowdown=0.0, host_collective_seconds=0.0, tensor_step_seconds=0.0
+    )
     bubble = ideal_bubble("interleaved" if w.chunks > 1 else "1f1b", w.pp, w.chunks, w.microbatches)
-    shares = {"tensor-parallel communication": parts.pipeline - iteration_parts(silent, [w]).pipeline,
-              "pipeline bubble": parts.pipeline * bubble / (1 + bubble), "optimizer": parts.optimizer,
-              "data-parallel communication": parts.gradients, "host, between iterations": parts.host}  # fmt: skip
+    shares = {
+        "tensor-parallel communication": parts.pipeline - iteration_parts(silent, [w]).pipeline,
+        "pipeline bubble": parts.pipeline * bubble / (1 + bubble),
+        "optimizer": parts.optimizer,
+        "data-parallel communication": parts.gradients,
+        "host, between iterations": parts.host,
+    }
     shares["computation, and messages between stages"] = parts.total - sum(shares.values())
-    lines = [f"  {name:<40}{seconds[0]:>10.4g} s {seconds[0] / parts.total[0]:>7.1%}"
-             for name, seconds in sorted(shares.items(), key=lambda share: -share[1][0]) if seconds[0] > 0]  # fmt: skip
+    lines = [
+        f"  {name:<40}{seconds[0]:>10.4g} s {seconds[0] / parts.total[0]:>7.1%}"
+        for name, seconds in sorted(shares.items(), key=lambda share: -share[1][0])
+        if seconds[0] > 0
+    ]
     return "\n".join([f"where the {parts.total[0]:.4g} s of the first layout go", *lines])
 
 
 def format_plan(
-    run: ResolvedRun, cluster: Cluster, choices: Sequence[Choice], price: float = 0.0, days: float = 0.0
+    run: ResolvedRun,
+    cluster: Cluster,
+    choices: Sequence[Choice],
+    price: float = 0.0,
+    days: float = 0.0,
 ) -> str:
     """The best layouts as a table, with what the whole run takes; every number in it is simulated.
 
@@ -173,32 +212,50 @@ def format_plan(
     interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
     score, coverage = interval.score, interval.coverage
-    scored = f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)" if score else ""
+    scored = (
+        f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)"
+        if score
+        else ""
+    )
     tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
     whole = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
     stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
     lines = [
-        f"{run.config.name}: {run.parameters:,} parameters, {run.tokens:,} tokens in batches of "
-        f"{batch}, on {gpus} of {cluster.title}{f', {cluster.software}' if cluster.software else ''}",
-        f"simulated; 90 % intervals{tried} come of measurements ({interval.source}); the cost model was fitted on "
-        f"{fitted or 'none'} of these layouts",
-        f"memory is that of the fullest rank, this engine's{stores}, in {cluster.precision}; TFLOP/s and MFU count the "
-        f"whole of attention, and no layer that is computed again; times are a {whose_times}'s",
+        (
+            f"{run.config.name}: {run.parameters:,} parameters, {run.tokens:,} tokens in batches of"
+            f" {batch}, on {gpus} of"
+            f" {cluster.title}{f', {cluster.software}' if cluster.software else ''}"
+        ),
+        (
+            f"simulated; 90 % intervals{tried} come of measurements ({interval.source}); the cost"
+            f" model was fitted on {fitted or 'none'} of these layouts"
+        ),
+        (
+            f"memory is that of the fullest rank, this engine's{stores}, in {cluster.precision};"
+            " TFLOP/s and MFU count the whole of attention, and no layer that is computed again;"
+            f" times are a {whose_times}'s"
+        ),
         *([f"extrapolated: {beyond}"] if beyond else []),
         "the order is by throughput times the chance that memory suffices",
-        f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6}  {'recompute':<10}{'s/iteration':>12}"
-        f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}{'bytes':>16}{'days':>9}{'GPU-hours':>12}"
-        f"{'cost' if price else '':>12}",
+        (
+            f"{'tp':>3}{'pp':>4}{'dp':>5}{'micro':>7}{'chunks':>8}{'zero':>6} "
+            f" {'recompute':<10}{'s/iteration':>12}"
+            f"  {'90 %':>20}{'TFLOP/s/GPU':>13}{'MFU':>6}{'GiB':>7}{'fits':>6}"
+            f"{'bytes':>16}{'days':>9}{'GPU-hours':>12}"
+            f"{'cost' if price else '':>12}"
+        ),
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * run.tokens / per_iteration
         rate = per_iteration / p.seconds / gpus * whole
         lines.append(
-            f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6}  {w.recompute:<10}"
+            f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6} "
+            f" {w.recompute:<10}"
             f"{p.seconds:>12.4g}"
-            f"  {f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>20}{rate / 1e12:>13.3g}{rate / peak:>6.1%}"
+            f"  {f'{p.low_seconds:.4g} to {p.high_seconds:.4g}':>20}"
+            f"{rate / 1e12:>13.3g}{rate / peak:>6.1%}"
             f"{p.memory_bytes / 2**30:>7.1f}{p.probability_fits:>6.0%}{p.memory_bytes:>16,}"
             f"{run_seconds / 86400:>9.3g}{run_seconds / 3600 * gpus:>12,.0f}"
             + (f"{run_seconds / 3600 * gpus * price:>12,.0f}" if price else "")

@@ -1,4 +1,5 @@
-"""A workload to simulate: a model, a batch and a layout, checked by the engine's own rules. Imports no torch."""
+"""A workload to simulate: a model, a batch and a layout, checked by the engine's own rules. Imports
+no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -16,9 +17,13 @@ from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 
 Floats = NDArray[np.float64]
-NOT_COSTED = "the simulator costs what this engine trains (gpt2, bert, transformer-xl); a llama is not costed"
+NOT_COSTED = (
+    "the simulator costs what this engine trains (gpt2, bert, transformer-xl); a llama is not"
+    " costed"
+)
 MOST_COMPUTATIONS = 10_000_000
-"""Forward and backward passes of all stages in one iteration; published runs have fewer than 100,000."""
+"""Forward and backward passes of all stages in one iteration; published runs have fewer than
+100,000."""
 
 
 class NotCosted(BadInput):
@@ -42,13 +47,15 @@ class Workload(NamedTuple):
     chunks: int = 1
     recompute: str = "full"
     scatter_gather: bool = True
-    """True if messages between stages are divided over the tensor-parallel ranks (2021 paper, Section 4.1)."""
+    """True if messages between stages are divided over the tensor-parallel ranks (2021 paper,
+    Section 4.1)."""
     family: str = "gpt2"
     """`gpt2` or `transformer-xl`."""
     ffn_hidden: int = 0
     """Width between the products of the MLP; 0 for 4h."""
     zero: int = 0
-    """Stage of ZeRO: 1 divides the optimizer's state over the data-parallel ranks, 3 gradients and parameters too."""
+    """Stage of ZeRO: 1 divides the optimizer's state over the data-parallel ranks, 3 gradients and
+    parameters too."""
     sequence_parallel: int = 0
     """1 where activations outside tensor-parallel regions are divided over the sequence."""
     memory: int = 0
@@ -61,16 +68,29 @@ class Workload(NamedTuple):
         """An iteration of a run on so many GPUs."""
         model, train, parallel = config.model, config.train, config.parallel
         row = cls(
-            gpus, train.global_batch_size, train.microbatch_size, model.hidden_size, model.num_heads, model.num_layers,
-            model.seq_length, parallel.tp, gpus // (parallel.tp * parallel.pp), parallel.pp, model.padded_vocab_size,
-            parallel.chunks, parallel.recompute, parallel.scatter_gather,
+            gpus,
+            train.global_batch_size,
+            train.microbatch_size,
+            model.hidden_size,
+            model.num_heads,
+            model.num_layers,
+            model.seq_length,
+            parallel.tp,
+            gpus // (parallel.tp * parallel.pp),
+            parallel.pp,
+            model.padded_vocab_size,
+            parallel.chunks,
+            parallel.recompute,
+            parallel.scatter_gather,
             zero=3 if parallel.shard_parameters else int(parallel.shard_optimizer),
             sequence_parallel=int(parallel.sequence_parallel),
-        )  # fmt: skip
+        )
         if model.family != "transformer-xl":
             return row
         memory = model.transformer_xl.memory_length
-        return row._replace(family=model.family, ffn_hidden=model.inner_size, memory=memory, head_dim=model.head_dim)
+        return row._replace(
+            family=model.family, ffn_hidden=model.inner_size, memory=memory, head_dim=model.head_dim
+        )
 
     @property
     def microbatches(self) -> int:
@@ -89,10 +109,14 @@ class Workload(NamedTuple):
         return -(-self.vocab // unit) * unit
 
 
-def checked_config(workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None) -> RunConfig:
-    """The run the engine would be asked for: `run` by another layout, or without one a GPT-2 that shards nothing.
+def checked_config(
+    workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
+) -> RunConfig:
+    """The run the engine would be asked for: `run` by another layout, or without one a GPT-2 that
+    shards nothing.
 
-    Raises BadInput with the engine's own reason where it would refuse: sizes that do not divide, too few layers.
+    Raises BadInput with the engine's own reason where it would refuse: sizes that do not divide,
+    too few layers.
     """
     w = workload
     for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
@@ -101,9 +125,15 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
     config = parse_config(_values(w, precision, run), RunConfig, "this row")
     computations = 2 * w.pp * w.chunks * w.microbatches
     if computations > MOST_COMPUTATIONS:
-        raise BadInput(f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it may have")
+        raise BadInput(
+            f"{computations:,} passes in one iteration are more than the {MOST_COMPUTATIONS:,} it"
+            " may have"
+        )
     if w.tp * w.pp * w.dp != w.gpus:
-        raise BadInput(f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus} GPUs")
+        raise BadInput(
+            f"tp × pp × dp = {w.tp} × {w.pp} × {w.dp} = {w.tp * w.pp * w.dp} is not the {w.gpus}"
+            " GPUs"
+        )
     layout_of(config, w.gpus)
     split_layers(w.layers, w.pp, w.chunks)
     check_schedule(config.parallel.schedule, w.pp, w.chunks, w.microbatches)
@@ -112,7 +142,9 @@ def checked_config(workload: Workload, precision: Precision = "fp16", run: RunCo
 
 
 def _check_family(w: Workload) -> None:
-    if w.family not in ("gpt2", "transformer-xl") or (w.family == "gpt2" and w.inner != 4 * w.hidden):
+    if w.family not in ("gpt2", "transformer-xl") or (
+        w.family == "gpt2" and w.inner != 4 * w.hidden
+    ):
         raise NotCosted(f"family = {w.family} with ffn_hidden = {w.inner}: {NOT_COSTED}")
     if w.zero not in (0, 1, 3):
         raise BadInput(f"zero = {w.zero} must be 0, 1 or 3, which this engine has")
@@ -121,12 +153,16 @@ def _check_family(w: Workload) -> None:
     if w.inner < 1 or w.inner % w.tp:
         raise BadInput(f"ffn_hidden = {w.inner} must divide over tp = {w.tp}")
     if w.family != "transformer-xl" and (w.memory or w.head_dim):
-        raise BadInput(f"memory = {w.memory} and head_dim = {w.head_dim} are a transformer-xl's, not a {w.family}'s")
+        raise BadInput(
+            f"memory = {w.memory} and head_dim = {w.head_dim} are a transformer-xl's, not a"
+            f" {w.family}'s"
+        )
 
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
-    """Floating-point operations of an iteration's matrix products, those that are computed again among them.
+    """Floating-point operations of an iteration's matrix products, those that are computed again
+    among them.
 
     Raises BadInput as `checked_config`.
     """
@@ -136,25 +172,46 @@ def flops_of(workload: Workload) -> float:
 
 def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[str, Any]:
     values: dict[str, Any] = run.model_dump() if run else {"name": "simulated"}
-    sizes = {"num_layers": w.layers, "hidden_size": w.hidden, "num_heads": w.heads, "seq_length": w.seq}
+    sizes = {
+        "num_layers": w.layers,
+        "hidden_size": w.hidden,
+        "num_heads": w.heads,
+        "seq_length": w.seq,
+    }
     model: dict[str, Any] = {}
     if w.family == "transformer-xl" and not run:
-        own: dict[str, Any] = {"memory_length": w.memory, "head_dim": w.head_dim or None, "inner_size": w.inner}
+        own: dict[str, Any] = {
+            "memory_length": w.memory,
+            "head_dim": w.head_dim or None,
+            "inner_size": w.inner,
+        }
         model = {"family": w.family, "transformer_xl": own}
     words = {} if run else {"vocab_size": w.vocab, "padded_vocab_size": w.padded_vocab}
-    batch = {"global_batch_size": w.global_batch, "microbatch_size": w.micro_batch, "precision": precision}
+    batch = {
+        "global_batch_size": w.global_batch,
+        "microbatch_size": w.micro_batch,
+        "precision": precision,
+    }
     plain = "gpipe" if run and run.parallel.schedule == "gpipe" else "1f1b"
-    layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "schedule": "interleaved" if w.chunks > 1 else plain,
-              "recompute": w.recompute, "scatter_gather": w.scatter_gather, "shard_optimizer": w.zero == 1,
-              "sequence_parallel": w.sequence_parallel == 1,
-              "shard_parameters": w.zero == 3 and run is not None}  # fmt: skip
+    layout = {
+        "tp": w.tp,
+        "pp": w.pp,
+        "chunks": w.chunks,
+        "schedule": "interleaved" if w.chunks > 1 else plain,
+        "recompute": w.recompute,
+        "scatter_gather": w.scatter_gather,
+        "shard_optimizer": w.zero == 1,
+        "sequence_parallel": w.sequence_parallel == 1,
+        "shard_parameters": w.zero == 3 and run is not None,
+    }
     changed = {"model": sizes | words | model, "train": batch, "parallel": layout}
     return values | {section: values.get(section, {}) | new for section, new in changed.items()}
 
 
 @dataclass(frozen=True)
 class Workloads:
-    """Many workloads as columns, so that the cost model is arithmetic on arrays; one letter as in the papers."""
+    """Many workloads as columns, so that the cost model is arithmetic on arrays; one letter as in
+    the papers."""
 
     gpus: Floats
     b: Floats
@@ -192,11 +249,29 @@ class Workloads:
     def of(cls, rows: Sequence[Workload]) -> Self:
         """Columns of checked workloads."""
         columns = [
-            [w.gpus, w.micro_batch, w.seq, w.hidden, w.heads, w.layers, w.padded_vocab, w.tp, w.pp, w.dp,
-             w.microbatches, w.recompute == "full", w.recompute == "selective",
-             1 / w.tp if w.scatter_gather else 1.0, w.inner, w.family == "transformer-xl", w.memory + w.seq,
-             w.head_dim or w.hidden / w.heads, w.zero, w.tp if w.sequence_parallel else 1]
+            [
+                w.gpus,
+                w.micro_batch,
+                w.seq,
+                w.hidden,
+                w.heads,
+                w.layers,
+                w.padded_vocab,
+                w.tp,
+                w.pp,
+                w.dp,
+                w.microbatches,
+                w.recompute == "full",
+                w.recompute == "selective",
+                1 / w.tp if w.scatter_gather else 1.0,
+                w.inner,
+                w.family == "transformer-xl",
+                w.memory + w.seq,
+                w.head_dim or w.hidden / w.heads,
+                w.zero,
+                w.tp if w.sequence_parallel else 1,
+            ]
             for w in rows
-        ]  # fmt: skip
+        ]
         table = np.array(columns, np.float64).reshape(len(rows), len(fields(cls)))
         return cls(*table.T)

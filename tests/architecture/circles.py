@@ -1,4 +1,5 @@
-"""What the modules of a package import of each other, and circles among its files and among its folders."""
+"""What the modules of a package import of each other, and circles among its files and among its
+folders."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -14,8 +15,9 @@ Graph = dict[str, set[str]]
 def import_graph(*packages: str, doors: Collection[str] = ()) -> Graph:
     """The modules of the packages that each of their modules imports, wherever in its file.
 
-    Where a file calls `import_module`, its strings count: one that is the name of a module, up to a colon, and one with
-    a placeholder for every module that it may become. A door, which loads by name what is made for it, is exempt.
+    Where a file calls `import_module`, its strings count: one that is the name of a module, up to a
+    colon, and one with a placeholder for every module that it may become. A door, which loads by
+    name what is made for it, is exempt.
     """
     paths = {module_name(path): path for path in modules(*packages)}
     graph: Graph = {}
@@ -28,12 +30,15 @@ def import_graph(*packages: str, doors: Collection[str] = ()) -> Graph:
 
 
 def folder_graphs(graph: Graph) -> dict[str, Graph]:
-    """For each package, what the files and folders in it import of each other; `__init__.py` has the package's name."""
+    """For each package, what the files and folders in it import of each other; `__init__.py` has
+    the package's name."""
     levels: dict[str, Graph] = defaultdict(lambda: defaultdict(set))
     for name, targets in graph.items():
         for target in targets:
             source, aim = name.split("."), target.split(".")
-            depth = next((n for n, (a, b) in enumerate(zip(source, aim, strict=False)) if a != b), None)
+            depth = next(
+                (n for n, (a, b) in enumerate(zip(source, aim, strict=False)) if a != b), None
+            )
             depth = min(len(source), len(aim)) if depth is None else depth
             left, right = (".".join(parts[: depth + 1]) for parts in (source, aim))
             levels[".".join(source[:depth])][left].add(right)
@@ -41,7 +46,8 @@ def folder_graphs(graph: Graph) -> dict[str, Graph]:
 
 
 def circle(graph: Graph) -> list[str]:
-    """The names of a circle, each imported by the next, the first again at the end; empty if there is none."""
+    """The names of a circle, each imported by the next, the first again at the end; empty if there
+    is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -50,7 +56,8 @@ def circle(graph: Graph) -> list[str]:
 
 
 def circles(*packages: str, doors: Collection[str] = ()) -> list[list[str]]:
-    """A circle of files if there is one, and for each package a circle of what is in it if there is one."""
+    """A circle of files if there is one, and for each package a circle of what is in it if there is
+    one."""
     graph = import_graph(*packages, doors=doors)
     return [found for each in (graph, *folder_graphs(graph).values()) if (found := circle(each))]
 

@@ -14,7 +14,9 @@ ROOMS = ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "ver
 def modules(*rooms: str) -> list[Path]:
     """Python files of the rooms, by default of all. A room may be a file."""
     folders = map(ROOT.joinpath, rooms or ROOMS)
-    return sorted(path for room in folders for path in ([room] if room.is_file() else room.rglob("*.py")))
+    return sorted(
+        path for room in folders for path in ([room] if room.is_file() else room.rglob("*.py"))
+    )
 
 
 def module_name(path: Path) -> str:
@@ -30,8 +32,13 @@ def parse(path: Path) -> ast.Module:
 
 
 def imported_names(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything a file imports, wherever in the file; `from a import b` gives `a.b`."""
-    package = module_name(path).split(".") if path.name == "__init__.py" else module_name(path).split(".")[:-1]
+    """Line and dotted name of everything a file imports, wherever in the file; `from a import b`
+    gives `a.b`."""
+    package = (
+        module_name(path).split(".")
+        if path.name == "__init__.py"
+        else module_name(path).split(".")[:-1]
+    )
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -42,18 +49,25 @@ def imported_names(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def names_in_strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text, up to a colon, of every string that may name a module, in a file that calls `import_module`.
+    """Line and text, up to a colon, of every string that may name a module, in a file that calls
+    `import_module`.
 
     Of a string with a placeholder, what stands before it: `engine.families.`.
     """
     if not re.search("import_module|__import__", path.read_text(encoding="utf-8")):
         return
     nodes = list(ast.walk(parse(path)))
-    called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+    called = {
+        ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)
+    }
     if called & {"import_module", "__import__"}:
         for node in nodes:
             first = node.values[0] if isinstance(node, ast.JoinedStr) and node.values else node
-            if isinstance(first, ast.Constant) and isinstance(first.value, str) and "." in first.value:
+            if (
+                isinstance(first, ast.Constant)
+                and isinstance(first.value, str)
+                and "." in first.value
+            ):
                 yield first.lineno, first.value.partition(":")[0]
 
 
@@ -61,15 +75,21 @@ def source_files() -> list[Path]:
     """Files that git tracks or would track; without git, everything that is not built or hidden."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if listed.returncode == 0:
-        return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+        return [
+            ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()
+        ]
     built = {"runs", "build", "__pycache__"}
     return [
         path
         for path in ROOT.rglob("*")
-        if path.is_file() and not any(p.startswith(".") or p in built for p in path.relative_to(ROOT).parts)
+        if path.is_file()
+        and not any(p.startswith(".") or p in built for p in path.relative_to(ROOT).parts)
     ]
 
 
@@ -77,4 +97,6 @@ def command_names() -> dict[str, str]:
     """Command and entry point of each, from pyproject.toml."""
     import tomllib
 
-    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"])
+    return dict(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    )

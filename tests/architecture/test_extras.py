@@ -1,4 +1,5 @@
-"""What only an extra brings is imported through `lineage.extras`, which names it and its extra where it is missing."""
+"""What only an extra brings is imported through `lineage.extras`, which names it and its extra
+where it is missing."""
 
 import re
 import tomllib
@@ -33,16 +34,23 @@ def test_no_optional_library_is_imported_in_the_plain_way() -> None:
         for path in modules()
         for line, name in imported_names(path)
         if (top := name.partition(".")[0]) in optional
-        and not any((ROOT / place) in (path, path.parent) and top in allowed for place, allowed in PROGRAMS.items())
+        and not any(
+            (ROOT / place) in (path, path.parent) and top in allowed
+            for place, allowed in PROGRAMS.items()
+        )
     ]
     assert found == []
 
 
 def test_every_extra_that_an_error_names_exists() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     named = {
         name
         for path in modules()
-        for name in re.findall(r'(?:import_extra\("[\w.]+", |install_command\()["\'](\w+)', path.read_text("utf-8"))
+        for name in re.findall(
+            r'(?:import_extra\("[\w.]+", |install_command\()["\'](\w+)', path.read_text("utf-8")
+        )
     }
     assert {"ray", "eval", "bench"} <= named <= extras.keys()

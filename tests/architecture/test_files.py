@@ -16,7 +16,9 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def test_a_name_says_what_is_inside() -> None:
-    parts = {part for path in source_files() for part in (path.stem, *path.relative_to(ROOT).parts[:-1])}
+    parts = {
+        part for path in source_files() for part in (path.stem, *path.relative_to(ROOT).parts[:-1])
+    }
     assert parts & NAMES_THAT_SAY_NOTHING == set()
 
 
@@ -26,7 +28,8 @@ def test_no_large_file_is_tracked() -> None:
 
 
 def promised(trees: list[ast.Module]) -> set[str]:
-    """Names of the members of a room's protocols and documented members of its base classes; `forward` is torch's."""
+    """Names of the members of a room's protocols and documented members of its base classes;
+    `forward` is torch's."""
     classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     bases = {ast.unparse(base) for node in classes for base in node.bases}
     return {"forward"} | {
@@ -39,7 +42,9 @@ def promised(trees: list[ast.Module]) -> set[str]:
     }
 
 
-def undocumented(body: list[ast.stmt], known: set[str], owner: str = "") -> Iterator[tuple[int, str]]:
+def undocumented(
+    body: list[ast.stmt], known: set[str], owner: str = ""
+) -> Iterator[tuple[int, str]]:
     """Line and name of public classes, functions and methods that say nothing of themselves.
 
     A method need not repeat what a protocol or a base class of its room, `known`, says.
@@ -60,22 +65,30 @@ def test_what_is_public_says_what_is_true_of_it(room: str) -> None:
     missing = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path, tree in trees.items()
-        for line, name in [*([] if not tree.body or ast.get_docstring(tree) else [(1, "the module")]),
-                           *undocumented(tree.body, known)]
-    ]  # fmt: skip
+        for line, name in [
+            *([] if not tree.body or ast.get_docstring(tree) else [(1, "the module")]),
+            *undocumented(tree.body, known),
+        ]
+    ]
     assert missing == []
 
 
 def readme_words() -> Iterator[list[str]]:
     """Words of every command in README's blocks."""
-    for language, block in re.findall(r"```(sh|console)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
+    for language, block in re.findall(
+        r"```(sh|console)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    ):
         for line in block.splitlines():
             if language == "sh" or line.startswith("$ "):
                 yield line.removeprefix("$ ").split()
 
 
 def test_readme_names_only_commands_that_exist() -> None:
-    targets = set(re.findall(r"^([a-z0-9.-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(
+            r"^([a-z0-9.-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     targets |= {"reproduce-355m", "reproduce-2.5b", "reproduce-8.3b"}
     count = 0
     for words in readme_words():
@@ -90,10 +103,17 @@ def test_readme_names_only_commands_that_exist() -> None:
 
 def test_the_makefile_names_only_tests_that_exist() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = [(folder, name) for folder, names in re.findall(r"patsubst %,(tests/\w+)/test_%.py,([\w\s]+)\)", text)
-             for name in names.split()]  # fmt: skip
+    named = [
+        (folder, name)
+        for folder, names in re.findall(r"patsubst %,(tests/\w+)/test_%.py,([\w\s]+)\)", text)
+        for name in names.split()
+    ]
     assert len(named) > 10
-    assert [f"{folder}/{name}" for folder, name in named if not (ROOT / folder / f"test_{name}.py").is_file()] == []
+    assert [
+        f"{folder}/{name}"
+        for folder, name in named
+        if not (ROOT / folder / f"test_{name}.py").is_file()
+    ] == []
 
 
 def test_readme_mentions_every_command() -> None:
@@ -111,7 +131,10 @@ def test_a_kept_record_names_no_place_of_the_machine_it_was_made_on() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {place}"
         for path in source_files()
-        if path.is_relative_to(ROOT / "results") and path.suffix in (".json", ".jsonl", ".toml", ".csv")
-        for place in re.findall(r'(?<!"excerpt": )"(/[a-z]+/[^"]*)"', path.read_text(encoding="utf-8"))
+        if path.is_relative_to(ROOT / "results")
+        and path.suffix in (".json", ".jsonl", ".toml", ".csv")
+        for place in re.findall(
+            r'(?<!"excerpt": )"(/[a-z]+/[^"]*)"', path.read_text(encoding="utf-8")
+        )
     ]
     assert found == []

@@ -28,7 +28,9 @@ def stated_lines(section: str) -> int:
 
 
 def is_right(section: str) -> bool:
-    lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files_in(section))
+    lines = sum(
+        len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files_in(section)
+    )
     return abs(lines - stated_lines(section)) <= MOST_WRONG * lines
 
 

@@ -8,33 +8,73 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import rooms
-from tests.architecture.rooms import PACKAGE, ROOMS, imported_names, module_name, modules, names_in_strings
+from tests.architecture.rooms import (
+    PACKAGE,
+    ROOMS,
+    imported_names,
+    module_name,
+    modules,
+    names_in_strings,
+)
 
 MAY_IMPORT = {
     "lineage": (),
     "data_pipeline": ("lineage",),
     "engine": ("lineage", "data_pipeline.tokens", "data_pipeline.files"),
     "evaluation": (
-        "lineage", "engine", "data_pipeline.files", "data_pipeline.tokens.tokenizer",
-        "data_pipeline.contamination.testsets", "data_pipeline.reading.hub",
+        "lineage",
+        "engine",
+        "data_pipeline.files",
+        "data_pipeline.tokens.tokenizer",
+        "data_pipeline.contamination.testsets",
+        "data_pipeline.reading.hub",
     ),
     "experiments": ("lineage", "data_pipeline", "engine", "evaluation"),
     "verify": ("lineage", "data_pipeline", "engine", "evaluation", "experiments", "reports"),
     "reports": (
-        "lineage", "data_pipeline.files", "engine.costs", "engine.run", "evaluation.schema", "experiments.benchmark",
-        "experiments.catalogue", "experiments.files", "experiments.verdicts", "experiments.reproduce.files",
-        "experiments.scores", "experiments.worked_out",
+        "lineage",
+        "data_pipeline.files",
+        "engine.costs",
+        "engine.run",
+        "evaluation.schema",
+        "experiments.benchmark",
+        "experiments.catalogue",
+        "experiments.files",
+        "experiments.verdicts",
+        "experiments.reproduce.files",
+        "experiments.scores",
+        "experiments.worked_out",
     ),
-}  # fmt: skip
+}
 
 
 CORE = (
-    "engine.config", "engine.family", "engine.rng", "engine.torch_names", "engine.compiled",
-    "engine.model", "engine.parallel", "engine.pipeline", "engine.optim", "engine.data", "engine.kernels",
-    "engine.batch_schedule", "engine.inputs", "engine.step", "engine.checkpoint", "engine.trainer",
-)  # fmt: skip
+    "engine.config",
+    "engine.family",
+    "engine.rng",
+    "engine.torch_names",
+    "engine.compiled",
+    "engine.model",
+    "engine.parallel",
+    "engine.pipeline",
+    "engine.optim",
+    "engine.data",
+    "engine.kernels",
+    "engine.batch_schedule",
+    "engine.inputs",
+    "engine.step",
+    "engine.checkpoint",
+    "engine.trainer",
+)
 """What trains and nothing else. It names no family beside GPT-2, no format and no launcher."""
-CORE_MAY_IMPORT = ("lineage", "data_pipeline.tokens", "data_pipeline.files", "engine.costs", "engine.run", *CORE)
+CORE_MAY_IMPORT = (
+    "lineage",
+    "data_pipeline.tokens",
+    "data_pipeline.files",
+    "engine.costs",
+    "engine.run",
+    *CORE,
+)
 LOADERS = ("mlm_repro.engine.family",)
 """Modules whose strings are the door to what they load."""
 GUARD_LIST = "engine.guard.guards"
@@ -51,7 +91,8 @@ def closed(name: str, doors: Iterable[str]) -> bool:
 
 
 def trespasses(room: str) -> list[str]:
-    """Imports by the room's files of rooms it has no door to. A room within a room has its own doors."""
+    """Imports by the room's files of rooms it has no door to. A room within a room has its own
+    doors."""
     inner = [name for name in MAY_IMPORT if name.startswith(f"{room}.")]
     paths = [path for path in modules(room.replace(".", "/")) if closed(module_name(path), inner)]
     return list(imports_of_closed(paths, (room, *MAY_IMPORT[room])))
@@ -79,7 +120,12 @@ def test_a_room_imports_only_what_its_door_allows(room: str) -> None:
 
 def test_the_core_knows_nothing_of_what_stands_around_it() -> None:
     trainer = rooms.ROOT / "engine" / "trainer.py"
-    assert list(imports_of_closed([path for path in core_modules() if path != trainer], CORE_MAY_IMPORT)) == []
+    assert (
+        list(
+            imports_of_closed([path for path in core_modules() if path != trainer], CORE_MAY_IMPORT)
+        )
+        == []
+    )
     assert list(imports_of_closed([trainer], (*CORE_MAY_IMPORT, GUARD_LIST))) == []
 
 
@@ -129,7 +175,9 @@ def doors_in_table(text: str) -> dict[str, set[str]]:
     for room, cell in re.findall(r"^\| `(\w+)/` \|[^|]*\| ([^|]*) \|$", text, re.MULTILINE):
         if room not in ROOMS:
             continue
-        named = {"nothing of ours": set(), "all above": set(doors), "all": {*ROOMS} - {room}}.get(cell)
+        named = {"nothing of ours": set(), "all above": set(doors), "all": {*ROOMS} - {room}}.get(
+            cell
+        )
         doors[room] = set(written_out(cell)) if named is None else named
     return doors
 
@@ -151,11 +199,17 @@ def test_the_table_stands_in_the_documentation() -> None:
 
 @pytest.mark.parametrize(
     ("line", "changed"),
-    [("`experiments.{", "`experiments.{launch,"), ("reproduce.files,", ""), ("| all above |", "| lineage |")],
+    [
+        ("`experiments.{", "`experiments.{launch,"),
+        ("reproduce.files,", ""),
+        ("| all above |", "| lineage |"),
+    ],
 )
 def test_a_door_too_many_or_too_few_in_the_table_is_found(line: str, changed: str) -> None:
     assert line in table()
-    assert doors_in_table(table().replace(line, changed)) != {room: {*doors} for room, doors in MAY_IMPORT.items()}
+    assert doors_in_table(table().replace(line, changed)) != {
+        room: {*doors} for room, doors in MAY_IMPORT.items()
+    }
 
 
 def test_files_that_the_documentation_names_are_there() -> None:
@@ -164,4 +218,6 @@ def test_files_that_the_documentation_names_are_there() -> None:
     paths = [*modules(), *(rooms.ROOT / "tests").rglob("*.py"), *rooms.ROOT.glob("*.py")]
     files = [f"/{path.relative_to(rooms.ROOT).as_posix()}" for path in paths]
     assert len(named) > 30
-    assert sorted(name for name in named if not any(file.endswith(f"/{name}") for file in files)) == []
+    assert (
+        sorted(name for name in named if not any(file.endswith(f"/{name}") for file in files)) == []
+    )

@@ -1,4 +1,5 @@
-"""JSON from files is read in one place, which bounds its size and depth; the exceptions are listed."""
+"""JSON from files is read in one place, which bounds its size and depth; the exceptions are
+listed."""
 
 import ast
 
@@ -6,10 +7,15 @@ from tests.architecture.rooms import ROOMS, ROOT, modules, parse
 
 READERS = {"lineage/atomic.py"}
 FAST = {
-    "data_pipeline/document.py", "data_pipeline/passes/measure.py", "data_pipeline/reading/lines.py",
-    "data_pipeline/tokens/inspect_sample.py", "data_pipeline/work/document_shard.py", "data_pipeline/work/tasks.py",
-}  # fmt: skip
-"""Lines of corpora, of metrics and of the pipeline's own tasks, read with orjson, which refuses what is too deep."""
+    "data_pipeline/document.py",
+    "data_pipeline/passes/measure.py",
+    "data_pipeline/reading/lines.py",
+    "data_pipeline/tokens/inspect_sample.py",
+    "data_pipeline/work/document_shard.py",
+    "data_pipeline/work/tasks.py",
+}
+"""Lines of corpora, of metrics and of the pipeline's own tasks, read with orjson, which refuses
+what is too deep."""
 
 
 def test_json_is_read_in_one_place() -> None:
@@ -18,7 +24,8 @@ def test_json_is_read_in_one_place() -> None:
         for room in ROOMS
         for path in modules(room)
         for node in ast.walk(parse(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("json.load", "json.loads"))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("json.load", "json.loads"))
     }
     assert {path for path, call in calls if call == "orjson.loads"} == FAST
     assert {path for path, call in calls if call != "orjson.loads"} == READERS

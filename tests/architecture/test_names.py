@@ -1,11 +1,14 @@
-"""A public class name has one owner in the whole product, and the name of a file is stated in one place."""
+"""A public class name has one owner in the whole product, and the name of a file is stated in one
+place."""
 
 import ast
 from collections import defaultdict
 
 from tests.architecture.rooms import ROOT, modules, parse
 
-FILES = frozenset({"COMPLETE", "manifest.json", "lineage.json", "ledger.json", "dataset.json", "records.jsonl"})
+FILES = frozenset(
+    {"COMPLETE", "manifest.json", "lineage.json", "ledger.json", "dataset.json", "records.jsonl"}
+)
 
 
 def owners() -> dict[str, list[str]]:

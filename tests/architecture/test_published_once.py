@@ -16,16 +16,38 @@ from tests.architecture.rooms import ROOMS, ROOT
 
 NUMBER = re.compile(r"(?<![\w.])\d*\.?\d+(?![\w.])")
 ENOUGH = 3
-"""So many values of one quantity in one table or figure are that table or figure; fewer may be there by chance."""
-RUN = {"experiment", "series", "cluster", *COLUMNS, "scatter_gather", "sequence_parallel", "tokens", "machines",
-       "microbatches", "parameters", "stage"}  # fmt: skip
+"""So many values of one quantity in one table or figure are that table or figure; fewer may be
+there by chance."""
+RUN = {
+    "experiment",
+    "series",
+    "cluster",
+    *COLUMNS,
+    "scatter_gather",
+    "sequence_parallel",
+    "tokens",
+    "machines",
+    "microbatches",
+    "parameters",
+    "stage",
+}
 """Columns that say what was run."""
-BY_CHANCE = ("vtrain-", "mt-nlg", "bigscience", "h100", "megatron-2020", "vocab.json", "tokenizer.json")
-"""Files of so many numbers that some are those of a table by chance: measured values of others, ids."""
+BY_CHANCE = (
+    "vtrain-",
+    "mt-nlg",
+    "bigscience",
+    "h100",
+    "megatron-2020",
+    "vocab.json",
+    "tokenizer.json",
+)
+"""Files of so many numbers that some are those of a table by chance: measured values of others,
+ids."""
 
 
 def printed() -> dict[tuple[str, str], set[float]]:
-    """The values of each table and figure by quantity, but those of one digit, which all files are full of."""
+    """The values of each table and figure by quantity, but those of one digit, which all files are
+    full of."""
     values: dict[tuple[str, str], set[float]] = defaultdict(set)
     for claim in every_claim():
         if len(claim.value.normalize().as_tuple().digits) > 1:
@@ -34,8 +56,8 @@ def printed() -> dict[tuple[str, str], set[float]]:
 
 
 def groups(path: Path) -> Iterator[tuple[str, set[float]]]:
-    """The numbers that stand together in a file: in a column of a CSV file, in a list or a string of a module, and in
-    any other file all."""
+    """The numbers that stand together in a file: in a column of a CSV file, in a list or a string
+    of a module, and in any other file all."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".csv":
         for name, *cells in zip(*csv.reader(text.splitlines()), strict=True):
@@ -43,8 +65,13 @@ def groups(path: Path) -> Iterator[tuple[str, set[float]]]:
     elif path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Constant):
-                constants = [str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant)]
-                yield f"line {node.lineno}", {float(number) for one in constants for number in NUMBER.findall(one)}
+                constants = [
+                    str(part.value) for part in ast.walk(node) if isinstance(part, ast.Constant)
+                ]
+                yield (
+                    f"line {node.lineno}",
+                    {float(number) for one in constants for number in NUMBER.findall(one)},
+                )
     else:
         yield "the file", set(map(float, NUMBER.findall(text)))
 
@@ -52,11 +79,20 @@ def groups(path: Path) -> Iterator[tuple[str, set[float]]]:
 def own_numbers(folder: Path) -> list[str]:
     """A sentence for each place below a folder that repeats claims."""
     known = printed()
-    files = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".csv", ".toml", ".json"))
-    return [f"{path.relative_to(folder)}, {where}: has {sorted(found & values)} of {citation}, {quantity}"
-            for path in files if path.parent != CLAIMS and not path.name.startswith(BY_CHANCE)
-            for where, found in groups(path) for (citation, quantity), values in known.items()
-            if len(found & values) >= ENOUGH]  # fmt: skip
+    files = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".csv", ".toml", ".json")
+    )
+    return [
+        f"{path.relative_to(folder)}, {where}: has {sorted(found & values)} of {citation},"
+        f" {quantity}"
+        for path in files
+        if path.parent != CLAIMS and not path.name.startswith(BY_CHANCE)
+        for where, found in groups(path)
+        for (citation, quantity), values in known.items()
+        if len(found & values) >= ENOUGH
+    ]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -70,10 +106,16 @@ def measured_columns(folder: Path) -> dict[str, set[str]]:
     for path in folder.glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
             found[path.name] = set(next(csv.reader(file))) - RUN
-    return {name: columns for name, columns in found.items() if columns and not name.startswith(BY_CHANCE)}
+    return {
+        name: columns
+        for name, columns in found.items()
+        if columns and not name.startswith(BY_CHANCE)
+    }
 
 
 def test_the_files_of_workloads_say_what_was_run_alone(tmp_path: Path) -> None:
     assert measured_columns(HERE) == {}
-    (tmp_path / "planted-runs.csv").write_text("experiment,series,gpus,tflops_per_gpu\na,b,1,39\n", encoding="utf-8")
+    (tmp_path / "planted-runs.csv").write_text(
+        "experiment,series,gpus,tflops_per_gpu\na,b,1,39\n", encoding="utf-8"
+    )
     assert measured_columns(tmp_path) == {"planted-runs.csv": {"tflops_per_gpu"}}

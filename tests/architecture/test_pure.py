@@ -16,14 +16,18 @@ from tests.architecture.rooms import ROOT, command_names, module_name, modules, 
 def says_so(*rooms: str) -> list[str]:
     """Modules whose docstring says that they import no torch."""
     return [
-        module_name(path) for path in modules(*rooms) if "mports no torch" in (ast.get_docstring(parse(path)) or "")
+        module_name(path)
+        for path in modules(*rooms)
+        if "mports no torch" in (ast.get_docstring(parse(path)) or "")
     ]
 
 
 PURE = [
     *(module_name(path) for path in modules("lineage", "data_pipeline")),
-    *says_so("engine"), "mlm_repro.engine.cli",
-    *says_so("evaluation"), *(f"mlm_repro.evaluation.{name}" for name in ("tasks.names", "tables", "cli")),
+    *says_so("engine"),
+    "mlm_repro.engine.cli",
+    *says_so("evaluation"),
+    *(f"mlm_repro.evaluation.{name}" for name in ("tasks.names", "tables", "cli")),
     *(
         module_name(path)
         for path in modules("experiments")
@@ -31,9 +35,10 @@ PURE = [
         and path.stem != "iterations"
     ),
     *says_so("experiments/forecast"),
-    *says_so("verify"), "mlm_repro.verify.cli",
+    *says_so("verify"),
+    "mlm_repro.verify.cli",
     *(module_name(path) for path in modules("reports")),
-]  # fmt: skip
+]
 
 IMPORT_EACH = """
 import importlib, sys
@@ -57,11 +62,16 @@ sys.exit(f"{sorted(found)} was imported" if found else 0)
 """
 
 START_WITHOUT = {
-    "mlm-train": [["run", "experiments/models/355m.toml", "--twin", "--dry-run"], ["run", "--help"]],
-    "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]], "mlm-eval": [["lambada", "--help"]],
-    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"], ["list"]], "mlm-report": [["build", "--help"]],
+    "mlm-train": [
+        ["run", "experiments/models/355m.toml", "--twin", "--dry-run"],
+        ["run", "--help"],
+    ],
+    "mlm-data": [["run", "data_pipeline/recipes/smoke.toml", "--dry-run"]],
+    "mlm-eval": [["lambada", "--help"]],
+    "mlm-experiment": [["reproduce", "355m", "--smoke", "--dry-run"], ["list"]],
+    "mlm-report": [["build", "--help"]],
     "mlm-verify": [["run", "--help"], ["parallel", "--help"], ["against", "--help"]],
-}  # fmt: skip
+}
 
 
 def test_importing_leaves_torch_out() -> None:
@@ -71,13 +81,29 @@ def test_importing_leaves_torch_out() -> None:
 
 
 def test_the_check_sees_torch() -> None:
-    command = [sys.executable, "-c", IMPORT_EACH, "mlm_repro.lineage.run", "mlm_repro.engine.model.gpt2"]
+    command = [
+        sys.executable,
+        "-c",
+        IMPORT_EACH,
+        "mlm_repro.lineage.run",
+        "mlm_repro.engine.model.gpt2",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.stderr == "mlm_repro.engine.model.gpt2 imports torch\n"
     assert done.returncode == 1
 
 
-HEAVY = ("matplotlib", "multiprocessing.pool", "numba", "numpy", "pandas", "pyarrow", "scipy", "tokenizers", "torch")
+HEAVY = (
+    "matplotlib",
+    "multiprocessing.pool",
+    "numba",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "tokenizers",
+    "torch",
+)
 CONFIGURATIONS = tuple(
     f"mlm_repro.{name}"
     for name in (
@@ -100,7 +126,11 @@ LEAN = {
     "mlm-verify --help": ("pydantic", *CONFIGURATIONS),
 }
 """Commands that import none of HEAVY, nor these."""
-WITHOUT_TORCH = [f"{name} {' '.join(each)}" for name in command_names() for each in [["--help"], *START_WITHOUT[name]]]
+WITHOUT_TORCH = [
+    f"{name} {' '.join(each)}"
+    for name in command_names()
+    for each in [["--help"], *START_WITHOUT[name]]
+]
 
 
 @pytest.mark.parametrize("command", sorted({*WITHOUT_TORCH, *LEAN}))
@@ -114,7 +144,8 @@ def test_a_command_answers_without_what_it_does_not_use(command: str) -> None:
 
 
 MISTAKES = Path(__file__).with_name("mistakes.txt").read_text(encoding="utf-8").splitlines()
-"""Commands that end with a user's error, of every verb; harness, whose arguments another program reads, has none."""
+"""Commands that end with a user's error, of every verb; harness, whose arguments another program
+reads, has none."""
 
 MAKE_MISTAKES = """
 import importlib, sys
@@ -142,9 +173,15 @@ def test_a_mistake_is_named_before_anything_heavy_is_imported(command: str, tmp_
     (tmp_path / "empty.txt").touch()
     (tmp_path / "texts.jsonl").write_text('{"text": "a text"}\n')
     module = importlib.import_module(command_names()[command].partition(":")[0])
-    verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {"harness"}
-    lines = [line.removeprefix(f"{command} ") for line in MISTAKES if line.startswith(f"{command} ")]
+    verbs = {verb.name or verb.callback.__name__ for verb in module.app.registered_commands} - {
+        "harness"
+    }
+    lines = [
+        line.removeprefix(f"{command} ") for line in MISTAKES if line.startswith(f"{command} ")
+    ]
     assert {line.split()[0] for line in lines} == verbs
     code = [sys.executable, "-c", MAKE_MISTAKES, command_names()[command]]
-    done = subprocess.run(code, cwd=tmp_path, input="\n".join(lines), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        code, cwd=tmp_path, input="\n".join(lines), capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""docs/reliability.md names tests that exist, for every fault it lists, and lists each attack that is held."""
+"""docs/reliability.md names tests that exist, for every fault it lists, and lists each attack that
+is held."""
 
 import re
 
@@ -17,6 +18,15 @@ def test_every_fault_has_tests_that_exist() -> None:
         assert names, fault
         assert NAME.sub("", named).strip() == "", fault
         for file, name in names:
-            assert any(getattr(node, "name", "") == name for node in parse(ROOT / file).body), (fault, file, name)
-    numbers = [int(number) for fault, _ in rows for found in NUMBERS.findall(fault) for number in found.split(", ")]
+            assert any(getattr(node, "name", "") == name for node in parse(ROOT / file).body), (
+                fault,
+                file,
+                name,
+            )
+    numbers = [
+        int(number)
+        for fault, _ in rows
+        for found in NUMBERS.findall(fault)
+        for number in found.split(", ")
+    ]
     assert sorted(numbers) == [*range(1, 29)]

@@ -1,4 +1,5 @@
-"""What no file does, so that nothing read from outside is run: the rules of SECURITY.md, held on the source."""
+"""What no file does, so that nothing read from outside is run: the rules of SECURITY.md, held on
+the source."""
 
 import ast
 import re
@@ -11,14 +12,26 @@ from tests.architecture.rooms import ROOMS, ROOT, imported_names, modules, parse
 
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 UNSAFE_CALLS = {
-    "eval", "exec", "__import__", "torch.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen",
-    "tempfile.mktemp", "subprocess.getoutput", "subprocess.getstatusoutput", "pickle.load", "pickle.loads",
-}  # fmt: skip
+    "eval",
+    "exec",
+    "__import__",
+    "torch.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+    "tempfile.mktemp",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "pickle.load",
+    "pickle.loads",
+}
 UNSAFE_METHODS = {"extractall", "unpack_archive"}
 UNSAFE_FLAGS = {"shell", "allow_pickle", "trust_remote_code"}
 STARTERS = {f"subprocess.{name}" for name in ("run", "Popen", "call", "check_call", "check_output")}
 UNPICKLER = "torch_files.py"
-"""The one file that reads pickles, with `weights_only=True` or an unpickler that builds what it was told."""
+"""The one file that reads pickles, with `weights_only=True` or an unpickler that builds what it was
+told."""
 TRUSTED_MARKUP = {
     "reports/page.py": [
         "theme_css() + (folder / 'page.css').read_text(encoding='utf-8')",
@@ -26,7 +39,8 @@ TRUSTED_MARKUP = {
     ],
     "reports/render.py": ["f'{opening}<style>{rules}</style>{body}'"],
 }
-"""Everything that goes into a page unescaped: our own style and scripts, matplotlib's drawing and its styles."""
+"""Everything that goes into a page unescaped: our own style and scripts, matplotlib's drawing and
+its styles."""
 
 
 def is_true(node: ast.expr) -> bool:
@@ -37,25 +51,42 @@ def wrong_in(call: ast.Call, path: Path) -> Iterator[str]:
     """What a call does that nothing here may do."""
     called = ast.unparse(call.func)
     flags = {keyword.arg: keyword.value for keyword in call.keywords}
-    reads_weights = called == "torch.load" and path.name == UNPICKLER and is_true(flags.get("weights_only", call))
+    reads_weights = (
+        called == "torch.load"
+        and path.name == UNPICKLER
+        and is_true(flags.get("weights_only", call))
+    )
     if (called in UNSAFE_CALLS and not reads_weights) or called.split(".")[-1] in UNSAFE_METHODS:
         yield f"calls {called}"
     for flag in UNSAFE_FLAGS & flags.keys():
         value = flags[flag]
         if not (isinstance(value, ast.Constant) and not value.value):
             yield f"sets {flag}"
-    if called in STARTERS and call.args and not isinstance(call.args[0], ast.List | ast.ListComp | ast.Name):
+    if (
+        called in STARTERS
+        and call.args
+        and not isinstance(call.args[0], ast.List | ast.ListComp | ast.Name)
+    ):
         yield f"gives {called} no list"
-    if called.split(".")[-1] == "Environment" and "loader" in flags and not is_true(flags.get("autoescape", call)):
+    if (
+        called.split(".")[-1] == "Environment"
+        and "loader" in flags
+        and not is_true(flags.get("autoescape", call))
+    ):
         yield "renders without escaping"
 
 
 def unsafe(path: Path) -> list[str]:
     """Imports and calls that run what they read, or read where they should not."""
-    imports = [f"{path.name}:{line} imports {name}" for line, name in imported_names(path)
-               if name.split(".")[0] in UNSAFE_MODULES and path.name != UNPICKLER]  # fmt: skip
+    imports = [
+        f"{path.name}:{line} imports {name}"
+        for line, name in imported_names(path)
+        if name.split(".")[0] in UNSAFE_MODULES and path.name != UNPICKLER
+    ]
     calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
-    return imports + [f"{path.name}:{call.lineno} {wrong}" for call in calls for wrong in wrong_in(call, path)]
+    return imports + [
+        f"{path.name}:{call.lineno} {wrong}" for call in calls for wrong in wrong_in(call, path)
+    ]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -77,7 +108,9 @@ def test_nothing_runs_what_it_reads(room: str) -> None:
         ("Environment(loader=loader, autoescape=True)", False),
     ],
 )
-def test_the_rule_finds_what_is_unsafe(line: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_finds_what_is_unsafe(
+    line: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.architecture.rooms.ROOT", tmp_path)
     (tmp_path / "file.py").write_text(line + "\n")
     assert bool(unsafe(tmp_path / "file.py")) == found
@@ -97,9 +130,14 @@ def test_what_goes_into_a_page_unescaped_is_listed() -> None:
     for path in modules():
         calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
         marked = [call.args[0] for call in calls if ast.unparse(call.func) == "Markup"]
-        if trusted := [ast.unparse(value) for value in marked if not isinstance(value, ast.Constant)]:
+        if trusted := [
+            ast.unparse(value) for value in marked if not isinstance(value, ast.Constant)
+        ]:
             found[str(path.relative_to(ROOT))] = trusted
-    written = {path: [ast.unparse(ast.parse(code)) for code in codes] for path, codes in TRUSTED_MARKUP.items()}
+    written = {
+        path: [ast.unparse(ast.parse(code)) for code in codes]
+        for path, codes in TRUSTED_MARKUP.items()
+    }
     assert found == written, "quotes are those of this Python's unparse"
 
 

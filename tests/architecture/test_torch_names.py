@@ -1,4 +1,5 @@
-"""Every name of torch that the product uses is there and not deprecated; `engine.torch_names` knows what changed."""
+"""Every name of torch that the product uses is there and not deprecated; `engine.torch_names` knows
+what changed."""
 
 import ast
 import importlib
@@ -22,7 +23,9 @@ def what_names_stand_for(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {
-                one.asname or "torch": one.name if one.asname else "torch" for one in node.names if is_torch(one.name)
+                one.asname or "torch": one.name if one.asname else "torch"
+                for one in node.names
+                if is_torch(one.name)
             }
         elif isinstance(node, ast.ImportFrom) and is_torch(node.module):
             names |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
@@ -51,7 +54,8 @@ def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def is_good(name: str) -> bool:
-    """Whether the installed torch has the name, as a module or as an attribute, and does not deprecate it."""
+    """Whether the installed torch has the name, as a module or as an attribute, and does not
+    deprecate it."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -74,27 +78,38 @@ def wrong(tree: ast.Module) -> list[str]:
 def questions(tree: ast.Module) -> list[int]:
     """Lines that ask whether a part of torch has a name."""
     names = what_names_stand_for(tree)
-    return [node.lineno for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
-            if full_name(node.args[0], names)]  # fmt: skip
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
+        if full_name(node.args[0], names)
+    ]
 
 
 def test_torch_has_every_name_that_is_used_and_deprecates_none() -> None:
     trees = {path: parse(path) for path in modules() if path != CHANGED}
     used = {name for tree in trees.values() for _, name in used_names(tree)}
     assert len(used) > 100
-    found = [f"{path.relative_to(ROOT)}:{name}" for path, tree in trees.items() for name in wrong(tree)]
+    found = [
+        f"{path.relative_to(ROOT)}:{name}" for path, tree in trees.items() for name in wrong(tree)
+    ]
     assert found == [], f"torch {torch.__version__} lacks or deprecates them"
 
 
 def test_a_name_that_changed_is_there_under_one_of_its_names() -> None:
-    """`engine.torch_names` is all alternatives, so that it can be imported says that one of each is there."""
+    """`engine.torch_names` is all alternatives, so that it can be imported says that one of each is
+    there."""
     names = vars(importlib.import_module("engine.torch_names"))
     assert all(callable(names[name]) for name in ("reduce_scatter_single",))
 
 
 def test_no_other_file_asks_what_torch_has() -> None:
-    found = [f"{path.relative_to(ROOT)}:{n}" for path in modules() if path != CHANGED for n in questions(parse(path))]
+    found = [
+        f"{path.relative_to(ROOT)}:{n}"
+        for path in modules()
+        if path != CHANGED
+        for n in questions(parse(path))
+    ]
     assert found == []
     assert questions(parse(CHANGED))
 
@@ -102,7 +117,10 @@ def test_no_other_file_asks_what_torch_has() -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("import torch.distributed as dist\ndist.reduce_everything(1)", ["2 torch.distributed.reduce_everything"]),
+        (
+            "import torch.distributed as dist\ndist.reduce_everything(1)",
+            ["2 torch.distributed.reduce_everything"],
+        ),
         ("import torch\ntorch.distributed.all_reduce(1)\ntorch.floaty32", ["3 torch.floaty32"]),
         ("import torch.nowhere as there\nthere.name", ["1 torch.nowhere", "2 torch.nowhere.name"]),
         ("import torch.nn.functional as F\nF.gelu(x).floaty32\ntorchvision.nothing\nx.nothing", []),

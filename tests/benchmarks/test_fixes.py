@@ -1,4 +1,5 @@
-"""Upstream's fixes: the table of cases, trees of commits, what is found before and after, and what is refused."""
+"""Upstream's fixes: the table of cases, trees of commits, what is found before and after, and what
+is refused."""
 
 import json
 import os
@@ -41,7 +42,10 @@ program = "program.py:build"
 layouts = "tp2"
 named = "weight is 2.000"
 """
-EDIT = 'tree = "{tree}"\nedits = [{{ file = "torchtitan/rule.py", now = "return 1", was = "{was}" }}]\n'
+EDIT = (
+    'tree = "{tree}"\nedits = [{{ file = "torchtitan/rule.py", now = "return 1", was = "{was}"'
+    " }}]\n"
+)
 
 
 @pytest.fixture
@@ -58,7 +62,9 @@ def clone(tmp_path: Path) -> Path:
 
 
 def git(clone: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=clone, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=clone, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def table(folder: Path, *cases: str) -> Path:
@@ -72,15 +78,20 @@ def test_a_fault_is_found_before_its_fix_and_silent_after_it(
 ) -> None:
     mended, later = git(clone, "rev-parse", "HEAD^"), git(clone, "rev-parse", "HEAD")
     path = table(
-        tmp_path, CASE.format(name="mended", commit=mended), CASE.format(name="words", commit=later),
+        tmp_path,
+        CASE.format(name="mended", commit=mended),
+        CASE.format(name="words", commit=later),
         CASE.format(name="put-back", commit=mended) + EDIT.format(tree=later, was="return 2"),
-    )  # fmt: skip
+    )
     clones, record = {"torchtitan": clone}, tmp_path / "record.json"
     rows = {row.name: row for row in measure(clones, [], record, path).rows}
-    assert {name: (row.result, row.before.state, row.after.state) for name, row in rows.items()} == {
-        "mended": ("found", "finding", "silent"), "words": ("missed", "silent", "silent"),
+    assert {
+        name: (row.result, row.before.state, row.after.state) for name, row in rows.items()
+    } == {
+        "mended": ("found", "finding", "silent"),
+        "words": ("missed", "silent", "silent"),
         "put-back": ("found", "finding", "silent"),
-    }  # fmt: skip
+    }
     assert rows["mended"].before.sentences[0].startswith("tp2: gradient: weight is 2.000 × serial")
     assert git(clone, "status", "--porcelain") == ""
     kept = record.read_text()
@@ -92,18 +103,29 @@ def test_a_fault_is_found_before_its_fix_and_silent_after_it(
 def test_a_commit_or_line_that_is_not_there_is_refused(clone: Path, tmp_path: Path) -> None:
     head = git(clone, "rev-parse", "HEAD")
     for text, says in (
-        (CASE.format(name="a", commit="abcdef123456"), "git rev-parse in clone: fatal: Needed a single revision"),
-        (CASE.format(name="a", commit=head) + EDIT.format(tree=head, was="x").replace("return 1", "raise"),
-         "torchtitan/rule.py has 0 times: raise"),
-    ):  # fmt: skip
+        (
+            CASE.format(name="a", commit="abcdef123456"),
+            "git rev-parse in clone: fatal: Needed a single revision",
+        ),
+        (
+            CASE.format(name="a", commit=head)
+            + EDIT.format(tree=head, was="x").replace("return 1", "raise"),
+            "torchtitan/rule.py has 0 times: raise",
+        ),
+    ):
         with pytest.raises(BadInput, match=re.escape(says)):
             measure({"torchtitan": clone}, [], None, table(tmp_path, text))
     with pytest.raises(BadInput, match="there is no case 'b'; there are a"):
-        measure({"torchtitan": clone}, ["b"], None, table(tmp_path, CASE.format(name="a", commit=head)))
+        measure(
+            {"torchtitan": clone}, ["b"], None, table(tmp_path, CASE.format(name="a", commit=head))
+        )
 
 
 def test_the_command_asks_for_a_clone(command: Command) -> None:
-    assert command(main, "benchmarks", "fixes", ends=2).error == "error: no clone is given: --clone or --torchtitan"
+    assert (
+        command(main, "benchmarks", "fixes", ends=2).error
+        == "error: no clone is given: --clone or --torchtitan"
+    )
 
 
 def test_the_record_is_of_the_table() -> None:
@@ -113,11 +135,19 @@ def test_the_record_is_of_the_table() -> None:
     for case, row in zip(cases.case, rows, strict=True):
         assert bool(case.tree) == bool(case.edits)
         found = any(re.search(case.named, sentence) for sentence in row["before"]["sentences"])
-        assert (row["result"] == "found") == (row["before"]["state"] == "finding" and found), case.name
+        assert (row["result"] == "found") == (row["before"]["state"] == "finding" and found), (
+            case.name
+        )
         assert case.why or (row["result"] == "found" and not row["alarms"]), case.name
 
 
-@pytest.mark.skipif("MLM_MEGATRON_CLONE" not in os.environ, reason="MLM_MEGATRON_CLONE names no clone of Megatron-LM")
+@pytest.mark.skipif(
+    "MLM_MEGATRON_CLONE" not in os.environ,
+    reason="MLM_MEGATRON_CLONE names no clone of Megatron-LM",
+)
 def test_two_cases_of_megatron_are_found() -> None:
-    clones, only = {"megatron": Path(os.environ["MLM_MEGATRON_CLONE"])}, ["aux-loss-per-token-tp", "ddp-scale-cp"]
+    clones, only = (
+        {"megatron": Path(os.environ["MLM_MEGATRON_CLONE"])},
+        ["aux-loss-per-token-tp", "ddp-scale-cp"],
+    )
     assert [row.result for row in measure(clones, only, None).rows] == ["found", "found"]

@@ -1,4 +1,5 @@
-"""The record of a benchmark: its ratios and goals, its file, its tables on the terminal; and what is refused."""
+"""The record of a benchmark: its ratios and goals, its file, its tables on the terminal; and what
+is refused."""
 
 import re
 import sys
@@ -18,13 +19,28 @@ from tests.commands import Command
 def benchmark(value: float = 3.0, **changes: object) -> Benchmark:
     memory = ratio("of its memory", [2.0], [3.0], 0.5, less_is_better=True)
     ratios = [ratio("× stock", [value, 2.0, 4.0], [1.0, 1.0, 1.0], 2.0), memory]
-    case = Case(name="small", series=[series("ours", "rate", "tokens/s", 10, 12)], ratios=ratios, missing={"x": "why"})
-    values = {"benchmark": "train", "title": "Training", "cases": [case], "notes": ["how [it] was measured"]}
+    case = Case(
+        name="small",
+        series=[series("ours", "rate", "tokens/s", 10, 12)],
+        ratios=ratios,
+        missing={"x": "why"},
+    )
+    values = {
+        "benchmark": "train",
+        "title": "Training",
+        "cases": [case],
+        "notes": ["how [it] was measured"],
+    }
     return Benchmark.model_validate(values | changes)
 
 
 def test_losses_that_differ_are_named() -> None:
-    losses = {"ours": [1.0, 2.0], "equal": [1.0, 2.0], "late": [1.0, 2.5], "nan": [float("nan"), 2.0]}
+    losses = {
+        "ours": [1.0, 2.0],
+        "equal": [1.0, 2.0],
+        "late": [1.0, 2.5],
+        "nan": [float("nan"), 2.0],
+    }
     measured = {name: [Timed([1.0], many)] for name, many in losses.items()}
     sentences = differing_losses("small", measured, 0.1)
     assert sentences[0] == "small: losses of late differ from those of ours by up to 0.5"
@@ -38,7 +54,9 @@ def test_the_record_has_the_machine_and_the_command_without_its_folders(
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setattr("benchmarks.train.measure", lambda rounds, names: benchmark())
     describe_environment.cache_clear()
-    done = command(main, "benchmarks", "train", "--rounds=2", "--json", tmp_path / "train.json", ends=0)
+    done = command(
+        main, "benchmarks", "train", "--rounds=2", "--json", tmp_path / "train.json", ends=0
+    )
     record = read_benchmark(tmp_path / "train.json")
     assert record.environment.argv == ["python", "-m", "benchmarks", "train", "--rounds=2"]
     assert str(tmp_path) not in (tmp_path / "train.json").read_text()
@@ -52,7 +70,9 @@ def test_the_record_has_the_machine_and_the_command_without_its_folders(
 def test_a_wrong_answer_ends_with_code_3_and_a_mistake_with_2(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.eval.measure", lambda rounds: benchmark(disagreements=["they differ"]))
+    monkeypatch.setattr(
+        "benchmarks.eval.measure", lambda rounds: benchmark(disagreements=["they differ"])
+    )
     done = command(main, "benchmarks", "eval", "--json", tmp_path / "eval.json", ends=3)
     assert done.error == "error: they differ"
     assert read_benchmark(tmp_path / "eval.json").disagreements == ["they differ"]
@@ -67,7 +87,9 @@ SPEND = "import time\nwhile time.process_time() < {}: pass"
 
 def test_seconds_are_those_of_a_program_and_its_children(tmp_path: Path) -> None:
     (tmp_path / "spend.py").write_text(SPEND.format(0.5))
-    both = f"import subprocess, sys; subprocess.run([sys.executable, {str(tmp_path / 'spend.py')!r}]);"
+    both = (
+        f"import subprocess, sys; subprocess.run([sys.executable, {str(tmp_path / 'spend.py')!r}]);"
+    )
     assert 0.9 < child_seconds(sys.executable, "-c", both + SPEND.format(0.5)) < 3
     assert child_seconds(sys.executable, "-c", "import time; time.sleep(0.6)") < 0.5
     with pytest.raises(UserError, match="failed: why"):

@@ -1,4 +1,5 @@
-"""`python -m benchmarks gpu` up to the GPU: the same code at toy size on CPU tensors, its kernels interpreted."""
+"""`python -m benchmarks gpu` up to the GPU: the same code at toy size on CPU tensors, its kernels
+interpreted."""
 
 import json
 import os
@@ -26,9 +27,14 @@ from tests.engine.triton_interpreter import add_in_fp32, interpret
 SHAPE = kernels.KernelShape(s=5, b=1, n=2, d=8, v=40)
 
 
-def test_without_a_gpu_each_item_says_so(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_gpu_each_item_says_so(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
-    for gpus, sentence in (([], "there is no NVIDIA GPU here"), ([{"name": "a GPU"}], "is built without CUDA")):
+    for gpus, sentence in (
+        ([], "there is no NVIDIA GPU here"),
+        ([{"name": "a GPU"}], "is built without CUDA"),
+    ):
         monkeypatch.setattr(gpu, "list_gpus", lambda gpus=gpus: gpus)
         out = tmp_path / str(len(gpus))
         asked = ("--items", "all", "--deadline", "560", "--out", out, "--json", tmp_path / "a")
@@ -39,9 +45,10 @@ def test_without_a_gpu_each_item_says_so(command: Command, monkeypatch: pytest.M
         assert all(line["missing"].endswith(sentence) for line in lines)
         assert (out / "gpu.jsonl").read_text() == done.out
     assert not (tmp_path / "a").exists()
-    assert "no item is called 'gemm'; there are: versions, 2.5b" in command(
-        main, "benchmarks", "gpu", "--items", "2.5b,gemm", ends=2
-    ).error  # fmt: skip
+    assert (
+        "no item is called 'gemm'; there are: versions, 2.5b"
+        in command(main, "benchmarks", "gpu", "--items", "2.5b,gemm", ends=2).error
+    )
 
 
 def test_a_dry_run_prints_the_order_and_its_seconds(command: Command) -> None:
@@ -64,7 +71,9 @@ def test_spans_of_kernels_are_busy_or_idle() -> None:
 def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage in this process, on CPU tensors, at sizes for it."""
 
-    def here(worker: gpu.Worker, seconds: float, measure: Callable[..., Any], *arguments: Any) -> Any:
+    def here(
+        worker: gpu.Worker, seconds: float, measure: Callable[..., Any], *arguments: Any
+    ) -> Any:
         try:
             return measure(*arguments)
         except Exception as error:
@@ -72,13 +81,23 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
     interpret(monkeypatch)
     add_in_fp32(monkeypatch)
-    sizes = {"REPEATS": 1, "FEW": 1, "WARM_UP": 0, "GEMM_WIDTH": 64, "COPIED_BYTES": 1 << 16, "WIDTHS": (16,)}
+    sizes = {
+        "REPEATS": 1,
+        "FEW": 1,
+        "WARM_UP": 0,
+        "GEMM_WIDTH": 64,
+        "COPIED_BYTES": 1 << 16,
+        "WIDTHS": (16,),
+    }
     for name, number in sizes.items():
         monkeypatch.setattr(kernels, name, number)
     toy = dict.fromkeys((gpu.KernelShape(), gpu.SMALL, gpu.LONG), SHAPE)
     for name, (seconds, measure) in ITEMS.items():
         if isinstance(measure, partial):
-            given = [toy.get(each, each) if isinstance(each, kernels.KernelShape) else each for each in measure.args]
+            given = [
+                toy.get(each, each) if isinstance(each, kernels.KernelShape) else each
+                for each in measure.args
+            ]
             monkeypatch.setitem(ITEMS, name, (seconds, partial(measure.func, *given)))
     monkeypatch.setitem(ITEMS, "mlm-train", (60, lambda: 1 / 0))
     monkeypatch.setattr("torch.compile", lambda function: function)
@@ -96,8 +115,11 @@ def at_toy_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_toy_size")
 @pytest.mark.timeout(300)
-def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In their order; one that fails loses nothing else, and is alone tried again. Only a GPU captures."""
+def test_each_item_leaves_lines_and_a_record(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In their order; one that fails loses nothing else, and is alone tried again. Only a GPU
+    captures."""
     from mlm_repro.engine.kernels.gpu import bias_gelu
     from mlm_repro.engine.kernels.gpu.attention import BACKENDS
 
@@ -109,31 +131,61 @@ def test_each_item_leaves_lines_and_a_record(command: Command, monkeypatch: pyte
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert list(dict.fromkeys(line["item"] for line in lines)) == list(ITEMS)
     failed = {line["item"] for line in lines if "failed" in line}
-    assert failed == {"2.5b-captured", "kernels", "mlm-train", "exact-bf16", "exact-fp16", "exact-fp32"}
-    kernels_checked = [line["case"]["name"].split()[0] for line in lines if line["item"] == "exact-fp16-head"]
+    assert failed == {
+        "2.5b-captured",
+        "kernels",
+        "mlm-train",
+        "exact-bf16",
+        "exact-fp16",
+        "exact-fp32",
+    }
+    kernels_checked = [
+        line["case"]["name"].split()[0] for line in lines if line["item"] == "exact-fp16-head"
+    ]
     assert kernels_checked == ["linear_cross_entropy"]
     command(main, "benchmarks", "gpu", "--out", tmp_path, ends=0)
-    again = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()][len(lines) :]
+    again = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()][
+        len(lines) :
+    ]
     assert {line["item"] for line in again} == failed
     assert {line["item"] for line in again if "failed" in line} == {"2.5b-captured", "mlm-train"}
     record = read_benchmark(tmp_path / "gpu.json")
     cases = {case.name: case for case in record.cases}
     assert record.disagreements == []
     backends = {f"without dropout, {each.name}" for each in BACKENDS}
-    assert cases["attention"].missing.keys() <= backends, "a CPU has not each of torch's, and has all of ours"
+    assert cases["attention"].missing.keys() <= backends, (
+        "a CPU has not each of torch's, and has all of ours"
+    )
     assert {
-        "products of a layer", "attention", "attention without dropout", "attention bfloat16, 5 tokens", "add_norm",
-        "a copy to the host", "timeline, 2.5b, 8 × 8", "2.5b, without dropout, 8 × 8", "2.5b, 24 × 8",
-    } <= {*cases}  # fmt: skip
-    assert all(ratio.is_reached for name in cases if name.endswith(" tokens") for ratio in cases[name].ratios)
+        "products of a layer",
+        "attention",
+        "attention without dropout",
+        "attention bfloat16, 5 tokens",
+        "add_norm",
+        "a copy to the host",
+        "timeline, 2.5b, 8 × 8",
+        "2.5b, without dropout, 8 × 8",
+        "2.5b, 24 × 8",
+    } <= {*cases}
+    assert all(
+        ratio.is_reached
+        for name in cases
+        if name.endswith(" tokens")
+        for ratio in cases[name].ratios
+    )
     assert cases["2.5b, 8 × 8"].ratios[0].goal == 0.50
     assert cases["2.5b, without dropout, 8 × 8"].ratios[0].goal == 0.58
-    assert [ratio.name for ratio in cases["355m beside peers"].ratios] == ["× nanoGPT", "utilisation"]
+    assert [ratio.name for ratio in cases["355m beside peers"].ratios] == [
+        "× nanoGPT",
+        "utilisation",
+    ]
     assert len(cases["products of a layer"].series) == 4 * 4 * 5
 
 
 @pytest.mark.usefixtures("at_toy_size")
-def test_a_wrong_kernel_is_found_and_ends_with_code_3(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_kernel_is_found_and_ends_with_code_3(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlm_repro.engine.kernels.gpu import bias_gelu
 
     right = bias_gelu.fused
@@ -141,22 +193,27 @@ def test_a_wrong_kernel_is_found_and_ends_with_code_3(command: Command, monkeypa
     registry.implementation.cache_clear()
     done = command(main, "benchmarks", "gpu", "--items", "exact-fp16,exact-bf16", ends=3)
     registry.implementation.cache_clear()
-    assert set(re.findall(r"(\w+) \w+, 5 tokens has [\d.]+ times the reference's error", done.error)) == {"bias_gelu"}
+    assert set(
+        re.findall(r"(\w+) \w+, 5 tokens has [\d.]+ times the reference's error", done.error)
+    ) == {"bias_gelu"}
 
 
 def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_path: Path) -> None:
     record = ItemRecord(tmp_path, deadline=0.1)
     record.attempt("late", 30, list)
     assert json.loads((tmp_path / "gpu.jsonl").read_text())["failed"] == "the deadline came first"
-    with pytest.raises(UserError, match=r"^nothing was measured: every item's line has its reason$"):
+    with pytest.raises(
+        UserError, match=r"^nothing was measured: every item's line has its reason$"
+    ):
         _ = record.result
     assert record.worker.answer(60, abs, -3) == 3
     process = record.worker.answer(60, os.getpid)
     assert record.worker.answer(60, os.getpid) == process, "a model is built once"
     for sentence, seconds, function, argument in (
-        ("ValueError: invalid literal", 60, int, "no number"), ("it took longer than 3 seconds", 3, time.sleep, 60),
+        ("ValueError: invalid literal", 60, int, "no number"),
+        ("it took longer than 3 seconds", 3, time.sleep, 60),
         ("its process ended with code 7", 60, os._exit, 7),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError, match=f"^{sentence}"):
             record.worker.answer(seconds, function, argument)
     assert record.worker.answer(60, os.getpid) != process
@@ -166,7 +223,10 @@ def test_what_comes_after_the_deadline_is_not_begun_and_what_fails_is_ended(tmp_
 @pytest.mark.timeout(300)
 def test_the_program_is_stopped_resumed_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The item of `mlm-train` itself, with the processor in the place of the GPU."""
-    small = " model.hidden_size=32 model.seq_length=32 model.num_layers=1 train.precision=fp32 train.iterations=600"
+    small = (
+        " model.hidden_size=32 model.seq_length=32 model.num_layers=1 train.precision=fp32"
+        " train.iterations=600"
+    )
     monkeypatch.setattr(gpu, "TRIED", gpu.TRIED + small)
     case, *wrong = gpu.try_program()
     assert wrong == []

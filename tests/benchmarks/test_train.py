@@ -1,4 +1,5 @@
-"""`python -m benchmarks train` at toy size: all contenders compute the same, and ratios are of measured times."""
+"""`python -m benchmarks train` at toy size: all contenders compute the same, and ratios are of
+measured times."""
 
 import pytest
 
@@ -10,7 +11,13 @@ from mlm_repro.engine.config import Precision
 from mlm_repro.engine.costs import flops_per_token
 from mlm_repro.engine.kernels.registry import KERNELS
 
-SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "seq_length": 32, "padded_vocab_size": 256}
+SMALL = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "seq_length": 32,
+    "padded_vocab_size": 256,
+}
 
 
 def small_size(name: str = "tiny", precision: Precision = "fp32") -> TrainingSize:
@@ -34,7 +41,9 @@ def test_all_contenders_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(len(losses) == 3 for case in (in_fp32, in_bf16) for losses in case.losses.values())
     assert all(each.value > 0 for case in result.cases for each in case.ratios)
     compared = {case.name.rpartition(" ")[0]: case.ratios[0].name for case in kernels}
-    assert {*compared} == {name for name, places in KERNELS.items() if "cpu" in places} - {"dropout_bits"}
+    assert {*compared} == {name for name, places in KERNELS.items() if "cpu" in places} - {
+        "dropout_bits"
+    }
     assert {*compared.values()} == {"reference ÷ ours"}
 
 

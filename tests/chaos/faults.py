@@ -1,8 +1,8 @@
 """Points at which a process changes files, and what is made to happen there.
 
-`instrument` replaces, in this process and those it forks, the calls through which every file is written: `open` for
-writing, `write`, `fsync`, rename, `mkdir` and removal. Nothing in the suite knows of it. Only files below one folder
-count.
+`instrument` replaces, in this process and those it forks, the calls through which every file is
+written: `open` for writing, `write`, `fsync`, rename, `mkdir` and removal. Nothing in the suite
+knows of it. Only files below one folder count.
 """
 
 import builtins
@@ -17,15 +17,22 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["open", "write", "fsync", "rename", "mkdir", "remove"]
 FAULTS: dict[str, tuple[Kind, ...]] = {
-    "SIGKILL": ("open", "write", "fsync", "rename", "mkdir", "remove"), "ENOSPC": ("open", "write", "mkdir"),
-    "EIO": ("open", "write", "fsync", "rename", "mkdir"), "SIGTERM": ("write", "rename"), "SIGSTOP": ("rename",),
-    "other": ("rename", "mkdir", "remove"), "gone": ("rename", "mkdir"), "changed": ("rename", "mkdir"),
-}  # fmt: skip
-"""What can happen, and at which kinds of point. A full disk stays full, other errors come once. A write that fails or
-is killed has written half of its bytes. While a process stands still the same command is given beside it from beginning
-to end (other), or the stage's input goes away or changes."""
+    "SIGKILL": ("open", "write", "fsync", "rename", "mkdir", "remove"),
+    "ENOSPC": ("open", "write", "mkdir"),
+    "EIO": ("open", "write", "fsync", "rename", "mkdir"),
+    "SIGTERM": ("write", "rename"),
+    "SIGSTOP": ("rename",),
+    "other": ("rename", "mkdir", "remove"),
+    "gone": ("rename", "mkdir"),
+    "changed": ("rename", "mkdir"),
+}
+"""What can happen, and at which kinds of point. A full disk stays full, other errors come once. A
+write that fails or is killed has written half of its bytes. While a process stands still the same
+command is given beside it from beginning to end (other), or the stage's input goes away or
+changes."""
 MEANWHILE, STRUCK = ("other", "gone", "changed"), "struck"
-"""What happens beside a process that has stopped itself, and the file outside the folder that says it has."""
+"""What happens beside a process that has stopped itself, and the file outside the folder that says
+it has."""
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO}
 
 
@@ -62,10 +69,15 @@ class Instrument:
         self.touches.clear()
         self.is_full = False
         fault = self.fault
-        self.is_armed = fault is not None and (fault.stage, fault.rank) == (stage, rank) and fault.name != "NaN"
+        self.is_armed = (
+            fault is not None and (fault.stage, fault.rank) == (stage, rank) and fault.name != "NaN"
+        )
 
-    def touch(self, kind: Kind, path: str | None, half: Callable[[], object] = lambda: None) -> None:
-        """A point is reached: count it, and strike if it is the one. `half` does half of what was about to be done."""
+    def touch(
+        self, kind: Kind, path: str | None, half: Callable[[], object] = lambda: None
+    ) -> None:
+        """A point is reached: count it, and strike if it is the one. `half` does half of what was
+        about to be done."""
         if path is None:
             return
         self.touches.append(Touch(kind, os.path.relpath(path, self.folder)))
@@ -96,7 +108,11 @@ def instrument(folder: Path, fault: Fault | None, points: Instrument | None = No
     """Replace what writes files in this process, for good. `folder` is where points count."""
     points = points or Instrument(folder, fault)
     _replace_open(points)
-    for kind, names in (("rename", "rename replace link"), ("mkdir", "mkdir"), ("remove", "unlink rmdir")):
+    for kind, names in (
+        ("rename", "rename replace link"),
+        ("mkdir", "mkdir"),
+        ("remove", "unlink rmdir"),
+    ):
         for name in names.split():
             setattr(os, name, _touching(points, kind, getattr(os, name)))
     os.fsync = _touching(points, "fsync", os.fsync)
@@ -120,7 +136,9 @@ class _Written(io.FileIO):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self.points.touch("write", self.path, lambda: super(_Written, self).write(view[: len(view) // 2]))
+        self.points.touch(
+            "write", self.path, lambda: super(_Written, self).write(view[: len(view) // 2])
+        )
         return super().write(view)
 
 
@@ -128,9 +146,15 @@ def _replace_open(points: Instrument) -> None:
     opened = io.open
 
     def open_(
-        file: Any, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None,
-        newline: str | None = None, closefd: bool = True, opener: Any = None,
-    ) -> Any:  # fmt: skip
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        closefd: bool = True,
+        opener: Any = None,
+    ) -> Any:
         path = points.inside(file) if set(mode) & set("wax+") else None
         if path is None:
             return opened(file, mode, buffering, encoding, errors, newline, closefd, opener)

@@ -1,6 +1,8 @@
-"""A tiny reproduction: a corpus, a dataset, two ranks, two evaluations, a page; it takes two seconds.
+"""A tiny reproduction: a corpus, a dataset, two ranks, two evaluations, a page; it takes two
+seconds.
 
-It runs in a forked process and its commands in further ones, so that nothing has to be imported again.
+It runs in a forked process and its commands in further ones, so that nothing has to be imported
+again.
 """
 
 import contextlib
@@ -48,15 +50,49 @@ NO_TRACEBACK = 70
 RUNS = Path("runs")
 RANKS = 2
 WORDS = (
-    "river", "house", "stone", "walks", "sleeps", "under", "over", "bright", "old", "wind", "and", "then", "slowly",
-    "the", "child", "reads", "while", "evening", "sings", "of", "green", "hills", "beyond", "a", "quiet", "harbour",
-    "where", "boats", "wait",
-)  # fmt: skip
+    "river",
+    "house",
+    "stone",
+    "walks",
+    "sleeps",
+    "under",
+    "over",
+    "bright",
+    "old",
+    "wind",
+    "and",
+    "then",
+    "slowly",
+    "the",
+    "child",
+    "reads",
+    "while",
+    "evening",
+    "sings",
+    "of",
+    "green",
+    "hills",
+    "beyond",
+    "a",
+    "quiet",
+    "harbour",
+    "where",
+    "boats",
+    "wait",
+)
 OVERRIDES = (
-    "model.num_layers=1", "model.hidden_size=16", "model.num_heads=2", "model.seq_length=32", "train.iterations=6",
-    "train.warmup_iterations=1", "train.validation_interval=3", "train.validation_samples=8",
-    "train.checkpoint_interval=2", "train.global_batch_size=4", "train.microbatch_size=2",
-)  # fmt: skip
+    "model.num_layers=1",
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "model.seq_length=32",
+    "train.iterations=6",
+    "train.warmup_iterations=1",
+    "train.validation_interval=3",
+    "train.validation_samples=8",
+    "train.checkpoint_interval=2",
+    "train.global_batch_size=4",
+    "train.microbatch_size=2",
+)
 DATA_RECIPE = """
 name = "tiny"
 workers = 1
@@ -75,11 +111,15 @@ def write_tiny(folder: Path) -> None:
     """The input: 24 documents of made-up English, two of them nearly alike, and the data recipe."""
     random_words = random.Random(1)
     texts = [
-        ". ".join(" ".join(random_words.choices(WORDS, k=random_words.randint(8, 14))) for _ in range(30))
+        ". ".join(
+            " ".join(random_words.choices(WORDS, k=random_words.randint(8, 14))) for _ in range(30)
+        )
         for _ in range(23)
     ]
     texts.append(texts[3].replace("river", "rivers", 1))
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     (folder / "data.toml").write_text(DATA_RECIPE)
 
 
@@ -88,25 +128,37 @@ def tiny_plan(ranks: int = RANKS) -> Plan:
 
     On one rank the batch is one microbatch, so that `mlm-train` starts no others.
     """
-    overrides = (*OVERRIDES, f"parallel.tp={ranks}", *(() if ranks > 1 else ("train.microbatch_size=4",)))
+    overrides = (
+        *OVERRIDES,
+        f"parallel.tp={ranks}",
+        *(() if ranks > 1 else ("train.microbatch_size=4",)),
+    )
     size = Size(Path("data.toml"), "tiny", overrides, windows=4, examples=4)
     published = read_run_config(model_file("355m"))
     config = read_run_config(model_file("355m"), ["name=355m-tiny", *overrides], twin=True)
     return Plan(
-        target="355m", mode="scaled", reason="asked for", recipe=size.recipe, size=size,
-        published=(published,), configs=(config,),
-    )  # fmt: skip
+        target="355m",
+        mode="scaled",
+        reason="asked for",
+        recipe=size.recipe,
+        size=size,
+        published=(published,),
+        configs=(config,),
+    )
 
 
 def warm_up(folder: Path) -> None:
-    """Run every command once in this process, so that forked ones find everything imported and compiled.
+    """Run every command once in this process, so that forked ones find everything imported and
+    compiled.
 
-    This process is then fit for nothing but forking jobs: its folder, output and environment are others. What takes
-    long and writes nothing is left out: figures are blank.
+    This process is then fit for nothing but forking jobs: its folder, output and environment are
+    others. What takes long and writes nothing is left out: figures are blank.
     """
     _settle(folder, folder / "log")
     leave_figures_blank()
-    kept = cache(lambda *folders: load_results(folders))  # what lies with the code is no job's own, and is read once
+    kept = cache(
+        lambda *folders: load_results(folders)
+    )  # what lies with the code is no job's own, and is read once
     experiment_runs.load_results = lambda folders: (
         kept(*folders) if folders[0].is_relative_to(HOME) else load_results(folders)
     )
@@ -127,7 +179,9 @@ def warm_up(folder: Path) -> None:
 def leave_figures_blank() -> None:
     """Draw nothing on pages that this process builds."""
     blank = render.Drawing(render.Markup("<svg></svg>"), b"<svg/>")
-    page.render_all = lambda exhibits: {exhibit.name: blank for exhibit in exhibits if exhibit.panels}
+    page.render_all = lambda exhibits: {
+        exhibit.name: blank for exhibit in exhibits if exhibit.panels
+    }
 
 
 def _settle(place: Path, log: Path) -> None:
@@ -138,18 +192,26 @@ def _settle(place: Path, log: Path) -> None:
     os.close(output)
     os.chdir(place)
     os.environ |= {
-        "XDG_CACHE_HOME": str(place / "cache"), "HOME": str(place), "MLM_DATA_DIR": str(place), "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "HOME": str(place),
+        "MLM_DATA_DIR": str(place),
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def start_job(
-    place: Path, log: Path, fault: Fault | None, notes: Path | None = None, ranks: int = RANKS,
+    place: Path,
+    log: Path,
+    fault: Fault | None,
+    notes: Path | None = None,
+    ranks: int = RANKS,
     points: Instrument | None = None,
-) -> int:  # fmt: skip
-    """Fork the whole reproduction in `place`, its output in `log`; returns its process id, which leads its group.
+) -> int:
+    """Fork the whole reproduction in `place`, its output in `log`; returns its process id, which
+    leads its group.
 
-    With `notes`, a copy of `place` as every command found it, and every point it passed, are kept in that folder.
-    `points` watch in the place of an instrument that counts.
+    With `notes`, a copy of `place` as every command found it, and every point it passed, are kept
+    in that folder. `points` watch in the place of an instrument that counts.
     """
     process = os.fork()
     if process:
@@ -157,7 +219,13 @@ def start_job(
     os.setsid()
     _settle(place, log)
     watched = instrument(place, fault, points)
-    _call(lambda: run_command(lambda **_: _reproduce(watched, notes, ranks)), watched, "records", 0, notes)
+    _call(
+        lambda: run_command(lambda **_: _reproduce(watched, notes, ranks)),
+        watched,
+        "records",
+        0,
+        notes,
+    )
 
 
 def _reproduce(points: Instrument, notes: Path | None, ranks: int) -> None:
@@ -172,14 +240,20 @@ def _reproduce(points: Instrument, notes: Path | None, ranks: int) -> None:
     reproduce(tiny_plan(ranks), RUNS)
 
 
-def _run_step(points: Instrument, notes: Path | None, ranks: int, program: str, *arguments: str) -> None:
+def _run_step(
+    points: Instrument, notes: Path | None, ranks: int, program: str, *arguments: str
+) -> None:
     stage = program.removeprefix("mlm-")
     if program == "mlm-eval":
         stage += f" {arguments[0]}"
     _keep(points, notes, stage)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        where = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(probe.getsockname()[1]),
+            "WORLD_SIZE": str(ranks),
+        }
     started = []
     for rank in range(ranks if program == "mlm-train" else 1):
         sys.stdout.flush()
@@ -197,7 +271,9 @@ def _run_step(points: Instrument, notes: Path | None, ranks: int, program: str, 
         raise steps.StepFailed(program, causes[0] if causes else Interrupted.exit_code)
 
 
-def _call(work: Callable[[], Any], points: Instrument, stage: str, rank: int, notes: Path | None) -> NoReturn:
+def _call(
+    work: Callable[[], Any], points: Instrument, stage: str, rank: int, notes: Path | None
+) -> NoReturn:
     """Do this process's work and end it."""
     points.begin(stage, rank)
     code: Any = 0

@@ -1,12 +1,15 @@
-"""A power cut: what was not synced is lost, cut short or has its former name, and nothing that was finished is lost.
+"""A power cut: what was not synced is lost, cut short or has its former name, and nothing that was
+finished is lost.
 
-A small reproduction runs once, and before every change of a file the whole tree is noted, by inode. From the notes and
-a seed follows a disk as a power cut at some point could leave it: of a file that was written since its last sync the
-end or all is gone, and of a directory that was changed since its last sync only the first few changes are there. On
-that disk every sealed run must verify, what was complete when the last stage began must be there, and the same command
-must come to the same end.
+A small reproduction runs once, and before every change of a file the whole tree is noted, by inode.
+From the notes and a seed follows a disk as a power cut at some point could leave it: of a file that
+was written since its last sync the end or all is gone, and of a directory that was changed since
+its last sync only the first few changes are there. On that disk every sealed run must verify, what
+was complete when the last stage began must be there, and the same command must come to the same
+end.
 
-`python -m tests.chaos.power --seeds 500 --first 0` prints the seeds that are not survived; each can be given again.
+`python -m tests.chaos.power --seeds 500 --first 0` prints the seeds that are not survived; each can
+be given again.
 """
 
 import argparse
@@ -82,7 +85,9 @@ class Recorder(Instrument):
     def note(self, kind: str, path: str) -> None:
         """Write a moment into the journal."""
         line = json.dumps([kind, path, self._tree()]) + "\n"
-        descriptor = os.open(self.journal / "moments.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(
+            self.journal / "moments.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
         os.write(descriptor, line.encode())
         os.close(descriptor)
 
@@ -117,13 +122,17 @@ class Recorder(Instrument):
 class History:
     """All moments of a recorded run, in which an inode that is used again is another one."""
 
-    def __init__(self, journal: Path, without: Callable[[Moment], bool] = lambda moment: False) -> None:
+    def __init__(
+        self, journal: Path, without: Callable[[Moment], bool] = lambda moment: False
+    ) -> None:
         """Syncs for which `without` is true are taken for never made."""
         self.journal, self.without = journal, without
         with (journal / "moments.jsonl").open() as file:
             lines = [json.loads(line) for line in file]
-        self.moments = [Moment(kind, path, {name: Entry(*entry) for name, entry in tree.items()})
-                        for kind, path, tree in lines]  # fmt: skip
+        self.moments = [
+            Moment(kind, path, {name: Entry(*entry) for name, entry in tree.items()})
+            for kind, path, tree in lines
+        ]
         self._tell_apart()
 
     def _tell_apart(self) -> None:
@@ -138,7 +147,10 @@ class History:
                 if number not in last or not (names & last[number] or is_moved):
                     count += 1
                     given[number] = count
-            tree = {name: entry._replace(number=given.get(entry.number, 0)) for name, entry in moment.tree.items()}
+            tree = {
+                name: entry._replace(number=given.get(entry.number, 0))
+                for name, entry in moment.tree.items()
+            }
             self.moments[place] = moment._replace(tree=tree)
             last, is_moved = now, moment.kind == "rename"
 
@@ -146,13 +158,18 @@ class History:
         """Names of the runs that were complete when the last stage before the cut began."""
         begun = [moment for moment in self.moments[: cut + 1] if moment.kind in ("begin", "end")]
         return (
-            {name for name in begun[-1].tree if name.endswith(f"/{MARKER}") and name.count("/") == 2}
+            {
+                name
+                for name in begun[-1].tree
+                if name.endswith(f"/{MARKER}") and name.count("/") == 2
+            }
             if begun
             else set()
         )
 
     def lay(self, seed: int, folder: Path) -> int:
-        """Make a disk in the folder as a power cut could leave it; returns the number of the moment of the cut."""
+        """Make a disk in the folder as a power cut could leave it; returns the number of the moment
+        of the cut."""
         draw = random.Random(seed)
         cut = draw.randrange(1, len(self.moments))
         disk = _Disk(self, cut, draw)
@@ -167,13 +184,19 @@ class _Disk:
         self.journal, self.draw = history.journal, draw
         self.content: dict[int, str] = {}
         """Digest of each file's content, as programs saw it last."""
-        self.synced = {each.number: each.content for each in history.moments[0].tree.values() if each.kind == "file"}
+        self.synced = {
+            each.number: each.content
+            for each in history.moments[0].tree.values()
+            if each.kind == "file"
+        }
         """Digest of the content of each file that was synced; the user's own were there before."""
         self.versions: dict[int, list[dict[str, Entry]]] = {}
         """Entries of each folder since its last sync."""
         for number, moment in enumerate(history.moments[: cut + 1]):
             folders: dict[int, dict[str, Entry]] = {0: {}}
-            numbers = {"": 0} | {name: each.number for name, each in moment.tree.items() if each.kind == "folder"}
+            numbers = {"": 0} | {
+                name: each.number for name, each in moment.tree.items() if each.kind == "folder"
+            }
             for name, entry in moment.tree.items():
                 above, _, own = name.rpartition("/")
                 if above in numbers:
@@ -218,11 +241,15 @@ class _Disk:
 
 def _names(entries: dict[str, Entry]) -> dict[str, Entry]:
     """Entries by name; what is written into a file is no change of its folder."""
-    return {name: entry._replace(content="") if entry.kind == "file" else entry for name, entry in entries.items()}
+    return {
+        name: entry._replace(content="") if entry.kind == "file" else entry
+        for name, entry in entries.items()
+    }
 
 
 def record(folder: Path, journal: Path, log: Path) -> dict[str, str]:
-    """Run the reproduction in the folder, note every moment, and return digests of what it comes to."""
+    """Run the reproduction in the folder, note every moment, and return digests of what it comes
+    to."""
     write_tiny(folder)
     recorder = Recorder(folder, journal)
     (code,) = wait_for([start_job(folder, log, None, ranks=1, points=recorder)], TIMEOUT_SECONDS)
@@ -233,7 +260,11 @@ def record(folder: Path, journal: Path, log: Path) -> dict[str, str]:
 
 
 def _result(folder: Path) -> dict[str, str]:
-    return {name: each for name, each in outcome(folder / "runs").items() if not name.startswith("table ")}
+    return {
+        name: each
+        for name, each in outcome(folder / "runs").items()
+        if not name.startswith("table ")
+    }
 
 
 def lost(history: History, cut: int, place: Path) -> Iterator[str]:
@@ -270,7 +301,11 @@ def survive(history: History, seed: int, work: Path, result: dict[str, str]) -> 
     else:
         try:
             came = _result(place)
-            failures += [f"{name} is not as without the cut" for name in result if came.get(name) != result[name]]
+            failures += [
+                f"{name} is not as without the cut"
+                for name in result
+                if came.get(name) != result[name]
+            ]
         except (UserError, OSError) as error:
             failures.append(f"what the same command comes to is not in order: {error}")
     moment = history.moments[cut]
@@ -303,7 +338,11 @@ def main() -> int:
                 bad += 1
                 print(f"seed {seed}: {'; '.join(failures)}", flush=True)
             shutil.rmtree(here)
-        print(f"{asked.seeds - bad} of {asked.seeds} cuts survived, of {len(history.moments)} moments", flush=True)
+        print(
+            f"{asked.seeds - bad} of {asked.seeds} cuts survived, of {len(history.moments)}"
+            " moments",
+            flush=True,
+        )
         os.chdir("/")
     return int(bad > 0)
 

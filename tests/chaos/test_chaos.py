@@ -10,7 +10,10 @@ import pytest
 from tests.architecture.rooms import ROOT
 from tests.chaos.faults import FAULTS
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"), pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+    pytest.mark.timeout(1200),
+]
 
 PLANTED = """
 import sys
@@ -34,15 +37,20 @@ def in_place(path, value):
 evaluation_cli.write_json = in_place
 faults = [Fault("eval wikitext103", 0, number, "SIGKILL", "planted") for number in range(6, 9)]
 write_results(folder / "planted", "planted", reference, list(run_trials(reference, faults, folder / "planted-work")))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fourteen faults by a seed, and a few more on a suite in which results are written in place."""
+    """Fourteen faults by a seed, and a few more on a suite in which results are written in
+    place."""
     folder = tmp_path_factory.mktemp("chaos")
     done = subprocess.run(
-        [sys.executable, "-c", PLANTED, str(folder), "14", "11"], cwd=ROOT, capture_output=True, text=True, timeout=1100
+        [sys.executable, "-c", PLANTED, str(folder), "14", "11"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1100,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
@@ -50,7 +58,9 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_seeded_sample_of_faults_is_survived(tried: Path) -> None:
     found = json.loads((tried / "sound" / "chaos.json").read_text(encoding="utf-8"))
-    assert [(trial["fault"], trial["failure"]) for trial in found["trials"] if trial["failure"]] == []
+    assert [
+        (trial["fault"], trial["failure"]) for trial in found["trials"] if trial["failure"]
+    ] == []
     assert found["tried"] == found["survived"] == 14
     assert {trial["stage"] for trial in found["trials"]} == {"data", "train", "evaluate", "report"}
     assert {trial["fault"]["name"] for trial in found["trials"]} == {*FAULTS, "NaN"}

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def work(runs: Path) -> None:
-    """A run with two checkpoints, the first of which goes, metrics that are only appended to, and a seal."""
+    """A run with two checkpoints, the first of which goes, metrics that are only appended to, and a
+    seal."""
     run = RunDirectory.begin(runs, "work", "training", {"a": 1}, {})
     with run.filled(), (run.path / "metrics.jsonl").open("a") as metrics:
         for number in (1, 2):
@@ -47,7 +48,8 @@ def work(runs: Path) -> None:
 def recorded(
     folder: Path, change: Callable[[], object], without: Callable[[Moment], bool] = lambda _: False
 ) -> History:
-    """The history of the work, done in a process of its own after a change of the code, and `without` some syncs."""
+    """The history of the work, done in a process of its own after a change of the code, and
+    `without` some syncs."""
     (folder / "place").mkdir(parents=True)
     child = os.fork()
     if not child:
@@ -91,7 +93,12 @@ def nothing() -> None:
 def is_sync_of_written(moment: Moment) -> bool:
     """True for `os.fsync` in `write_bytes`."""
     entry = moment.tree.get(moment.path)
-    return moment.kind == "fsync" and ".partial-" in moment.path and entry is not None and entry.kind == "file"
+    return (
+        moment.kind == "fsync"
+        and ".partial-" in moment.path
+        and entry is not None
+        and entry.kind == "file"
+    )
 
 
 def no_sync_of_sealed() -> None:
@@ -140,7 +147,15 @@ def test_nothing_finished_is_lost_and_nothing_sealed_is_torn(tmp_path: Path) -> 
     assert {seed: each for seed, each in found.items() if each} == {}
     assert any((tmp_path / f"disk-{seed}" / "runs").is_dir() for seed in found)
     disks = (tmp_path / f"disk-{seed}" for seed in found)
-    assert len({tuple(sorted(str(path.relative_to(disk)) for path in disk.rglob("*"))) for disk in disks}) > 25
+    assert (
+        len(
+            {
+                tuple(sorted(str(path.relative_to(disk)) for path in disk.rglob("*")))
+                for disk in disks
+            }
+        )
+        > 25
+    )
 
 
 def test_a_seed_gives_the_same_disk_again(tmp_path: Path) -> None:
@@ -157,10 +172,14 @@ def test_a_seed_gives_the_same_disk_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "without"),
-    [(nothing, is_sync_of_written), (no_sync_of_sealed, lambda moment: False),
-     (no_sync_of_folders, lambda moment: False), (renamed_before_it_is_synced, lambda moment: False),
-     (sealed_before_it_is_renamed_and_synced_after, lambda moment: False)],
-)  # fmt: skip
+    [
+        (nothing, is_sync_of_written),
+        (no_sync_of_sealed, lambda moment: False),
+        (no_sync_of_folders, lambda moment: False),
+        (renamed_before_it_is_synced, lambda moment: False),
+        (sealed_before_it_is_renamed_and_synced_after, lambda moment: False),
+    ],
+)
 def test_a_sync_that_is_left_out_or_comes_late_is_found(
     change: Callable[[], object], without: Callable[[Moment], bool], tmp_path: Path
 ) -> None:
@@ -172,7 +191,10 @@ def test_a_sync_that_is_left_out_or_comes_late_is_found(
 @pytest.mark.timeout(1800)
 def test_a_reproduction_survives_cuts() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.power", "--seeds", "10"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "tests.chaos.power", "--seeds", "10"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert "10 of 10 cuts survived" in done.stdout
@@ -190,7 +212,11 @@ def test_an_error_of_the_disk_is_a_documented_code_and_leaves_what_was_there(
             try:
                 work(tmp_path / "runs")
             except (OSError, UserError) as error:
-                codes.add(error.exit_code if isinstance(error, UserError) else _unforeseen(error).exit_code)
+                codes.add(
+                    error.exit_code
+                    if isinstance(error, UserError)
+                    else _unforeseen(error).exit_code
+                )
             else:
                 break
         for marker in (tmp_path / "runs").rglob(MARKER):

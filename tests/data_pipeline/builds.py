@@ -1,4 +1,5 @@
-"""Small corpora with everything in them, datasets built from them, and what must be equal about two datasets."""
+"""Small corpora with everything in them, datasets built from them, and what must be equal about two
+datasets."""
 
 import json
 import os
@@ -14,13 +15,15 @@ from mlm_repro.lineage.digest import sha256_file
 from tests.data_pipeline.conftest import sentences, write_jsonl
 
 PASSAGE = (
-    "seventeen violet zebras quietly admire gentle umbrellas whenever thunder interrupts nine sleepy accordion players"
+    "seventeen violet zebras quietly admire gentle umbrellas whenever thunder interrupts nine"
+    " sleepy accordion players"
 )
 GERMAN = "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde. " * 12
 
 
 def mixed_texts(count: int) -> list[str]:
-    """English with near-duplicates, exact duplicates, mojibake, German, short texts and test-set text among it."""
+    """English with near-duplicates, exact duplicates, mojibake, German, short texts and test-set
+    text among it."""
     texts = [sentences(20, seed) for seed in range(count)]
     for number in range(0, count, 10):
         texts[number + 1] = texts[number].replace("river", "rivers", 1) + " Truly."
@@ -45,10 +48,12 @@ def write_mixed(folder: Path, count: int) -> Path:
 def config_for(source: str, *overrides: str) -> DataConfig:
     """A small dataset of one source by one worker; `overrides` as for `--set`."""
     values = {
-        "name": "small", "workers": 1, "sources": {"names": [source], "max_bad_fraction": 1.0},
+        "name": "small",
+        "workers": 1,
+        "sources": {"names": [source], "max_bad_fraction": 1.0},
         "decontaminate": {"test_sets": ["lambada"], "frequent": 1000},
         "tokenizer": {"kind": "train", "vocab_size": 300},
-    }  # fmt: skip
+    }
     return override_config(DataConfig.model_validate(values), overrides)
 
 
@@ -63,8 +68,11 @@ def build(folder: Path, config: DataConfig, root: str, executor: str = "local") 
 
 def files_of(directory: Path) -> dict[str, str]:
     """Digest of every file that must not change between equal runs; nothing hidden may be left."""
-    return {str(path.relative_to(directory)): sha256_file(path) for path in sorted(directory.rglob("*"))
-            if path.is_file() and path.name not in ("COMPLETE", "manifest.json", "ledger.json")}  # fmt: skip
+    return {
+        str(path.relative_to(directory)): sha256_file(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name not in ("COMPLETE", "manifest.json", "ledger.json")
+    }
 
 
 def ledger_of(directory: Path) -> dict[str, Any]:

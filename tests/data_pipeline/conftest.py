@@ -16,19 +16,22 @@ from tests.commands import Command
 
 WORDS = re.findall(
     r"\w+",
-    "the river of time and people in their houses with a small garden where children play every summer "
-    "while old friends talk about weather music history bread morning light winter journey letters "
-    "mountain village market story language science water bridge window kitchen teacher family answer "
-    "question paper number island forest harbour captain engine railway station evening silence memory "
-    "voice picture colour country city road field is was has been could would should because before after "
-    "between under over many some few long short ",
+    "the river of time and people in their houses with a small garden where children play every"
+    " summer while old friends talk about weather music history bread morning light winter journey"
+    " letters mountain village market story language science water bridge window kitchen teacher"
+    " family answer question paper number island forest harbour captain engine railway station"
+    " evening silence memory voice picture colour country city road field is was has been could"
+    " would should because before after between under over many some few long short ",
 )
 
 
 def sentences(count: int, seed: int) -> str:
     """English words in sentences, the same for the same seed."""
     rng = random.Random(seed)
-    made = (" ".join(rng.choice(WORDS) for _ in range(rng.randint(6, 14))).capitalize() + "." for _ in range(count))
+    made = (
+        " ".join(rng.choice(WORDS) for _ in range(rng.randint(6, 14))).capitalize() + "."
+        for _ in range(count)
+    )
     return " ".join(made)
 
 
@@ -61,9 +64,13 @@ def jaccard(left: frozenset[str], right: frozenset[str]) -> float:
 
 @pytest.fixture
 def cli(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, command: Command
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
 ) -> Command:
-    """Run `mlm-data` in an empty directory, without test sets or hub unless a test provides them."""
+    """Run `mlm-data` in an empty directory, without test sets or hub unless a test provides
+    them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -30,31 +30,50 @@ def change(path: Path, old: str, new: str) -> None:
 
 
 def copy_of_library(name: str, folder: Path, number: str = "") -> Path:
-    """A folder for the path with a copy of an installed library, under another version's number if one is given."""
+    """A folder for the path with a copy of an installed library, under another version's number if
+    one is given."""
     spec = find_spec(name)
     assert spec
     assert spec.origin
-    shutil.copytree(Path(spec.origin).parent, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(spec.origin).parent, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+    )
     if number:
         about = folder / f"{name}-{number}.dist-info"
         about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8"
+        )
     return folder
 
 
 def start(*words: object, folder: Path, places: Iterable[Path] = ()) -> "subprocess.Popen[str]":
     """`mlm-data` in a process of its own, with `places` first on its path."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("MLM_DATA_DIR", "PYTHONPATH")}
-    variables |= {"PYTHONPATH": os.pathsep.join(map(str, places)), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MLM_DATA_DIR", "PYTHONPATH")
+    }
+    variables |= {
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-P", "-c", MAIN, *map(str, words)]
     return subprocess.Popen(
-        command, cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command,
+        cwd=folder,
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def run(*words: object, folder: Path, places: Iterable[Path] = (), ends: int = 0) -> str:
-    """Run it to its end, which must have the exit code `ends`: what it said on standard error and output."""
+    """Run it to its end, which must have the exit code `ends`: what it said on standard error and
+    output."""
     process = start(*words, folder=folder, places=places)
     out, err = process.communicate(timeout=300)
     assert process.returncode == ends, err

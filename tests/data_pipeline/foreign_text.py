@@ -14,11 +14,14 @@ SHARE = Path("/usr/share")
 
 
 def made_texts(per_language: int, seed: int) -> Iterator[str]:
-    """N-grams of each language's profile in random order: text that no person wrote, in 55 languages."""
+    """N-grams of each language's profile in random order: text that no person wrote, in 55
+    languages."""
     rng = random.Random(seed)
     grams: dict[int, list[str]] = {}
     for gram, probabilities in language_factory().word_lang_prob_map.items():
-        grams.setdefault(max(range(len(probabilities)), key=probabilities.__getitem__), []).append(gram)
+        grams.setdefault(max(range(len(probabilities)), key=probabilities.__getitem__), []).append(
+            gram
+        )
     for _, own in sorted(grams.items()):
         for _ in range(per_language):
             yield "".join(rng.choices(own, k=rng.randint(1, 200)))
@@ -31,7 +34,8 @@ def package_descriptions() -> Iterator[str]:
 
 
 def found_texts(count: int) -> list[str]:
-    """Up to `count` translated manual pages and up to `count` pieces of translated messages of programs."""
+    """Up to `count` translated manual pages and up to `count` pieces of translated messages of
+    programs."""
     pages = sorted(SHARE.glob("man/[a-z][a-z]*/man*/*.gz"))
     catalogues = sorted(SHARE.glob("**/LC_MESSAGES/*.mo"))
     rng = random.Random(1)
@@ -52,4 +56,6 @@ def _messages(paths: list[Path]) -> Iterator[str]:
                 messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
         except (OSError, UnicodeDecodeError):
             continue
-        yield "\n".join(text for key, text in islice(messages.items(), 1, 41) if isinstance(text, str))
+        yield "\n".join(
+            text for key, text in islice(messages.items(), 1, 41) if isinstance(text, str)
+        )

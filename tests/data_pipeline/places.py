@@ -25,8 +25,9 @@ def s3_server(folder: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     program = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         _wait_for(port)
         import boto3
@@ -72,7 +73,9 @@ class Faulty(http.server.SimpleHTTPRequestHandler):
             is_broken = self.breaks_each > 0 and Faulty.answers % self.breaks_each == 0
             self.asked.append((start, end))
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{start + len(content) - 1}/{path.stat().st_size}")
+        self.send_header(
+            "Content-Range", f"bytes {start}-{start + len(content) - 1}/{path.stat().st_size}"
+        )
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content[: len(content) // 2] if is_broken else content)
@@ -89,7 +92,9 @@ def http_server(folder: Path, breaks_each: int = 0, has_ranges: bool = True) -> 
     """The address of a server whose connections break."""
     Faulty.answers, Faulty.breaks_each, Faulty.has_ranges = 0, breaks_each, has_ranges
     Faulty.asked.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Faulty, directory=os.fspath(folder)))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Faulty, directory=os.fspath(folder))
+    )
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

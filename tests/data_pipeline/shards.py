@@ -1,4 +1,5 @@
-"""Shards of given texts after the first two passes, without files to read and without a tokenizer."""
+"""Shards of given texts after the first two passes, without files to read and without a
+tokenizer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,12 @@ def measured_shards(
     parts = [texts[start : start + of_shard] for start in range(0, len(texts), of_shard)]
     prepared = workspace.all("prepare", write_texts, [({"texts": part}, ()) for part in parts])
     section = config and {"bands": config.banding[0], "rows": config.banding[1], "min_recall": 0}
-    settings = {"filters": [], "deduplicate": section, "decontaminate": None, "test_sets": [], "tokenizer": None}
+    settings = {
+        "filters": [],
+        "deduplicate": section,
+        "decontaminate": None,
+        "test_sets": [],
+        "tokenizer": None,
+    }
     jobs: list[Job] = [(settings, (prepared.task(number),)) for number in range(len(parts))]
     return prepared, workspace.all("measure", measure, jobs)

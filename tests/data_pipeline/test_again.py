@@ -24,7 +24,11 @@ from tests.data_pipeline.test_resume import Killer
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_jsonl(tmp_path / "a.jsonl", [sentences(40, seed) for seed in range(90)])
-    write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra="shard_bytes = 65536\ndecontaminate.test_sets = []")
+    write_recipe(
+        tmp_path / "r.toml",
+        "jsonl:a.jsonl",
+        extra="shard_bytes = 65536\ndecontaminate.test_sets = []",
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -40,8 +44,12 @@ def test_a_changed_split_reads_and_measures_nothing_again(command: Command, fold
     command(main, "mlm-data", "run", "r.toml", *other, "--runs", "fresh", ends=0)
     assert files_of(folder / "runs/small") == files_of(folder / "fresh/small")
     command(main, "mlm-data", "run", "r.toml", *other, "--set", "length.min_tokens=10000", ends=2)
-    prepared = {path: when for path, when in zip(made, before, strict=True) if "prepare" in path.parts}
-    assert {path: path.stat().st_mtime_ns for path in prepared} == prepared, "what is refused leaves the shelf"
+    prepared = {
+        path: when for path, when in zip(made, before, strict=True) if "prepare" in path.parts
+    }
+    assert {path: path.stat().st_mtime_ns for path in prepared} == prepared, (
+        "what is refused leaves the shelf"
+    )
     command(main, "mlm-data", "run", "r.toml", "--set", "clean.uncurl_quotes=false", ends=0)
     assert not set(before) & {path.stat().st_mtime_ns for path in prepared}
 
@@ -77,7 +85,9 @@ def test_token_files_of_others_become_datasets(command: Command, folder: Path) -
     command(main, "mlm-data", "import", source, "own", "--tokenizer", "runs/small", ends=0)
     whole = TokenFile(source)
     parts = [megatron.IndexedDataset(f"own/{name}_text_document") for name in ("train", "valid")]
-    assert np.array_equal(np.concatenate([part[n] for part in parts for n in range(len(part))]), whole.tokens)
+    assert np.array_equal(
+        np.concatenate([part[n] for part in parts for n in range(len(part))]), whole.tokens
+    )
     Tokenizer.train([sentences(40, 1)], 270).save(folder / "fewer")
     refused = command(main, "mlm-data", "import", source, "no", "--tokenizer", "fewer", ends=2)
     assert "has the token" in refused.error

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 
 from mlm_repro.data_pipeline.document import Unfit
 from mlm_repro.data_pipeline.fast import exact_ftfy
-from mlm_repro.data_pipeline.fast.exact_ftfy import SAMPLES, SEGMENT, Normalization, fast_fix_text, fix_text
+from mlm_repro.data_pipeline.fast.exact_ftfy import (
+    SAMPLES,
+    SEGMENT,
+    Normalization,
+    fast_fix_text,
+    fix_text,
+)
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
 
@@ -23,18 +29,89 @@ FAST = {form: fast_fix_text(form) for form in ("NFC", "NFKC")}
 forms = st.sampled_from(("NFC", "NFKC"))
 
 ENCODINGS = (
-    "latin-1", "cp1252", "cp1251", "cp1250", "cp1253", "cp1254", "cp1257", "iso8859-2", "mac_roman", "cp437",
-)  # fmt: skip
-MOJIBAKE = sorted(character for character in map(chr, range(0x80, 0x10000))
-                  if re.match("[" + "".join(MOJIBAKE_CATEGORIES.values()) + "]", character))  # fmt: skip
+    "latin-1",
+    "cp1252",
+    "cp1251",
+    "cp1250",
+    "cp1253",
+    "cp1254",
+    "cp1257",
+    "iso8859-2",
+    "mac_roman",
+    "cp437",
+)
+MOJIBAKE = sorted(
+    character
+    for character in map(chr, range(0x80, 0x10000))
+    if re.match("[" + "".join(MOJIBAKE_CATEGORIES.values()) + "]", character)
+)
 GAPS = (*[""] * 6, "x" * 6, "x" * 7, "x" * 14, "\n")
 PIECES = [
-    *"ab &<>;\n\r\t'\"\\", "&amp;", "&lt;", "&#39;", "&#x110000;", "&nbsp;", "&NTILDE;", "&amp\u037e", "<b>", "\x1b[0m",
-    "\x00", "\x0b", "\x0c", "\x7f", "\x85", "\x92", "\xa0", "\u2028", "\ufeff", "\ufffc", "\ufffd", "\u206a", "\ud83d",
-    "\ude00", "😀", "â€™", "Ã©", "Â ", "Ã", "ÃÂ", "à", "“", "”", "‘", "’", "„", "…", "—", "é", "e\u0301", "\u0338",
-    "\u212b", "\u1fef", "\uac00", "\u11a8", "ﬁ", "ŉ", "Ǆ", "Ａ", "ｶﾞ", "\u3000", "€", "™", "×²", "œ ", "Ä", "°", "Ø",
-    "Ù", "в", "Ђ", "˜", "plain words ", "one line\n",
-]  # fmt: skip
+    *"ab &<>;\n\r\t'\"\\",
+    "&amp;",
+    "&lt;",
+    "&#39;",
+    "&#x110000;",
+    "&nbsp;",
+    "&NTILDE;",
+    "&amp\u037e",
+    "<b>",
+    "\x1b[0m",
+    "\x00",
+    "\x0b",
+    "\x0c",
+    "\x7f",
+    "\x85",
+    "\x92",
+    "\xa0",
+    "\u2028",
+    "\ufeff",
+    "\ufffc",
+    "\ufffd",
+    "\u206a",
+    "\ud83d",
+    "\ude00",
+    "😀",
+    "â€™",
+    "Ã©",
+    "Â ",
+    "Ã",
+    "ÃÂ",
+    "à",
+    "“",
+    "”",
+    "‘",
+    "’",
+    "„",
+    "…",
+    "—",
+    "é",
+    "e\u0301",
+    "\u0338",
+    "\u212b",
+    "\u1fef",
+    "\uac00",
+    "\u11a8",
+    "ﬁ",
+    "ŉ",
+    "Ǆ",
+    "Ａ",
+    "ｶﾞ",
+    "\u3000",
+    "€",
+    "™",
+    "×²",
+    "œ ",
+    "Ä",
+    "°",
+    "Ø",
+    "Ù",
+    "в",
+    "Ђ",
+    "˜",
+    "plain words ",
+    "one line\n",
+]
 
 
 def assert_same(text: str, form: Normalization = "NFC") -> None:
@@ -62,9 +139,9 @@ def test_pieces_that_ftfy_repairs(text: str, block: int, form: Normalization) ->
 
 
 @given(
-    text=st.lists(st.tuples(st.sampled_from([*MOJIBAKE, *"aZ. "]), st.sampled_from(GAPS)), max_size=10).map(
-        lambda parts: "".join(character + gap for character, gap in parts)
-    ),
+    text=st.lists(
+        st.tuples(st.sampled_from([*MOJIBAKE, *"aZ. "]), st.sampled_from(GAPS)), max_size=10
+    ).map(lambda parts: "".join(character + gap for character, gap in parts)),
     form=forms,
 )
 @settings(max_examples=800)
@@ -79,7 +156,9 @@ def test_suspect_characters_near_and_far(text: str, form: Normalization) -> None
     form=forms,
 )
 @settings(max_examples=700)
-def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: int, form: Normalization) -> None:
+def test_text_decoded_with_another_encoding(
+    text: str, encoding: str, rounds: int, form: Normalization
+) -> None:
     for _ in range(rounds):
         text = text.encode("utf-8", "surrogatepass").decode(encoding, "replace")
     assert_same(text, form)
@@ -87,7 +166,12 @@ def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: in
 
 @given(
     line=st.lists(
-        st.sampled_from((*(bytes([byte]) for byte in range(0x80, 0x100)), *[b" ", b"?", b"\x1a", b"a", b". "] * 8)),
+        st.sampled_from(
+            (
+                *(bytes([byte]) for byte in range(0x80, 0x100)),
+                *[b" ", b"?", b"\x1a", b"a", b". "] * 8,
+            )
+        ),
         max_size=8,
     ).map(b"".join),
     encoding=st.sampled_from(chardata.CHARMAP_ENCODINGS),
@@ -97,7 +181,9 @@ def test_text_decoded_with_another_encoding(text: str, encoding: str, rounds: in
 @example(line="“".encode(), encoding="sloppy-windows-1252", lost="\ufffd", form="NFC")
 @example(line=b"\xc3? \xc3\xa9", encoding="latin-1", lost="", form="NFC")
 @settings(max_examples=400)
-def test_bytes_that_are_nearly_utf8(line: bytes, encoding: str, lost: str, form: Normalization) -> None:
+def test_bytes_that_are_nearly_utf8(
+    line: bytes, encoding: str, lost: str, form: Normalization
+) -> None:
     text = line.decode(encoding, "replace")
     assert_same(text, form)
     assert_same(f"{text}{lost} and {text[:2]}{lost}\n", form)
@@ -105,7 +191,12 @@ def test_bytes_that_are_nearly_utf8(line: bytes, encoding: str, lost: str, form:
 
 @pytest.mark.parametrize("form", FAST)
 def test_every_thirteenth_code_point_in_a_line(form: Normalization) -> None:
-    assert_same("\n".join(f"a{chr(code)}b" for code in (*range(0x3100), *range(0x3100, sys.maxunicode, 131))), form)
+    assert_same(
+        "\n".join(
+            f"a{chr(code)}b" for code in (*range(0x3100), *range(0x3100, sys.maxunicode, 131))
+        ),
+        form,
+    )
     assert_same("\n".join(f"a{chr(code)}b" for code in range(0xF900, 0x10000)), form)
 
 
@@ -128,7 +219,11 @@ def test_real_text_and_the_same_text_broken() -> None:
         assert_same(text)
         if number % 10 == 0:
             assert_same(text, "NFKC")
-            broken = text[:3000].encode("utf-8", "surrogatepass").decode(ENCODINGS[number // 10 % 10], "replace")
+            broken = (
+                text[:3000]
+                .encode("utf-8", "surrogatepass")
+                .decode(ENCODINGS[number // 10 % 10], "replace")
+            )
             assert_same(broken)
             assert_same("a < b\n" + broken)
 
@@ -155,14 +250,21 @@ def test_a_document_of_one_endless_line_in_memory_of_its_size() -> None:
     assert peak < 4 * sys.getsizeof(text)
 
 
-def test_an_unknown_ftfy_is_used_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_ftfy_is_used_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(exact_ftfy, "SUPPORTED", "7.0.")
     fix_text.cache_clear()
     try:
         assert [fix_text("NFC")("schÃ¶n") for _ in range(3)] == ["schön"] * 3
     finally:
         fix_text.cache_clear()
-    assert capsys.readouterr().err.count("warning: the fast cleaning failed with RuntimeError: ftfy 6.3") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "warning: the fast cleaning failed with RuntimeError: ftfy 6.3"
+        )
+        == 1
+    )
 
 
 SLOW = {
@@ -183,5 +285,10 @@ def test_text_made_to_be_slow_is_refused(text: str, form: Normalization) -> None
 
 @pytest.mark.parametrize("form", FAST)
 def test_text_that_is_nearly_slow_is_repaired(form: Normalization) -> None:
-    for text in ("a" + "\u0301\u0323" * 500, "&" + "amp;" * 50, "Ã" + "ƒ" * 50, ("\u0323" * 999 + "a\u0301") * 20):
+    for text in (
+        "a" + "\u0301\u0323" * 500,
+        "&" + "amp;" * 50,
+        "Ã" + "ƒ" * 50,
+        ("\u0323" * 999 + "a\u0301") * 20,
+    ):
         assert_same(text, form)

@@ -48,7 +48,9 @@ def test_build_inspect_and_stats(cli: Command) -> None:
     outcome = cli("r.toml", ends=0)
     described = json.loads(Path("runs/small/dataset.json").read_text())
     last = outcome.out.splitlines()[-1]
-    assert last.startswith(f"dataset {Path('runs', os.readlink('runs/small'))}: train 11 documents, ")
+    assert last.startswith(
+        f"dataset {Path('runs', os.readlink('runs/small'))}: train 11 documents, "
+    )
     assert f"{described['splits']['train']['tokens']:,} tokens" in last
     assert "warning: no decontamination against wikitext103" in outcome.err
     assert "already complete" in cli("run", "r.toml").err
@@ -104,12 +106,18 @@ def test_a_link_out_of_a_folder_is_not_followed(cli: Command) -> None:
     [
         ("tokenizer.vocab_size=100", ("tokenizer.vocab_size",)),
         ('tokenizer.kind="gpt2"', ("vocab_size",)),
-        ("decontaminate.test_sets=['wikitext']", ("unknown test set 'wikitext'", "did you mean 'wikitext2'")),
+        (
+            "decontaminate.test_sets=['wikitext']",
+            ("unknown test set 'wikitext'", "did you mean 'wikitext2'"),
+        ),
         ("name=../up", ("name",)),
         ("sources.names=[]", ("sources.names",)),
         ("tokenizer.vocab_size=60000", ("too small for a vocabulary of 60,000",)),
         ("length.min_tokens=100000", ("nothing is left of the corpus after the length stage",)),
-        ('language.keep="fr"', ("nothing is left of the corpus after the language stage", "language en: 12")),
+        (
+            'language.keep="fr"',
+            ("nothing is left of the corpus after the language stage", "language en: 12"),
+        ),
         ("sources.max_documents=1", ("too few",)),
     ],
 )
@@ -132,9 +140,13 @@ def test_nothing_usable(cli: Command, content: bytes, parts: tuple[str, ...]) ->
 
 
 def test_data_that_is_not_here(cli: Command) -> None:
-    assert_one_sentence(cli("run", RECIPES / "megatron-2019.toml"), 5, "realnews and cc-stories", "jsonl:PATH")
+    assert_one_sentence(
+        cli("run", RECIPES / "megatron-2019.toml"), 5, "realnews and cc-stories", "jsonl:PATH"
+    )
     recipe = write_recipe(Path("r.toml"), "wikipedia")
-    assert_one_sentence(cli("run", recipe), 5, "hub cannot be reached for wikipedia", "offline_fallback")
+    assert_one_sentence(
+        cli("run", recipe), 5, "hub cannot be reached for wikipedia", "offline_fallback"
+    )
     write_jsonl(Path("a.jsonl"), TEXTS)
     Path("g.toml").write_text('name = "g"\n[sources]\nnames = ["jsonl:a.jsonl"]\n')
     assert_one_sentence(cli("run", "g.toml"), 5, "gpt2-bpe/vocab.json", "MLM_DATA_DIR")
@@ -148,20 +160,28 @@ def test_offline_fallback_is_named_in_the_dataset(cli: Command) -> None:
     assert "warning: installed-docs used in place of wikipedia and openwebtext" in outcome.err
     for name in ("dataset.json", "ledger.json"):
         source = json.loads(Path("runs/small", name).read_text())["source"]
-        assert "jsonl:a.jsonl -- installed-docs used in place of wikipedia and openwebtext" in source
+        assert (
+            "jsonl:a.jsonl -- installed-docs used in place of wikipedia and openwebtext" in source
+        )
     texts: dict[str, dict[str, str]] = {}
     for split in ("train", "valid"):
         lines = Path(f"runs/small/documents/{split}.jsonl").read_text(encoding="utf-8").split("\n")
         for document in map(json.loads, filter(None, lines)):
-            texts.setdefault(document["id"].partition(":")[0], {})[document["id"]] = document["text"]
+            texts.setdefault(document["id"].partition(":")[0], {})[document["id"]] = document[
+                "text"
+            ]
     packages = json.loads(Path("runs/small/dataset.json").read_text())["packages"]
     assert len(packages) > 3
     assert packages == {
-        name: {"version": platform.python_version() if name == "python" else version(name), "documents": len(own),
-               "bytes": sum(len(text.encode()) for text in own.values()),
-               "sha256": sha256_json([[name, own[name]] for name in sorted(own)])}
-        for name, own in sorted(texts.items()) if name != "a.jsonl"
-    }  # fmt: skip
+        name: {
+            "version": platform.python_version() if name == "python" else version(name),
+            "documents": len(own),
+            "bytes": sum(len(text.encode()) for text in own.values()),
+            "sha256": sha256_json([[name, own[name]] for name in sorted(own)]),
+        }
+        for name, own in sorted(texts.items())
+        if name != "a.jsonl"
+    }
 
 
 def test_what_is_not_a_dataset(cli: Command) -> None:
@@ -188,8 +208,12 @@ def processes_in(directory: Path) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 7), (signal.SIGTERM, 7)])
-def test_stopped_run_leaves_no_process_and_goes_on(tmp_path: Path, stop: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("stop", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 7), (signal.SIGTERM, 7)]
+)
+def test_stopped_run_leaves_no_process_and_goes_on(
+    tmp_path: Path, stop: signal.Signals, code: int
+) -> None:
     write_jsonl(tmp_path / "a.jsonl", [sentences(60, seed) for seed in range(250)])
     write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra="shard_bytes = 65536")
     command = [
@@ -204,7 +228,12 @@ def test_stopped_run_leaves_no_process_and_goes_on(tmp_path: Path, stop: signal.
     environment = os.environ | {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     with (tmp_path / "err").open("w") as errors:
         process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stderr=errors, stdout=errors, start_new_session=True
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stderr=errors,
+            stdout=errors,
+            start_new_session=True,
         )
     deadline = time.monotonic() + 600
     while not list(tmp_path.glob("runs/small-*/.work/prepare/*/DONE")):
@@ -222,6 +251,8 @@ def test_stopped_run_leaves_no_process_and_goes_on(tmp_path: Path, stop: signal.
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert not list(tmp_path.glob("runs/*/COMPLETE"))
-    subprocess.run([*command[:-1], "1"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [*command[:-1], "1"], cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
     assert (tmp_path / "runs/small/COMPLETE").is_file()
     assert not (tmp_path / "runs/small/.work").exists()

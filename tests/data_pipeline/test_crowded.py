@@ -1,4 +1,5 @@
-"""A crawl of which half is one error page, and pages of three templates: the same bytes wherever the work is done."""
+"""A crawl of which half is one error page, and pages of three templates: the same bytes wherever
+the work is done."""
 
 import os
 import random
@@ -71,7 +72,8 @@ def test_killed(folder: Path, one_worker: Path, stage: str) -> None:
 
 def test_parts(folder: Path, one_worker: Path) -> None:
     parts: list[subprocess.Popen[str]] = [
-        start("run", "recipe.toml", "--runs", "parts", "--part", f"{number}/2", folder=folder) for number in (1, 2)
+        start("run", "recipe.toml", "--runs", "parts", "--part", f"{number}/2", folder=folder)
+        for number in (1, 2)
     ]
     assert [part.communicate(timeout=600)[1][-500:] for part in parts if part.wait(600)] == []
     assert same(folder / "parts" / one_worker.name, one_worker)

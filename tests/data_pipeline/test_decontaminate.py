@@ -25,12 +25,14 @@ from mlm_repro.lineage.errors import BadInput
 from tests.data_pipeline.conftest import ngrams_in, sentences
 
 PASSAGE = (
-    "Zebras quietly admire seventeen violet umbrellas whenever gentle thunder interrupts nine sleepy accordion players"
+    "Zebras quietly admire seventeen violet umbrellas whenever gentle thunder interrupts nine"
+    " sleepy accordion players"
 )
 
 
 def split_and_search_again(text: str, ngrams: Ngrams, margin: int, min_part: int) -> list[str]:
-    """The rule as it is told: cut at the first match, then look at the rest as a text of its own."""
+    """The rule as it is told: cut at the first match, then look at the rest as a text of its
+    own."""
     parts: list[str] = []
     rest = text
     while match := next(ngrams.matches(rest), None):
@@ -51,7 +53,9 @@ def split_and_search_again(text: str, ngrams: Ngrams, margin: int, min_part: int
 
 def test_ngrams_of_a_passage_by_its_length() -> None:
     thirteen = [f"w{i}" for i in range(15)]
-    assert set(ngrams_in([" ".join(thirteen)]).ngrams) == {" ".join(thirteen[i : i + 13]) for i in range(3)}
+    assert set(ngrams_in([" ".join(thirteen)]).ngrams) == {
+        " ".join(thirteen[i : i + 13]) for i in range(3)
+    }
     assert set(ngrams_in(["One, two; THREE four five six seven eight!"]).ngrams) == {
         "one two three four five six seven eight"
     }
@@ -66,7 +70,9 @@ def test_document_without_a_match_is_returned_as_it_is() -> None:
 
 def test_short_parts_are_not_kept() -> None:
     ngrams = ngrams_in([PASSAGE])
-    assert decontaminate(Document("a", f"A few words. {PASSAGE}. A few more."), ngrams) == Drop("test-set text")
+    assert decontaminate(Document("a", f"A few words. {PASSAGE}. A few more."), ngrams) == Drop(
+        "test-set text"
+    )
     long = sentences(20, 2)
     parts = decontaminate(Document("a", f"A few words. {PASSAGE}. {long}"), ngrams)
     assert isinstance(parts, list)
@@ -87,7 +93,9 @@ def test_too_many_parts_drop_the_document() -> None:
 
 @settings(max_examples=300)
 @given(
-    text=st.lists(st.sampled_from(["a", "b", "İ", "Σ", "c.", "d!", "e?", ".", ", ", "xx yy"]), max_size=80),
+    text=st.lists(
+        st.sampled_from(["a", "b", "İ", "Σ", "c.", "d!", "e?", ".", ", ", "xx yy"]), max_size=80
+    ),
     passage=st.lists(st.sampled_from(["a", "b", "İ", "ς", "xx"]), min_size=1, max_size=6),
     glue=st.sampled_from([" ", "", " - "]),
     words=st.integers(1, 4),
@@ -104,9 +112,13 @@ def test_one_search_cuts_as_searching_every_rest_again(
 
 def test_matches_are_counted_over_all_files(tmp_path: Path) -> None:
     (tmp_path / "exam.jsonl").write_text(json.dumps({"text": PASSAGE}) + "\n", encoding="utf-8")
-    (tmp_path / "lines.txt").write_text("one two three four five six seven eight nine\ntoo short\n", encoding="utf-8")
+    (tmp_path / "lines.txt").write_text(
+        "one two three four five six seven eight nine\ntoo short\n", encoding="utf-8"
+    )
     paths = (tmp_path / "exam.jsonl", tmp_path / "lines.txt")
-    text = f"{PASSAGE.upper()}! One, two, three four five six seven (eight) nine. {PASSAGE}; too short"
+    text = (
+        f"{PASSAGE.upper()}! One, two, three four five six seven (eight) nine. {PASSAGE}; too short"
+    )
     found = Counter(ngram for _, ngram in ngrams_of_files(paths, 8, 8).matches(text))
     first = " ".join(words_of(PASSAGE)[:8])
     assert found[first] == 2
@@ -115,7 +127,8 @@ def test_matches_are_counted_over_all_files(tmp_path: Path) -> None:
 
 
 def article_as_written(article: list[str], rng: random.Random) -> str:
-    """A WikiText article as a web page has it: Megatron's detokenizer, a name for each `<unk>`, curly quotes."""
+    """A WikiText article as a web page has it: Megatron's detokenizer, a name for each `<unk>`,
+    curly quotes."""
     text = detokenize_wikitext("\n".join(f" {' <unk> '.join(article)} \n".split("\n")))
     text = re.sub("<unk>", lambda _: rng.choice(["Smith", "Ōkubo", "O'Brien", "Łódź"]), text)
     return text.replace(" '", "‘").replace("'", "’").replace('"', "“")
@@ -135,7 +148,10 @@ def test_planted_passages_of_whole_test_sets_are_removed(name: str, made_data: P
             continue
         words = re.findall(r"\S+", rng.choice(paragraphs))
         begin = rng.randrange(max(1, len(words) - 40))
-        text = f"{sentences(20, planted)} {' '.join(words[begin : begin + 40])}. {sentences(20, planted + 1)}"
+        text = (
+            f"{sentences(20, planted)} {' '.join(words[begin : begin + 40])}."
+            f" {sentences(20, planted + 1)}"
+        )
         planted += 1
         parts = split_and_keep(text, ngrams)
         assert parts != [text], text
@@ -155,7 +171,10 @@ def test_lines_of_text_and_of_json_are_documents(tmp_path: Path) -> None:
 
 def test_wikitext_is_read_by_article_and_divided_at_unknown_words(tmp_path: Path) -> None:
     path = tmp_path / "wiki.tokens"
-    article = " \n = A b = \n \n one <unk> two \n \n = = History = = \n \n three \n = 1 and so y = \n z \n"
+    article = (
+        " \n = A b = \n \n one <unk> two \n \n = = History = = \n \n three \n = 1 and so y = \n"
+        " z \n"
+    )
     path.write_text(f"{article} \n = C = D = \n \n four \n", encoding="utf-8")
     assert read_documents(path) == [
         [" = A b = ", " one ", " two ", " = = History = = ", " three ", " = 1 and so y = ", " z "],
@@ -170,11 +189,15 @@ def test_passages_do_not_touch(tmp_path: Path) -> None:
     assert ngrams_of_files((path,), 3, 2).ngrams == {"a b c", "d e f", "g h"}
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"text": 3}', '{"body": "x"}', "null", "[" * 100_000])
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", '{"text": 3}', '{"body": "x"}', "null", "[" * 100_000]
+)
 def test_lines_that_are_no_documents_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "exam.jsonl"
     path.write_text(f'{{"text": "fine"}}\n{line}\n', encoding="utf-8")
-    with pytest.raises(BadInput, match=r"exam\.jsonl, line 2, is not a JSON object with a string `text`"):
+    with pytest.raises(
+        BadInput, match=r"exam\.jsonl, line 2, is not a JSON object with a string `text`"
+    ):
         read_documents(path)
 
 

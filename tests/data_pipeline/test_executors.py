@@ -1,4 +1,5 @@
-"""Where tasks run changes nothing: numbers of workers, sizes of shards, lost processes, a Ray cluster."""
+"""Where tasks run changes nothing: numbers of workers, sizes of shards, lost processes, a Ray
+cluster."""
 
 import os
 import signal
@@ -21,7 +22,8 @@ from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, w
 
 
 def square(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """A task that notes which process did it, and is killed once if it finds the file that says so."""
+    """A task that notes which process did it, and is killed once if it finds the file that says
+    so."""
     kill = Path(settings["kill"])
     if settings["number"] == 3 and kill.exists():
         if not settings["always"]:
@@ -40,8 +42,11 @@ def fail(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def squares(folder: Path, count: int = 8, always: bool = False) -> Iterator[WorkTask]:
     for number in range(count):
         settings = {
-            "number": number, "kill": str(folder / "kill"), "log": str(folder / "log"), "always": always
-        }  # fmt: skip
+            "number": number,
+            "kill": str(folder / "kill"),
+            "log": str(folder / "log"),
+            "always": always,
+        }
         yield WorkTask(square, settings, (), folder / "out" / f"{number:05d}")
 
 
@@ -51,9 +56,13 @@ def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
         done = list(executor.run(squares(tmp_path)))
         assert [each.counts["square"] for each in done] == [number**2 for number in range(8)]
         log = (tmp_path / "log").read_text()
-        assert [each.counts["square"] for each in executor.run(squares(tmp_path))] == [n**2 for n in range(8)]
+        assert [each.counts["square"] for each in executor.run(squares(tmp_path))] == [
+            n**2 for n in range(8)
+        ]
     assert (tmp_path / "log").read_text() == log  # the second run repeats nothing
-    assert len(log.splitlines()) <= 9  # the first repeats at most what the other process was doing at the loss
+    assert (
+        len(log.splitlines()) <= 9
+    )  # the first repeats at most what the other process was doing at the loss
     assert not list((tmp_path / "out").glob(".*")) or not (tmp_path / "kill").exists()
 
 
@@ -67,7 +76,9 @@ def test_a_mistake_crosses_processes_as_it_is(tmp_path: Path) -> None:
     tasks = [WorkTask(fail, {}, (), tmp_path / "0"), WorkTask(fail, {}, (), tmp_path / "1")]
     with LocalExecutor(2) as executor, pytest.raises(BadInput, match="this cannot be"):
         list(executor.run(tasks))
-    with locked(tmp_path):  # removes what the process had begun that was killed for the other's mistake
+    with locked(
+        tmp_path
+    ):  # removes what the process had begun that was killed for the other's mistake
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
@@ -108,9 +119,15 @@ def one(folder: Path) -> Path:
     return build(folder, config_for(f"jsonl:{folder / 'corpus.jsonl'}", "shard_bytes=65536"), "one")
 
 
-@pytest.mark.parametrize(("workers", "shard_bytes"), [(1, 131072), (2, 65536), (3, 65536), (1, 1 << 20)])
-def test_workers_and_shards_change_nothing(folder: Path, one: Path, workers: int, shard_bytes: int) -> None:
-    config = config_for(f"jsonl:{folder / 'corpus.jsonl'}", f"workers={workers}", f"shard_bytes={shard_bytes}")
+@pytest.mark.parametrize(
+    ("workers", "shard_bytes"), [(1, 131072), (2, 65536), (3, 65536), (1, 1 << 20)]
+)
+def test_workers_and_shards_change_nothing(
+    folder: Path, one: Path, workers: int, shard_bytes: int
+) -> None:
+    config = config_for(
+        f"jsonl:{folder / 'corpus.jsonl'}", f"workers={workers}", f"shard_bytes={shard_bytes}"
+    )
     other = build(folder, config, f"{workers}-{shard_bytes}")
     assert other.name == one.name
     assert files_of(other) == files_of(one)
@@ -138,14 +155,18 @@ def kill_a_worker(killed: list[int], stop: threading.Event, folder: Path) -> Non
                 name = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
             except OSError:
                 continue
-            if name.startswith(b"ray::run_task") and list(folder.glob("ray/*/.work/prepare/*/DONE")):
+            if name.startswith(b"ray::run_task") and list(
+                folder.glob("ray/*/.work/prepare/*/DONE")
+            ):
                 os.kill(int(entry.name), signal.SIGKILL)
                 killed.append(int(entry.name))
                 break
         time.sleep(0.01)
 
 
-def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(folder: Path, one: Path, cluster: Cluster) -> None:
+def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(
+    folder: Path, one: Path, cluster: Cluster
+) -> None:
     config = config_for(f"jsonl:{folder / 'corpus.jsonl'}", "shard_bytes=65536")
     killed: list[int] = []
     stop = threading.Event()

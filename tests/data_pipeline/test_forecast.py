@@ -1,4 +1,5 @@
-"""What a dry run promises of disk and documents beside what a build takes, for texts of three shapes."""
+"""What a dry run promises of disk and documents beside what a build takes, for texts of three
+shapes."""
 
 import json
 import random
@@ -25,12 +26,18 @@ def test_disk_and_time_are_promised_within_a_quarter(
     invented, path = texts(shape, 10**6), tmp_path / "corpus.jsonl"
     with path.open("w") as file:
         while file.tell() < 2_500_000:
-            file.write(json.dumps({"url": f"https://example.org/{file.tell()}", "text": next(invented)}) + "\n")
+            file.write(
+                json.dumps({"url": f"https://example.org/{file.tell()}", "text": next(invented)})
+                + "\n"
+            )
     values = {
-        "name": "shape", "workers": 1, "stages": ["clean", "length", "deduplicate", "split", "tokenize"],
-        "sources": {"names": [f"jsonl:{path}"]}, "length": {"min_tokens": 1},
+        "name": "shape",
+        "workers": 1,
+        "stages": ["clean", "length", "deduplicate", "split", "tokenize"],
+        "sources": {"names": [f"jsonl:{path}"]},
+        "length": {"min_tokens": 1},
         "tokenizer": {"kind": "train", "vocab_size": 300},
-    }  # fmt: skip
+    }
     config = override_config(DataConfig.model_validate(values), [])
     monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 20)
     sources = open_sources(config.sources, 1)
@@ -50,12 +57,20 @@ def test_disk_and_time_are_promised_within_a_quarter(
     ledger = read_document(run.path / LEDGER, Ledger)
     told = runner.promise(config, sources, rehearsed, sources.total_bytes)
     promised = sum(told.disk.values())
-    print(f"{shape}: disk {promised / 1e6:.1f} and {taken[0] / 1e6:.1f} MB, s {sum(told.seconds.values())} and {busy}")
+    print(
+        f"{shape}: disk {promised / 1e6:.1f} and {taken[0] / 1e6:.1f} MB, s"
+        f" {sum(told.seconds.values())} and {busy}"
+    )
     tenfold = runner.promise(config, sources, rehearsed, 10 * sources.total_bytes)
     assert tenfold.documents == 10 * told.documents
     assert sum(tenfold.disk.values()) == pytest.approx(10 * promised)
-    large, larger = (runner.promise(config, sources, rehearsed, times * sources.total_bytes) for times in (200, 400))
-    assert larger.memory - large.memory == runner.DOCUMENT_BYTES * (larger.documents - large.documents)
+    large, larger = (
+        runner.promise(config, sources, rehearsed, times * sources.total_bytes)
+        for times in (200, 400)
+    )
+    assert larger.memory - large.memory == runner.DOCUMENT_BYTES * (
+        larger.documents - large.documents
+    )
     assert told.memory <= tenfold.memory <= large.memory
     assert all(told.seconds[name] <= tenfold.seconds[name] for name in told.seconds)
     assert sources.documents == pytest.approx(ledger.stages[0].documents_in, rel=0.1)
@@ -69,12 +84,16 @@ def test_a_first_document_that_fills_the_sample_is_not_alone(tmp_path: Path) -> 
     """A dataset needs two documents, and so does a rehearsal of it."""
     path = tmp_path / "corpus.jsonl"
     lengths = [runner.REHEARSED_BYTES >> 6, *[400] * 20]
-    path.write_text("".join(json.dumps({"text": words(random.Random(0), length)}) + "\n" for length in lengths))
+    path.write_text(
+        "".join(json.dumps({"text": words(random.Random(0), length)}) + "\n" for length in lengths)
+    )
     assert path.read_text().index("\n") > runner.REHEARSED_BYTES >> 4
     values = {
-        "name": "large-first", "stages": ["split", "tokenize"], "sources": {"names": [f"jsonl:{path}"]},
+        "name": "large-first",
+        "stages": ["split", "tokenize"],
+        "sources": {"names": [f"jsonl:{path}"]},
         "tokenizer": {"kind": "train", "vocab_size": 300},
-    }  # fmt: skip
+    }
     config = override_config(DataConfig.model_validate(values), [])
     rehearsed = runner.rehearse(config, open_sources(config.sources, 1))
     assert rehearsed.documents == len(lengths)

@@ -1,4 +1,5 @@
-"""What a slice of a split opens and reads: its own documents, and nothing that grows with the corpus."""
+"""What a slice of a split opens and reads: its own documents, and nothing that grows with the
+corpus."""
 
 import os
 import tracemalloc
@@ -19,16 +20,30 @@ from tests.data_pipeline.shards import measured_shards
 OF_SHARD, OF_SLICE = 8, 6
 
 
-def cost_of_a_slice(folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """Files opened in shards, bytes read there, and bytes written, for the first slice of a shuffled corpus."""
+def cost_of_a_slice(
+    folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int, int]:
+    """Files opened in shards, bytes read there, and bytes written, for the first slice of a
+    shuffled corpus."""
     texts = [f"text {number} " * (1 + number % 5) for number in range(shards * OF_SHARD)]
     with LocalExecutor(1) as executor:
         workspace = Workspace(folder, executor)
         prepared, measured = measured_shards(workspace, texts, OF_SHARD, None)
-        fixed = {"deduplicate": False, "decontaminate": None, "tokenizer": None, "is_written": True, "count": OF_SHARD}
-        selected = workspace.all("select", select_documents, [
-            ({**fixed, "start": n * OF_SHARD}, (prepared.task(n), measured.task(n))) for n in range(shards)
-        ])  # fmt: skip
+        fixed = {
+            "deduplicate": False,
+            "decontaminate": None,
+            "tokenizer": None,
+            "is_written": True,
+            "count": OF_SHARD,
+        }
+        selected = workspace.all(
+            "select",
+            select_documents,
+            [
+                ({**fixed, "start": n * OF_SHARD}, (prepared.task(n), measured.task(n)))
+                for n in range(shards)
+            ],
+        )
         shuffle = {"train": 29, "valid": 1, "seed": 1}
         order = {"counts": [OF_SHARD] * shards, "splits": ["train"] * shards, "shuffle": shuffle}
         ordered = workspace.one("order", choose_order, order)
@@ -56,7 +71,9 @@ def cost_of_a_slice(folder: Path, shards: int, monkeypatch: pytest.MonkeyPatch) 
     return opened[0], read[0], len(lines)
 
 
-def test_a_slice_opens_and_reads_its_own_documents_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_opens_and_reads_its_own_documents_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for shards in (2, 10, 60):
         opened, read, written = cost_of_a_slice(tmp_path / str(shards), shards, monkeypatch)
         assert 0 < opened <= 2 * min(shards, OF_SLICE)
@@ -67,7 +84,8 @@ def test_a_slice_opens_and_reads_its_own_documents_alone(tmp_path: Path, monkeyp
 def test_a_slice_takes_its_room_however_short_its_documents_are(
     length: int, documents: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short ones take many times their text, so that a slice of as much text would take several times its room.
+    """Short ones take many times their text, so that a slice of as much text would take several
+    times its room.
 
     Long ones take their text, and here two bytes for a token of each character.
     """
@@ -79,7 +97,9 @@ def test_a_slice_takes_its_room_however_short_its_documents_are(
         prepared, measured = measured_shards(workspace, texts, documents, None)
         fixed = {"deduplicate": False, "decontaminate": None, "tokenizer": None, "is_written": True}
         settings = {**fixed, "start": 0, "count": documents}
-        selected = workspace.one("select", select_documents, settings, prepared.task(0), measured.task(0))
+        selected = workspace.one(
+            "select", select_documents, settings, prepared.task(0), measured.task(0)
+        )
         order = {"counts": [documents], "splits": ["train"], "shuffle": None}
         ordered = workspace.one("order", choose_order, order)
     np.zeros(documents * length, np.uint16).tofile(measured.path / "00000/tokens.bin")

@@ -1,4 +1,5 @@
-"""Gopher's rules beside a restatement of the paper's that goes through words and characters one by one."""
+"""Gopher's rules beside a restatement of the paper's that goes through words and characters one by
+one."""
 
 import json
 import random
@@ -21,7 +22,11 @@ TOP, AGAIN = {2: 20, 3: 18, 4: 16}, {5: 15, 6: 14, 7: 13, 8: 12, 9: 11, 10: 10}
 def covered(parts: list[str], wanted: list[tuple[int, int]]) -> float:
     """Percent of the characters of the parts that lie in ranges of them."""
     inside = [any(first <= place < end for first, end in wanted) for place in range(len(parts))]
-    return 100 * sum(len(part) for part, is_in in zip(parts, inside, strict=True) if is_in) / sum(map(len, parts))
+    return (
+        100
+        * sum(len(part) for part, is_in in zip(parts, inside, strict=True) if is_in)
+        / sum(map(len, parts))
+    )
 
 
 def repeated(parts: list[str], n: int) -> list[tuple[int, int]]:
@@ -54,7 +59,9 @@ def restated(text: str) -> str:
         return "ellipses"
     if sum(line.strip()[0] in "•‣◦▪*-" for line in lines) * 10 > 9 * len(lines):
         return "bullet points"
-    if sum(line.rstrip()[-1] == "…" or line.rstrip()[-3:] == "..." for line in lines) * 10 > 3 * len(lines):
+    if sum(
+        line.rstrip()[-1] == "…" or line.rstrip()[-3:] == "..." for line in lines
+    ) * 10 > 3 * len(lines):
         return "lines that end with an ellipsis"
     if sum(any(sign.isalpha() for sign in token) for token in tokens) * 10 < 8 * len(tokens):
         return "words without a letter"
@@ -82,12 +89,17 @@ def made(seed: int) -> str:
     """A text that breaks one rule or another, or none."""
     rng = random.Random(seed)
     sentence = ["the", "and", *words(rng, rng.choice([60, 90])).split()]
-    filling = rng.choice(["#", "...", "17", "a", "of", words(rng, 1) * 9, words(rng, rng.randrange(2, 14))])
+    filling = rng.choice(
+        ["#", "...", "17", "a", "of", words(rng, 1) * 9, words(rng, rng.randrange(2, 14))]
+    )
     for _ in range(rng.randrange(12)):
         sentence.insert(rng.randrange(len(sentence)), filling)
     lines, size = [], rng.choice([6, 15, 200])
     for start in range(0, len(sentence), size):
-        lines.append(rng.choice(["", "", "- ", "• "][: rng.choice([2, 4])]) + " ".join(sentence[start : start + size]))
+        lines.append(
+            rng.choice(["", "", "- ", "• "][: rng.choice([2, 4])])
+            + " ".join(sentence[start : start + size])
+        )
     lines += rng.choices(lines, k=rng.choice([0, 0, 1, 3]))
     ends = rng.choice([["\n"], ["\n", "\n\n", "...\n"], ["\n\n"]])
     return "".join(line + rng.choice(ends) for line in lines)
@@ -116,7 +128,7 @@ def test_the_rules_are_the_papers() -> None:
         (f"{PAGE}\n{PAGE}", "repeated lines"),
         (PAGE + " come and see it all" * 5, "4-grams"),
     ],
-)  # fmt: skip
+)
 def test_each_rule_drops(text: str, rule: str) -> None:
     assert (restated(text) if len(text) < 10_000 else rule) == rule
     assert Gopher().apply(text) == Drop(rule)
@@ -134,9 +146,9 @@ def test_what_is_dropped_is_kept_with_stage_and_reason(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), pages)
     write_jsonl(Path("b.jsonl"), long[1:])
     Path("r.toml").write_text(
-        'name = "kept"\nworkers = 1\nstages = ["gopher", "length", "deduplicate", "split", "tokenize"]\n'
-        'sources.names = ["jsonl:a.jsonl", "jsonl:b.jsonl"]\n'
-        'tokenizer = {kind = "train", vocab_size = 300}\nlength.min_tokens = 400\n'
+        'name = "kept"\nworkers = 1\nstages = ["gopher", "length", "deduplicate", "split",'
+        ' "tokenize"]\nsources.names = ["jsonl:a.jsonl", "jsonl:b.jsonl"]\ntokenizer = {kind ='
+        ' "train", vocab_size = 300}\nlength.min_tokens = 400\n'
     )
     cli("run", "r.toml", ends=0)
     assert not Path("runs/kept/dropped.jsonl").exists()
@@ -145,10 +157,15 @@ def test_what_is_dropped_is_kept_with_stage_and_reason(cli: Command) -> None:
     kept = Path("more/kept/dropped.jsonl").read_bytes()
     assert Path("two/kept/dropped.jsonl").read_bytes() == kept
     rows = [json.loads(line) for line in kept.splitlines()]
-    stages = {each["name"]: each for each in json.loads(Path("more/kept/ledger.json").read_text())["stages"]}
+    stages = {
+        each["name"]: each
+        for each in json.loads(Path("more/kept/ledger.json").read_text())["stages"]
+    }
     for name, stage in stages.items():
         own = Counter(row["reason"] for row in rows if row["stage"] == name)
-        assert own == {reason: amount["documents"] for reason, amount in stage["dropped"].items()}, name
+        assert own == {
+            reason: amount["documents"] for reason, amount in stage["dropped"].items()
+        }, name
     assert {row["stage"] for row in rows} == {"gopher", "length", "deduplicate"}
     assert [row["text"] for row in rows] == [*pages[1:3], pages[0], pages[4]]
     for each in ("documents/train.jsonl", "train_text_document.bin"):

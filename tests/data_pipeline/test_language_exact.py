@@ -15,8 +15,18 @@ from langdetect.detector_factory import DetectorFactory
 from langdetect.utils.ngram import NGram
 
 from mlm_repro.data_pipeline.fast import exact_langdetect, language
-from mlm_repro.data_pipeline.fast.exact_langdetect import _character_classes, _sum, fast_detect, tables_of
-from mlm_repro.data_pipeline.fast.language import SAMPLES, detect, language_factory, reference_detection
+from mlm_repro.data_pipeline.fast.exact_langdetect import (
+    _character_classes,
+    _sum,
+    fast_detect,
+    tables_of,
+)
+from mlm_repro.data_pipeline.fast.language import (
+    SAMPLES,
+    detect,
+    language_factory,
+    reference_detection,
+)
 from mlm_repro.lineage.loops import call_first, compiled
 from tests.data_pipeline.foreign_text import found_texts, made_texts, package_descriptions
 from tests.made_data import ARTICLES, wikitext
@@ -25,11 +35,58 @@ ROOT = Path(__file__).resolve().parents[2]
 FAST = fast_detect(tables_of(language_factory()))
 
 PIECES = [
-    "http://", "https://", "a@b", "@mail.example", "@", ".", "x" * 70, "word ", "the river ", "WENT ", "  ", "\u0301",
-    "e", "Ơ", "ơ\u0323", "É", "é", "И", "собака ", "ñ", "\u1ec3", "ệ", "あ", "カ", "ㄅ", "한", "佼", "漢字", "ș", "ț",
-    "ی", "\u200b", "\xa0", "«", "[", "_", "`", "\n", "\x00", "1", "ª", "ß", "Ⅷ", "ⓐ", "Ⓐ", "ǅ", "İ", "ı", "\ud800",
-    "😀", "𝒜",
-]  # fmt: skip
+    "http://",
+    "https://",
+    "a@b",
+    "@mail.example",
+    "@",
+    ".",
+    "x" * 70,
+    "word ",
+    "the river ",
+    "WENT ",
+    "  ",
+    "\u0301",
+    "e",
+    "Ơ",
+    "ơ\u0323",
+    "É",
+    "é",
+    "И",
+    "собака ",
+    "ñ",
+    "\u1ec3",
+    "ệ",
+    "あ",
+    "カ",
+    "ㄅ",
+    "한",
+    "佼",
+    "漢字",
+    "ș",
+    "ț",
+    "ی",
+    "\u200b",
+    "\xa0",
+    "«",
+    "[",
+    "_",
+    "`",
+    "\n",
+    "\x00",
+    "1",
+    "ª",
+    "ß",
+    "Ⅷ",
+    "ⓐ",
+    "Ⓐ",
+    "ǅ",
+    "İ",
+    "ı",
+    "\ud800",
+    "😀",
+    "𝒜",
+]
 
 
 def assert_same(text: str) -> None:
@@ -63,7 +120,11 @@ def test_every_language() -> None:
 
 
 def test_real_text() -> None:
-    for text in (*found_texts(150), *package_descriptions(), *wikitext(ARTICLES, seed=1).split("\n = ")):
+    for text in (
+        *found_texts(150),
+        *package_descriptions(),
+        *wikitext(ARTICLES, seed=1).split("\n = "),
+    ):
         assert_same(text[:4000])
 
 
@@ -89,14 +150,19 @@ def test_long_texts_are_read_as_far_as_langdetect_reads_them(seed: int) -> None:
     rng = random.Random(seed)
     makers = (
         lambda: "http://" + "q" * rng.randrange(3000),
-        lambda: "m" * rng.randrange(90) + "@" + "n" * rng.randrange(800) + " ", lambda: " " * rng.randrange(40),
-        lambda: "some plain words in English here ", lambda: "eine lange Straße mit Bäumen ", lambda: "e\u0301o\u0323",
-    )  # fmt: skip
+        lambda: "m" * rng.randrange(90) + "@" + "n" * rng.randrange(800) + " ",
+        lambda: " " * rng.randrange(40),
+        lambda: "some plain words in English here ",
+        lambda: "eine lange Straße mit Bäumen ",
+        lambda: "e\u0301o\u0323",
+    )
     chosen = rng.sample(makers, 3)
     assert_same("".join(rng.choice(chosen)() for _ in range(rng.randrange(100, 600))))
 
 
-@pytest.mark.parametrize("part", ["x", "x.", "https://" + "y" * 2076, "z@" + "w" * 510, "@", " ", "e\u0301", "\n"])
+@pytest.mark.parametrize(
+    "part", ["x", "x.", "https://" + "y" * 2076, "z@" + "w" * 510, "@", " ", "e\u0301", "\n"]
+)
 def test_endless_repetition(part: str) -> None:
     assert_same(part * (200_000 // len(part)) + " and this is the end of the text")
 
@@ -117,14 +183,21 @@ def test_sums_are_compensated_as_in_python_3_12() -> None:
         assert _sum(values, 55, sys.version_info >= (3, 12)) == sum(values[:55].tolist())
 
 
-def test_an_unknown_langdetect_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_langdetect_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(exact_langdetect, "SUPPORTED", "2.0")
     language._detection.cache_clear()
     try:
         assert [detect("Der Hund lief schnell über die Straße.") for _ in range(3)] == ["de"] * 3
     finally:
         language._detection.cache_clear()
-    assert capsys.readouterr().err.count("warning: the fast language detection failed with RuntimeError") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "warning: the fast language detection failed with RuntimeError"
+        )
+        == 1
+    )
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
@@ -136,10 +209,20 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     started = [
-        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(3)
     ]
-    assert sorted(process.communicate(timeout=600)[0].strip() for process in started) == ["0", "0", "1"]
+    assert sorted(process.communicate(timeout=600)[0].strip() for process in started) == [
+        "0",
+        "0",
+        "1",
+    ]
 
 
 def test_kernels_compile_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:

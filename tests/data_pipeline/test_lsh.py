@@ -1,4 +1,5 @@
-"""Buckets against datasketch's index, components against networkx, the S-curve against its closed form."""
+"""Buckets against datasketch's index, components against networkx, the S-curve against its closed
+form."""
 
 import json
 import random
@@ -45,17 +46,29 @@ def related_texts(seed: int, count: int) -> list[str]:
     return texts
 
 
-def components(bands: Iterable[np.ndarray], sketches: np.ndarray, config: DeduplicateConfig) -> np.ndarray:
+def components(
+    bands: Iterable[np.ndarray], sketches: np.ndarray, config: DeduplicateConfig
+) -> np.ndarray:
     """First document of each document's component."""
     forest = np.arange(len(sketches))
     for keys in bands:
-        link(forest, *buckets(keys), sketches, required_agreement(config), np.zeros(len(forest), np.bool_))
+        link(
+            forest,
+            *buckets(keys),
+            sketches,
+            required_agreement(config),
+            np.zeros(len(forest), np.bool_),
+        )
     return flatten(forest)
 
 
 def pairs_of(found: tuple[np.ndarray, np.ndarray]) -> set[tuple[int, int]]:
     documents, starts = found
-    return {pair for start, end in pairwise(starts) for pair in combinations(documents[start:end].tolist(), 2)}
+    return {
+        pair
+        for start, end in pairwise(starts)
+        for pair in combinations(documents[start:end].tolist(), 2)
+    }
 
 
 @pytest.mark.parametrize(("bands", "rows"), [(25, 5), (10, 10), (4, 2), (2, 1)])
@@ -65,8 +78,12 @@ def test_candidate_pairs_are_datasketchs(bands: int, rows: int) -> None:
     index = MinHashLSH(num_perm=bands * rows, params=(bands, rows))
     for number, values in enumerate(minima):
         index.insert(number, as_sketch(values, bands * rows))
-    expected = {(number, other) for number, values in enumerate(minima)
-                for other in index.query(as_sketch(values, bands * rows)) if number < other}  # fmt: skip
+    expected = {
+        (number, other)
+        for number, values in enumerate(minima)
+        for other in index.query(as_sketch(values, bands * rows))
+        if number < other
+    }
     keys = band_keys(np.stack(minima), bands)
     found = set().union(*(pairs_of(buckets(keys[:, band])) for band in range(bands)))
     assert found == expected
@@ -77,11 +94,15 @@ def test_candidate_pairs_are_datasketchs(bands: int, rows: int) -> None:
     assert sets_of(components(keys.T, sketches, config)) == sets_of_graph(len(texts), expected)
 
 
-@given(keys=st.lists(st.sampled_from([0, 1, 2**60, 2**63, 2**64 - 1, 2**64 - 2, 5 << 60]), max_size=40))
+@given(
+    keys=st.lists(st.sampled_from([0, 1, 2**60, 2**63, 2**64 - 1, 2**64 - 2, 5 << 60]), max_size=40)
+)
 def test_buckets_hold_equal_keys_in_order(keys: list[int]) -> None:
     documents, starts = buckets(np.array(keys, np.uint64))
     found = [documents[start:end].tolist() for start, end in pairwise(starts)]
-    expected = [[number for number, key in enumerate(keys) if key == one] for one in sorted(set(keys))]
+    expected = [
+        [number for number, key in enumerate(keys) if key == one] for one in sorted(set(keys))
+    ]
     assert found == [bucket for bucket in expected if len(bucket) > 1]
 
 
@@ -110,32 +131,55 @@ def sets_of_graph(count: int, pairs: set[tuple[int, int]]) -> set[frozenset[int]
     return {frozenset(members) for members in networkx.connected_components(graph)}
 
 
-@given(data=st.data(), count=st.integers(1, 30), bands=st.integers(1, 4), required=st.integers(0, 4))
+@given(
+    data=st.data(), count=st.integers(1, 30), bands=st.integers(1, 4), required=st.integers(0, 4)
+)
 def test_components_are_those_of_the_graph_of_agreeing_pairs(
     data: st.DataObject, count: int, bands: int, required: int
 ) -> None:
-    keys = np.array(data.draw(st.lists(st.lists(st.integers(0, 5), min_size=count, max_size=count),
-                                       min_size=bands, max_size=bands)), np.uint64)  # fmt: skip
-    minima = np.array(data.draw(st.lists(st.lists(st.integers(0, 1), min_size=4, max_size=4),
-                                         min_size=count, max_size=count)), np.uint32)  # fmt: skip
+    keys = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.integers(0, 5), min_size=count, max_size=count),
+                min_size=bands,
+                max_size=bands,
+            )
+        ),
+        np.uint64,
+    )
+    minima = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.integers(0, 1), min_size=4, max_size=4), min_size=count, max_size=count
+            )
+        ),
+        np.uint32,
+    )
     config = DeduplicateConfig(bands=1, rows=4, threshold=1)
     assert required_agreement(config) == 4 + 4
     config = Demanding(bands=1, rows=4, demanded=required, min_recall=0)
-    pairs = {pair for band in keys for pair in pairs_of(buckets(band))
-             if (minima[pair[0]] == minima[pair[1]]).sum() >= required}  # fmt: skip
+    pairs = {
+        pair
+        for band in keys
+        for pair in pairs_of(buckets(band))
+        if (minima[pair[0]] == minima[pair[1]]).sum() >= required
+    }
     sketches = np.stack([sketch(values) for values in minima])
     expected = sets_of_graph(count, pairs)
     assert sets_of(components(keys, sketches, config)) == expected
     forests = [np.arange(count) for _ in keys]
     for forest, band in zip(forests, keys, strict=True):
-        link(forest, *buckets(band), sketches, required_agreement(config), np.zeros(count, np.bool_))
+        link(
+            forest, *buckets(band), sketches, required_agreement(config), np.zeros(count, np.bool_)
+        )
     for forest in forests[1:]:
         merge(forests[0], np.arange(count), forest)
     assert sets_of(flatten(forests[0])) == expected
 
 
 def test_a_later_document_is_not_compared_with_one_that_is_linked_to_none() -> None:
-    """The second document has nothing in common with the first; the third is like both and is offered the first."""
+    """The second document has nothing in common with the first; the third is like both and is
+    offered the first."""
     minima = np.array([[0, 0, 0, 0, 0, 0, 1, 0], [0, 1, 1, 1, 1, 1, 0, 1], [0] * 8], np.uint32)
     sketches, partly = np.stack([sketch(values) for values in minima]), np.zeros(3, np.bool_)
     left, _ = link(np.arange(3), np.arange(3), np.array([0, 3]), sketches, 2, partly, 1)
@@ -146,9 +190,17 @@ def test_a_later_document_is_not_compared_with_one_that_is_linked_to_none() -> N
 def test_full_buckets_link_as_all_pairs_do_or_it_is_said(
     data: st.DataObject, count: int, most: int, required: int
 ) -> None:
-    keys = np.array(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)), np.uint64)
-    minima = np.array(data.draw(st.lists(st.lists(st.integers(0, 2), min_size=8, max_size=8),
-                                         min_size=count, max_size=count)), np.uint32)  # fmt: skip
+    keys = np.array(
+        data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)), np.uint64
+    )
+    minima = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.integers(0, 2), min_size=8, max_size=8), min_size=count, max_size=count
+            )
+        ),
+        np.uint32,
+    )
     sketches = np.stack([sketch(values) for values in minima])
     forests, partly, left = [np.arange(count) for _ in range(2)], np.zeros(count, np.bool_), []
     for forest, offered in zip(forests, (count, most), strict=True):
@@ -175,7 +227,9 @@ def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
     rows = np.repeat(minima[None], 100_000, 0)
     rows[np.arange(100_000), np.arange(100_000) % 128] += 1
     sketches = rows.astype(np.uint8).view(np.uint64)
-    forest = components([np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig(bands=25, rows=5))
+    forest = components(
+        [np.zeros(100_000, np.uint64)] * 25, sketches, DeduplicateConfig(bands=25, rows=5)
+    )
     assert not forest.any()
     alone, partly = np.arange(5000), np.zeros(5000, np.bool_)
     bucket = alone.copy(), np.array([0, 5000])
@@ -183,13 +237,18 @@ def test_a_bucket_of_many_near_duplicates_is_linked_quickly() -> None:
     unlike = np.random.default_rng(0).integers(0, 2**63, (5000, 16)).astype(np.uint64)
     later = 5000 - 4096
     compared = 5000 * 4999 // 2 - later * (later - 1) // 2
-    assert link(np.arange(5000), *bucket, unlike, 100, partly) == (later * (later - 1) // 2, compared)
+    assert link(np.arange(5000), *bucket, unlike, 100, partly) == (
+        later * (later - 1) // 2,
+        compared,
+    )
     assert np.flatnonzero(partly).tolist() == list(range(4097, 5000))
 
 
 @given(similarity=st.floats(0, 1), bands=st.integers(1, 40), rows=st.integers(1, 12))
 def test_recall_is_the_closed_form(similarity: float, bands: int, rows: int) -> None:
-    assert recall(similarity, bands, rows) == pytest.approx(1 - (1 - similarity**rows) ** bands, abs=1e-9)
+    assert recall(similarity, bands, rows) == pytest.approx(
+        1 - (1 - similarity**rows) ** bands, abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("similarity", [0.3, 0.5, 0.6, 0.75])
@@ -209,7 +268,9 @@ def test_banding_of_a_threshold_keeps_its_promise(threshold: float) -> None:
 
 
 def test_description_is_plain_data() -> None:
-    found = describe(DeduplicateConfig(), Compared(np.bincount([14, 18], minlength=HISTOGRAM_BINS), 3, 1200))
+    found = describe(
+        DeduplicateConfig(), Compared(np.bincount([14, 18], minlength=HISTOGRAM_BINS), 3, 1200)
+    )
     assert NearDuplicates.model_validate(json.loads(json.dumps(found.to_json()))) == found
     assert found.compared_pairs == 2
     assert ": 3; " in found.left_out

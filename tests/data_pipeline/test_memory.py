@@ -35,7 +35,9 @@ def write_corpus(path: Path, total_bytes: int) -> Path:
 def peak_bytes(folder: Path, name: str, program: str = BUILD) -> int:
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-c", program, str(folder), name]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=600, check=True
+    )
     return int(done.stdout.splitlines()[-1]) * 1024
 
 
@@ -52,13 +54,18 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
 def test_a_document_takes_no_more_memory_if_it_is_a_duplicate(tmp_path: Path) -> None:
-    """Lines of which half are equal, an error page of a crawl: at most DOCUMENT_BYTES for each, on all tasks."""
+    """Lines of which half are equal, an error page of a crawl: at most DOCUMENT_BYTES for each, on
+    all tasks."""
     rng = random.Random(5)
 
     def write(name: str, count: int) -> str:
         with (tmp_path / name).open("w") as file:
             for number in range(count):
-                words = ["page", "not", "found"] if number % 2 else [f"{rng.randrange(10**6):x}" for _ in range(7)]
+                words = (
+                    ["page", "not", "found"]
+                    if number % 2
+                    else [f"{rng.randrange(10**6):x}" for _ in range(7)]
+                )
                 file.write(json.dumps({"text": " ".join(words)}) + "\n")
         return name
 
@@ -67,13 +74,17 @@ def test_a_document_takes_no_more_memory_if_it_is_a_duplicate(tmp_path: Path) ->
     few, many = 60_000, 460_000
     before = peak_bytes(tmp_path, write("few", few), DEDUPLICATE)
     grown = peak_bytes(tmp_path, write("many", many), DEDUPLICATE) - before
-    print(f"{many - few:,} documents, half of them equal, took {grown / (many - few):.0f} bytes each")
+    print(
+        f"{many - few:,} documents, half of them equal, took {grown / (many - few):.0f} bytes each"
+    )
     assert grown < DOCUMENT_BYTES * (many - few)
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     small, large = 2_000_000, 14_000_000
-    peak_bytes(tmp_path, write_corpus(tmp_path / "tiny.jsonl", 200_000).name)  # compiles what is not compiled yet
+    peak_bytes(
+        tmp_path, write_corpus(tmp_path / "tiny.jsonl", 200_000).name
+    )  # compiles what is not compiled yet
     write_corpus(tmp_path / "small.jsonl", small)
     write_corpus(tmp_path / "large.jsonl", large)
     grown = peak_bytes(tmp_path, "large.jsonl") - peak_bytes(tmp_path, "small.jsonl")

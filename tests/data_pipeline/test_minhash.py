@@ -1,4 +1,5 @@
-"""Signatures against datasketch, SHA-1 against the standard library, similarity against sets of strings."""
+"""Signatures against datasketch, SHA-1 against the standard library, similarity against sets of
+strings."""
 
 import hashlib
 import random
@@ -11,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlm_repro.data_pipeline.duplicates.similarity import ShingledTexts, shingle_keys
-from mlm_repro.data_pipeline.fast.minhash import LANES, LONGEST, sha1_hashes32, signature, working_space
+from mlm_repro.data_pipeline.fast.minhash import (
+    LANES,
+    LONGEST,
+    sha1_hashes32,
+    signature,
+    working_space,
+)
 from mlm_repro.data_pipeline.fast.shingles import as_bytes, first_end, pack, shingles
 from tests.data_pipeline.conftest import jaccard, sentences
 
@@ -37,7 +44,9 @@ def test_signature_is_datasketchs(text: str, characters: int) -> None:
     assert np.array_equal(signature(text, 32, characters), expected)
 
 
-@pytest.mark.parametrize("text", ["", "abc", "\0" * 9, sentences(30, 5), "漢字かな" * 700, "a\ud800b\udfffc" * 3])
+@pytest.mark.parametrize(
+    "text", ["", "abc", "\0" * 9, sentences(30, 5), "漢字かな" * 700, "a\ud800b\udfffc" * 3]
+)
 def test_signature_of_the_default_length_is_datasketchs(text: str) -> None:
     assert np.array_equal(signature(text, 125), by_datasketch(text, 125, 5).hashvalues)
 
@@ -50,7 +59,10 @@ def test_a_text_of_many_chunks_and_a_full_table(monkeypatch: pytest.MonkeyPatch)
     assert np.array_equal(signature(text, 16), update.hashvalues)
 
 
-@given(strings=st.lists(st.binary(max_size=LONGEST), max_size=2 * LANES + 1), chosen=st.randoms(use_true_random=False))
+@given(
+    strings=st.lists(st.binary(max_size=LONGEST), max_size=2 * LANES + 1),
+    chosen=st.randoms(use_true_random=False),
+)
 def test_sha1_is_the_standard_librarys(strings: list[bytes], chosen: random.Random) -> None:
     ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
     starts = ends - np.array([len(string) for string in strings], np.int64)
@@ -58,7 +70,10 @@ def test_sha1_is_the_standard_librarys(strings: list[bytes], chosen: random.Rand
     numbers = [number for number in range(len(strings)) if chosen.random() < 0.8]
     hashes = np.zeros(len(strings), np.uint32)
     sha1_hashes32(data, starts, ends, np.array(numbers, np.int64), hashes, *working_space())
-    expected = {number: struct.unpack("<I", hashlib.sha1(strings[number]).digest()[:4])[0] for number in numbers}
+    expected = {
+        number: struct.unpack("<I", hashlib.sha1(strings[number]).digest()[:4])[0]
+        for number in numbers
+    }
     assert hashes.tolist() == [expected.get(number, 0) for number in range(len(strings))]
 
 
@@ -103,7 +118,9 @@ def test_packed_shingles_stand_where_the_text_has_them(text: str, characters: in
             assert found.setdefault(shingle, key) == key
             place += 1
     assert place == max(0, len(text) - characters + 1)
-    short = [key for shingle, key in found.items() if len(shingle.encode("utf-8", "surrogatepass")) <= 8]
+    short = [
+        key for shingle, key in found.items() if len(shingle.encode("utf-8", "surrogatepass")) <= 8
+    ]
     assert len(set(short)) == len(short)
     assert set(short).isdisjoint(set(found.values()) - set(short))
 

@@ -1,4 +1,5 @@
-"""Near-duplicates against exact comparison of all pairs, and against the published scripts' rules."""
+"""Near-duplicates against exact comparison of all pairs, and against the published scripts'
+rules."""
 
 import math
 import random
@@ -16,7 +17,12 @@ from scipy.sparse import csr_matrix
 
 from mlm_repro.data_pipeline.config import DeduplicateConfig
 from mlm_repro.data_pipeline.duplicates import near_duplicates
-from mlm_repro.data_pipeline.duplicates.lsh import agreement, buckets, fingerprints, required_agreement
+from mlm_repro.data_pipeline.duplicates.lsh import (
+    agreement,
+    buckets,
+    fingerprints,
+    required_agreement,
+)
 from mlm_repro.data_pipeline.duplicates.near_duplicates import histogram as counted
 from mlm_repro.data_pipeline.duplicates.near_duplicates import link, resolve
 from mlm_repro.data_pipeline.fast.shingles import shingles
@@ -48,18 +54,29 @@ def histogram(similarities: Sequence[float]) -> np.ndarray:
 
 
 def resolved(
-    texts: Sequence[str], members: np.ndarray, starts: Sequence[int], config: DeduplicateConfig, held: int = 0
+    texts: Sequence[str],
+    members: np.ndarray,
+    starts: Sequence[int],
+    config: DeduplicateConfig,
+    held: int = 0,
 ) -> tuple[list[Decision], np.ndarray]:
     rows = fingerprints(texts, config)
     sketches = np.ascontiguousarray(rows[:, config.banding[0] :])
     found = resolve(
-        members, np.array(starts), lambda band: np.ascontiguousarray(rows[members, band]), sketches,
-        texts.__getitem__, config, held,
-    )  # fmt: skip
+        members,
+        np.array(starts),
+        lambda band: np.ascontiguousarray(rows[members, band]),
+        sketches,
+        texts.__getitem__,
+        config,
+        held,
+    )
     return sorted(Decision(*each) for each in found.decisions.tolist()), found.compared
 
 
-def decide(texts: Sequence[str], config: DeduplicateConfig, held: int = 0) -> tuple[list[Decision], np.ndarray]:
+def decide(
+    texts: Sequence[str], config: DeduplicateConfig, held: int = 0
+) -> tuple[list[Decision], np.ndarray]:
     """Decisions by components, in order of document, and how often which similarity was met."""
     rows = fingerprints(texts, config)
     first = components(rows[:, : config.banding[0]].T, rows[:, config.banding[0] :], config)
@@ -69,7 +86,8 @@ def decide(texts: Sequence[str], config: DeduplicateConfig, held: int = 0) -> tu
 
 
 def all_pairs(texts: Sequence[str]) -> np.ndarray:
-    """Exact Jaccard similarity of every two texts, by the product of their incidence matrix with itself."""
+    """Exact Jaccard similarity of every two texts, by the product of their incidence matrix with
+    itself."""
     number: dict[str, int] = {}
     sets = [shingles(text) for text in texts]
     places = [number.setdefault(shingle, len(number)) for each in sets for shingle in each]
@@ -81,7 +99,8 @@ def all_pairs(texts: Sequence[str]) -> np.ndarray:
 
 
 def planted(passages: Sequence[str], seed: int) -> list[str]:
-    """Every passage, copies with up to a fifth of the words replaced, exact copies, and chains of growing edits."""
+    """Every passage, copies with up to a fifth of the words replaced, exact copies, and chains of
+    growing edits."""
     rng = random.Random(seed)
     texts = list(passages)
     for passage in passages:
@@ -121,12 +140,17 @@ def test_decisions_are_those_of_all_pairs(threshold: float) -> None:
 def pair_is_candidate(rows: Fingerprints, left: int, right: int, config: DeduplicateConfig) -> bool:
     return bool(
         (rows[left, : config.banding[0]] == rows[right, : config.banding[0]]).any()
-        and agreement(rows[left, config.banding[0] :], rows[right, config.banding[0] :]) >= required_agreement(config)
+        and agreement(rows[left, config.banding[0] :], rows[right, config.banding[0] :])
+        >= required_agreement(config)
     )
 
 
 def decide_plainly(
-    texts: Sequence[str], config: DeduplicateConfig, most: int = 1000, offered: int = 1000, held: int = 0
+    texts: Sequence[str],
+    config: DeduplicateConfig,
+    most: int = 1000,
+    offered: int = 1000,
+    held: int = 0,
 ) -> tuple[list[Decision], np.ndarray]:
     """The rule `verified`, a sentence at a time."""
     return decide_and_count(texts, config, most, offered, held)[:2]
@@ -135,18 +159,25 @@ def decide_plainly(
 def decide_and_count(
     texts: Sequence[str], config: DeduplicateConfig, most: int, offered: int, held: int = 0
 ) -> tuple[list[Decision], np.ndarray, dict[int, int]]:
-    """The rule `verified`, and for each document how many pairs were not compared, bucket by bucket."""
+    """The rule `verified`, and for each document how many pairs were not compared, bucket by
+    bucket."""
     rows = fingerprints(texts, config)
     kept: list[int] = []
     decisions, similarities, left = [], [], dict[int, int]()
     for document in range(len(texts)):
         own = rows[document, : config.banding[0]]
-        sharing = [[each for each in kept if rows[each, band] == key] for band, key in enumerate(own)]
+        sharing = [
+            [each for each in kept if rows[each, band] == key] for band, key in enumerate(own)
+        ]
         shared = [each for bucket in sharing for each in bucket[:offered]]
-        near = [each for each in sorted({*shared}) if pair_is_candidate(rows, each, document, config)]
+        near = [
+            each for each in sorted({*shared}) if pair_is_candidate(rows, each, document, config)
+        ]
         near = near if document >= held else []
         near.sort(
-            key=lambda earlier: -agreement(rows[earlier, config.banding[0] :], rows[document, config.banding[0] :])
+            key=lambda earlier: (
+                -agreement(rows[earlier, config.banding[0] :], rows[document, config.banding[0] :])
+            )
         )
         if over := sum(len(bucket[offered:]) for bucket in sharing) + len(near[most:]):
             left[document] = over
@@ -163,9 +194,13 @@ def decide_and_count(
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
-    config=st.sampled_from([DEFAULT, DeduplicateConfig(bands=3, rows=2, threshold=0.5, min_recall=0)]),
+    config=st.sampled_from(
+        [DEFAULT, DeduplicateConfig(bands=3, rows=2, threshold=0.5, min_recall=0)]
+    ),
 )
-def test_decisions_are_those_of_the_rule_and_need_only_the_component(seed: int, config: DeduplicateConfig) -> None:
+def test_decisions_are_those_of_the_rule_and_need_only_the_component(
+    seed: int, config: DeduplicateConfig
+) -> None:
     texts = [*related_texts(seed, 24), "", "abc", "abc", ""]
     random.Random(seed).shuffle(texts)
     expected, similarities = decide_plainly(texts, config)
@@ -177,7 +212,9 @@ def test_decisions_are_those_of_the_rule_and_need_only_the_component(seed: int, 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_similar_of_too_many_candidates_are_compared(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = related_texts(seed, 60)
     config = DeduplicateConfig(bands=25, rows=2, threshold=0.85)
     unlimited, all_compared = decide(texts, config)
@@ -192,7 +229,10 @@ def test_the_most_similar_of_too_many_candidates_are_compared(seed: int, monkeyp
 
 def chain(links: int) -> list[str]:
     words = sentences(40, 1).split(" ")
-    return [" ".join([f"new{n}" for n in range(10 * step)] + words[10 * step :]) for step in range(links)]
+    return [
+        " ".join([f"new{n}" for n in range(10 * step)] + words[10 * step :])
+        for step in range(links)
+    ]
 
 
 def test_a_chain_keeps_what_is_not_similar_to_a_survivor() -> None:
@@ -201,13 +241,19 @@ def test_a_chain_keeps_what_is_not_similar_to_a_survivor() -> None:
     decisions, _ = decide(texts, DEFAULT)
     kept = set(range(len(texts))) - {decision.document for decision in decisions}
     assert {0, 1, len(texts) - 1} < kept
-    assert all(jaccard(shingles(texts[one]), shingles(texts[other])) < 0.7 for one in kept for other in kept - {one})
+    assert all(
+        jaccard(shingles(texts[one]), shingles(texts[other])) < 0.7
+        for one in kept
+        for other in kept - {one}
+    )
 
 
 def test_the_published_rule_follows_a_chain() -> None:
     texts = [sentences(40, 2), *chain(12), sentences(40, 3)]
     decisions, _ = decide(texts, PUBLISHED)
-    assert [(decision.document, decision.survivor) for decision in decisions] == [(n, 1) for n in range(2, 13)]
+    assert [(decision.document, decision.survivor) for decision in decisions] == [
+        (n, 1) for n in range(2, 13)
+    ]
 
 
 def published_similarity(left: str, right: str) -> float:
@@ -216,14 +262,19 @@ def published_similarity(left: str, right: str) -> float:
 
 
 def groups_as_published(texts: Sequence[str], config: DeduplicateConfig) -> list[set[int]]:
-    """Lines {main: others above 0.5} for every bucket of every band, then their groups, as the two scripts do it."""
+    """Lines {main: others above 0.5} for every bucket of every band, then their groups, as the two
+    scripts do it."""
     rows = fingerprints(texts, config)
     groups: list[set[int]] = []
     for band in range(config.banding[0]):
         for key in np.unique(rows[:, band]):
             main, *others = np.flatnonzero(rows[:, band] == key).tolist()
             listed = {other: published_similarity(texts[main], texts[other]) for other in others}
-            line = {main} | {other for other, value in listed.items() if value > 0.5 and value >= config.threshold}
+            line = {main} | {
+                other
+                for other, value in listed.items()
+                if value > 0.5 and value >= config.threshold
+            }
             touched = [group for group in groups if group & line]
             groups = [group for group in groups if not group & line] + [line.union(*touched)]
     return groups
@@ -236,7 +287,9 @@ def test_groups_are_the_published_scripts(seed: int, threshold: float) -> None:
     random.Random(seed).shuffle(texts)
     config = PUBLISHED.model_copy(update={"rows": 4, "threshold": threshold})
     decisions, _ = decide(texts, config)
-    expected = {document: min(group) for group in groups_as_published(texts, config) for document in group}
+    expected = {
+        document: min(group) for group in groups_as_published(texts, config) for document in group
+    }
     assert {one.document: one.survivor for one in decisions} == {
         document: first for document, first in expected.items() if document != first
     }
@@ -262,7 +315,14 @@ def test_texts_are_not_read_without_candidates() -> None:
         raise AssertionError(number)
 
     sketches = np.zeros((3, 32), np.uint64)
-    found = resolve(np.arange(3), np.array([0, 3]), lambda band: rows[:, band].copy(), sketches, text_of, DEFAULT)
+    found = resolve(
+        np.arange(3),
+        np.array([0, 3]),
+        lambda band: rows[:, band].copy(),
+        sketches,
+        text_of,
+        DEFAULT,
+    )
     assert len(found.decisions) == 0
 
 
@@ -274,20 +334,30 @@ def test_similarities_are_counted_in_twentieths() -> None:
 def pages_of_templates(count: int, templates: int = 3, seed: int = 0) -> list[str]:
     """Pages that are alike, and no two of them duplicates, but for one in fifty."""
     rng = random.Random(seed)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(3, 9))) for _ in range(3000)]
+    words = [
+        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randrange(3, 9)))
+        for _ in range(3000)
+    ]
     frames = [" ".join(rng.choices(words, k=80)) for _ in range(templates)]
-    pages = [f"{frames[number % templates]} {' '.join(rng.choices(words, k=27))}" for number in range(count)]
+    pages = [
+        f"{frames[number % templates]} {' '.join(rng.choices(words, k=27))}"
+        for number in range(count)
+    ]
     for number in range(50, count, 50):
         pages[number] = pages[rng.randrange(number)].replace(" ", "  ", 1)
     return pages
 
 
-def all_at_once(texts: Sequence[str], config: DeduplicateConfig) -> tuple[list[Decision], np.ndarray, list[int], int]:
+def all_at_once(
+    texts: Sequence[str], config: DeduplicateConfig
+) -> tuple[list[Decision], np.ndarray, list[int], int]:
     """Decisions, histogram and what was not compared, of one component of all texts."""
     rows = fingerprints(texts, config)
     sketches, every = np.ascontiguousarray(rows[:, config.banding[0] :]), np.arange(len(texts))
     bounds = np.array([0, len(texts)])
-    found = resolve(every, bounds, lambda band: rows[:, band].copy(), sketches, texts.__getitem__, config)
+    found = resolve(
+        every, bounds, lambda band: rows[:, band].copy(), sketches, texts.__getitem__, config
+    )
     return (
         [Decision(*each) for each in found.decisions.tolist()],
         found.compared,
@@ -309,9 +379,11 @@ def test_a_full_bucket_offers_its_first_documents(monkeypatch: pytest.MonkeyPatc
 
 @settings(max_examples=30)
 @given(
-    seed=st.integers(0, 10_000), offered=st.sampled_from([1, 2, 5, 1000]), most=st.sampled_from([1, 3, 1000]),
+    seed=st.integers(0, 10_000),
+    offered=st.sampled_from([1, 2, 5, 1000]),
+    most=st.sampled_from([1, 3, 1000]),
     config=st.sampled_from([DEFAULT, DeduplicateConfig(bands=25, rows=2, threshold=0.85)]),
-)  # fmt: skip
+)
 def test_the_answer_is_that_of_all_pairs_or_it_is_said_what_was_not_compared(
     seed: int, offered: int, most: int, config: DeduplicateConfig
 ) -> None:
@@ -330,7 +402,8 @@ def test_the_answer_is_that_of_all_pairs_or_it_is_said_what_was_not_compared(
 
 
 def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sketches and texts compared, and texts read, by the number of pages where buckets are full."""
+    """Sketches and texts compared, and texts read, by the number of pages where buckets are
+    full."""
     counted = [0, 0, 0]
 
     def agreeing(*given: Any) -> Any:
@@ -351,21 +424,38 @@ def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.Monkey
         counted[:], rows, partly = [0, 0, 0], every[:count], np.zeros(count, np.bool_)
         sketches, forest = np.ascontiguousarray(rows[:, DEFAULT.banding[0] :]), np.arange(count)
         for band in range(DEFAULT.banding[0]):
-            link.py_func(forest, *buckets(rows[:, band].copy()), sketches, required_agreement(DEFAULT), partly, 4)
+            link.py_func(
+                forest,
+                *buckets(rows[:, band].copy()),
+                sketches,
+                required_agreement(DEFAULT),
+                partly,
+                4,
+            )
         bounds = np.array([0, count])
         found = resolve(
-            np.arange(count), bounds, lambda band, own=rows: own[:, band].copy(), sketches, text_of, DEFAULT
+            np.arange(count),
+            bounds,
+            lambda band, own=rows: own[:, band].copy(),
+            sketches,
+            text_of,
+            DEFAULT,
         )
         counted[1] = int(found.compared.sum())
         assert len(found.decisions) >= count // 60
         costs.append(counted.copy())
     for before, now in pairwise(costs):
         exponents = [math.log(b / a, 2) for a, b in zip(before, now, strict=True)]
-        print(f"sketches, texts compared, texts read: {now}, exponents {np.round(exponents, 2).tolist()}")
+        print(
+            f"sketches, texts compared, texts read: {now}, exponents"
+            f" {np.round(exponents, 2).tolist()}"
+        )
         assert max(exponents) < 1.3
 
 
-def documents_of(texts: Sequence[str], folder: Path, config: DeduplicateConfig, held: int = 0) -> tuple[Any, ...]:
+def documents_of(
+    texts: Sequence[str], folder: Path, config: DeduplicateConfig, held: int = 0
+) -> tuple[Any, ...]:
     """Decisions and compared pairs of the passes over shards of 7 documents each."""
     with LocalExecutor(1) as executor:
         workspace = Workspace(folder, executor)
@@ -375,15 +465,24 @@ def documents_of(texts: Sequence[str], folder: Path, config: DeduplicateConfig, 
     return [Decision(*each) for each in found.tolist()], compared.by_similarity
 
 
-def test_a_run_says_what_it_did_not_compare(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On standard error, in the ledger, and by `mlm-data stats`; and nothing where all was compared."""
+def test_a_run_says_what_it_did_not_compare(
+    cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On standard error, in the ledger, and by `mlm-data stats`; and nothing where all was
+    compared."""
     path = write_jsonl(tmp_path / "pages.jsonl", pages_of_templates(60, 1))
     for most, name in ((1000, "all"), (4, "some")):
-        monkeypatch.setattr("mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", most)
+        monkeypatch.setattr(
+            "mlm_repro.data_pipeline.duplicates.near_duplicates.MOST_COMPARED", most
+        )
         ran = cli("dedup", f"jsonl:{path}", name, "--workers=1")
         banding = read_document(tmp_path / name / LEDGER, Ledger).near_duplicates
         assert banding is not None
-        assert (banding.partly_compared_documents > 40) == (banding.uncompared_pairs > 100) == (most == 4)
+        assert (
+            (banding.partly_compared_documents > 40)
+            == (banding.uncompared_pairs > 100)
+            == (most == 4)
+        )
         said = [f"warning: {banding.left_out}"] if most == 4 else []
         assert [line for line in ran.err.splitlines() if "buckets" in line] == said
         assert [line for line in cli("stats", name).out.splitlines() if "buckets" in line] == said
@@ -392,7 +491,8 @@ def test_a_run_says_what_it_did_not_compare(cli: Command, tmp_path: Path, monkey
 @pytest.mark.parametrize("held", [0, 20])
 @pytest.mark.parametrize("seed", range(3))
 def test_copies_are_decided_with_their_first(seed: int, held: int, tmp_path: Path) -> None:
-    """Over shards, with copies of kept and of dropped texts: decisions and counts are those of the rule."""
+    """Over shards, with copies of kept and of dropped texts: decisions and counts are those of the
+    rule."""
     rng = random.Random(seed)
     texts = [*related_texts(seed, 40), "", "abc"]
     texts += [rng.choice(texts) for _ in range(60)]
@@ -401,6 +501,8 @@ def test_copies_are_decided_with_their_first(seed: int, held: int, tmp_path: Pat
     expected, similarities = decide_plainly(texts, DEFAULT, held=held)
     assert decisions == expected
     assert np.array_equal(compared, similarities)
-    assert any(each.jaccard < 1 and texts.index(texts[each.document]) < each.document for each in decisions)
+    assert any(
+        each.jaccard < 1 and texts.index(texts[each.document]) < each.document for each in decisions
+    )
     published, _ = documents_of(texts, tmp_path / "published", PUBLISHED)
     assert published == decide(texts, PUBLISHED)[0]

@@ -1,4 +1,5 @@
-"""A mistake, a race, an input that changes: nothing finished is removed, nothing wrong is sealed."""
+"""A mistake, a race, an input that changes: nothing finished is removed, nothing wrong is
+sealed."""
 
 import shutil
 from collections.abc import Callable
@@ -59,10 +60,15 @@ def touch(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "said"), [(touch, "was changed while it was read"), (Path.unlink, "can no longer be read")]
+    ("happens", "said"),
+    [(touch, "was changed while it was read"), (Path.unlink, "can no longer be read")],
 )
 def test_an_input_that_changes_or_goes_away_is_not_sealed(
-    happens: Callable[[Path], object], said: str, config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    happens: Callable[[Path], object],
+    said: str,
+    config: DataConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     corpus, kept = tmp_path / "corpus.jsonl", tmp_path / "kept"
     prepare = Pipeline._prepare
@@ -95,7 +101,9 @@ def test_of_works_that_begin_at_once_in_one_place_one_has_it(tmp_path: Path) -> 
     context = get_context("fork")
     for race in range(20):
         place, barrier = tmp_path / str(race), context.Barrier(4)
-        processes = [context.Process(target=begin, args=(place, number, barrier)) for number in range(4)]
+        processes = [
+            context.Process(target=begin, args=(place, number, barrier)) for number in range(4)
+        ]
         for process in processes:
             process.start()
         for process in processes:

@@ -1,4 +1,5 @@
-"""A dataset's identity, and that of each task, has the code that made it and the libraries that this calls."""
+"""A dataset's identity, and that of each task, has the code that made it and the libraries that
+this calls."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,11 @@ def moved(before: dict[str, str]) -> set[str]:
     ("file", "old", "new"),
     [
         ("data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > self.min_tokens"),
-        ("data_pipeline/duplicates/near_duplicates.py", "MOST_COMPARED = 1000", "MOST_COMPARED = 1001"),
+        (
+            "data_pipeline/duplicates/near_duplicates.py",
+            "MOST_COMPARED = 1000",
+            "MOST_COMPARED = 1001",
+        ),
         ("lineage/atomic.py", "json.loads(text, obj", "json.loads(text, parse_constant=None, obj"),
     ],
 )
@@ -50,21 +55,31 @@ def test_another_version_of_a_library_counts(
     before = made_by()
     about = tmp_path / f"libraries/{name}-99.1.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.1\n", encoding="utf-8")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.1\n", encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(tmp_path / "libraries")
     assert moved(before) == {name}
     assert made_by()[name] == "99.1"
 
 
-def test_other_code_makes_another_dataset_and_no_task_of_the_last_build_is_taken(copy: Path, tmp_path: Path) -> None:
-    config = config_for(f"jsonl:{write_jsonl(tmp_path / 'a.jsonl', [sentences(40, seed) for seed in range(30)])}",
-                        "decontaminate.test_sets=[]")  # fmt: skip
+def test_other_code_makes_another_dataset_and_no_task_of_the_last_build_is_taken(
+    copy: Path, tmp_path: Path
+) -> None:
+    config = config_for(
+        f"jsonl:{write_jsonl(tmp_path / 'a.jsonl', [sentences(40, seed) for seed in range(30)])}",
+        "decontaminate.test_sets=[]",
+    )
     first = build(tmp_path, config, "runs")
     assert build(tmp_path, config, "runs") == first
     kept = [*tmp_path.glob("runs/.stages/small/prepare/*/DONE")]
     before = [path.stat().st_mtime_ns for path in kept]
     assert before
-    change(copy / "data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > self.min_tokens - 1")
+    change(
+        copy / "data_pipeline/stages/length.py",
+        "tokens >= self.min_tokens",
+        "tokens > self.min_tokens - 1",
+    )
     made_by.cache_clear()
     second = build(tmp_path, config, "runs")
     assert second != first
@@ -79,6 +94,10 @@ def test_a_task_is_its_work_settings_input_and_code(copy: Path, tmp_path: Path) 
     before = digest(a=1)
     assert digest(a=1) == before
     assert digest(a=2) != before
-    change(copy / "data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > self.min_tokens")
+    change(
+        copy / "data_pipeline/stages/length.py",
+        "tokens >= self.min_tokens",
+        "tokens > self.min_tokens",
+    )
     made_by.cache_clear()
     assert digest(a=1) != before

@@ -21,7 +21,9 @@ def read(source: str, **keys: object) -> list[Document | Malformed | None]:
     return [*FileSource(source, SourcesConfig.model_validate({"names": [source], **keys})).sample()]
 
 
-@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t"), ("a.csv.gz", ",")])
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t"), ("a.csv.gz", ",")]
+)
 def test_rows_of_csv_are_documents(name: str, delimiter: str, tmp_path: Path) -> None:
     written = io.StringIO()
     rows = csv.writer(written, delimiter=delimiter)
@@ -30,9 +32,9 @@ def test_rows_of_csv_are_documents(name: str, delimiter: str, tmp_path: Path) ->
     content = written.getvalue().encode("utf-8-sig")
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     found = read(f"csv:{tmp_path}", text_key="content", id_key="id", metadata=["year"])
-    assert [(each.id, each.text, each.metadata) for each in found if isinstance(each, Document)] == [
-        (f"d{number}", text, {"year": str(2000 + number)}) for number, text in enumerate(TEXTS)
-    ]
+    assert [
+        (each.id, each.text, each.metadata) for each in found if isinstance(each, Document)
+    ] == [(f"d{number}", text, {"year": str(2000 + number)}) for number, text in enumerate(TEXTS)]
 
 
 def test_what_is_wrong_in_csv_is_named(tmp_path: Path) -> None:
@@ -47,7 +49,9 @@ def test_what_is_wrong_in_csv_is_named(tmp_path: Path) -> None:
     assert (second.line, second.reason) == (3, "invalid UTF-8 at byte 4")
     assert (third.line, third.reason) == (4, "more fields than there are columns")
     path.write_bytes(b'text\n"never closed\n')
-    with pytest.raises(Damaged, match=r"a\.csv is not a readable table or archive: unexpected end of data"):
+    with pytest.raises(
+        Damaged, match=r"a\.csv is not a readable table or archive: unexpected end of data"
+    ):
         read(f"csv:{path}")
     (missing,) = (path.write_bytes(b"a,b\n1,2\n"), read(f"csv:{path}"))[1]
     assert isinstance(missing, Malformed)
@@ -55,18 +59,23 @@ def test_what_is_wrong_in_csv_is_named(tmp_path: Path) -> None:
 
 
 def write_archive(path: Path, is_compressed: bool) -> None:
-    """An archive as Common Crawl's WET files are, with a page and a text of HTTP among the records."""
+    """An archive as Common Crawl's WET files are, with a page and a text of HTTP among the
+    records."""
     with path.open("wb") as file:
         writer = WARCWriter(file, gzip=is_compressed)
         writer.write_record(writer.create_warcinfo_record("a.wet", {"software": "test"}))
         for number, text in enumerate(TEXTS):
             url, payload = f"http://example.org/{number}", io.BytesIO(text.encode())
             kind = {"warc_content_type": "text/plain"}
-            writer.write_record(writer.create_warc_record(url, "conversion", payload=payload, **kind))
+            writer.write_record(
+                writer.create_warc_record(url, "conversion", payload=payload, **kind)
+            )
         for kind in ("text/html", "text/plain; charset=utf-8"):
             headers = StatusAndHeaders("200 OK", [("Content-Type", kind)], protocol="HTTP/1.0")
             payload = io.BytesIO(b"<p>of HTTP")
-            record = writer.create_warc_record("http://example.org/p", "response", payload, http_headers=headers)
+            record = writer.create_warc_record(
+                "http://example.org/p", "response", payload, http_headers=headers
+            )
             writer.write_record(record)
 
 

@@ -21,12 +21,16 @@ def merged(parts: Iterable[tuple[int, set[str]]]) -> set[str]:
 
 def brute_force(texts: list[str], documents: list[str], words: int) -> list[list[int]]:
     """For each document the n-grams it has and those that stand, word for word, in a text."""
-    padded = ["".join(f" {word.lower()}" for word in re.findall(r"\w+", text)) + " " for text in texts]
+    padded = [
+        "".join(f" {word.lower()}" for word in re.findall(r"\w+", text)) + " " for text in texts
+    ]
     shares = []
     for document in documents:
         found = [word.lower() for word in re.findall(r"\w+", document)]
         ngrams = [" ".join(found[i : i + words]) for i in range(len(found) - words + 1)]
-        shares.append([len(ngrams), sum(any(f" {ngram} " in text for text in padded) for ngram in ngrams)])
+        shares.append(
+            [len(ngrams), sum(any(f" {ngram} " in text for text in padded) for ngram in ngrams)]
+        )
     return shares
 
 
@@ -37,7 +41,10 @@ def brute_force(texts: list[str], documents: list[str], words: int) -> list[list
     words=st.integers(1, 5),
 )
 def test_overlap_is_a_brute_force_count(
-    shards: list[list[str]], documents: list[str], words: int, tmp_path_factory: pytest.TempPathFactory
+    shards: list[list[str]],
+    documents: list[str],
+    words: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     test_set = write_jsonl(tmp_path_factory.mktemp("overlap") / "exam.jsonl", documents)
     parts = [count_overlap(iter(texts), test_set, words) for texts in shards]
@@ -46,8 +53,12 @@ def test_overlap_is_a_brute_force_count(
     shares = brute_force(texts, documents, words)
     assert found["documents"] == shares
     assert sum(read for read, _ in parts) == len(texts)
-    assert [*found["occurrences"].values()] == [sum(share[place] for share in shares) for place in (0, 1)]
-    assert found["distinct"]["found"] <= found["distinct"]["ngrams"] <= found["occurrences"]["ngrams"]
+    assert [*found["occurrences"].values()] == [
+        sum(share[place] for share in shares) for place in (0, 1)
+    ]
+    assert (
+        found["distinct"]["found"] <= found["distinct"]["ngrams"] <= found["occurrences"]["ngrams"]
+    )
 
 
 def test_an_example(tmp_path: Path) -> None:
@@ -55,6 +66,8 @@ def test_an_example(tmp_path: Path) -> None:
     read, contained = count_overlap(["A, b -- c!", "y x", "b c"], test_set, words=3)
     assert (read, contained) == (3, {"a b c"})
     assert overlap(contained, test_set, words=3) == {
-        "percent": pytest.approx(200 / 3), "occurrences": {"ngrams": 3, "found": 2},
-        "distinct": {"ngrams": 2, "found": 1}, "documents": [[2, 1], [0, 0], [1, 1]],
-    }  # fmt: skip
+        "percent": pytest.approx(200 / 3),
+        "occurrences": {"ngrams": 3, "found": 2},
+        "distinct": {"ngrams": 2, "found": 1},
+        "documents": [[2, 1], [0, 0], [1, 1]],
+    }

@@ -1,4 +1,5 @@
-"""Filters of the user's own code: named in a recipe, run by every process, their code in the identity."""
+"""Filters of the user's own code: named in a recipe, run by every process, their code in the
+identity."""
 
 import json
 from pathlib import Path
@@ -30,7 +31,10 @@ class Even(TokenFilter):
 class Nothing:
     pass
 '''
-LIST = 'stages = ["clean", "own_{0}:Letters", "length", "own_{0}:Even", "deduplicate", "split", "tokenize"]'
+LIST = (
+    'stages = ["clean", "own_{0}:Letters", "length", "own_{0}:Even", "deduplicate", "split",'
+    ' "tokenize"]'
+)
 
 
 def test_own_stages_drop_change_and_count(tmp_path: Path) -> None:
@@ -38,14 +42,32 @@ def test_own_stages_drop_change_and_count(tmp_path: Path) -> None:
     texts[3] += " A puzzle."
     write_jsonl(tmp_path / "a.jsonl", texts)
     (tmp_path / "own_a.py").write_text(CODE)
-    write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra=f"shard_bytes = 65536\n{LIST.format('a')}")
+    write_recipe(
+        tmp_path / "r.toml", "jsonl:a.jsonl", extra=f"shard_bytes = 65536\n{LIST.format('a')}"
+    )
     for workers, runs in ((1, "one"), (2, "two")):
-        made = call({}, "mlm-data", "run", "r.toml", "--runs", runs, "--workers", workers, folder=tmp_path, ends=0)
+        made = call(
+            {},
+            "mlm-data",
+            "run",
+            "r.toml",
+            "--runs",
+            runs,
+            "--workers",
+            workers,
+            folder=tmp_path,
+            ends=0,
+        )
         assert "dataset" in made.out
-    kept = [json.loads(line)["text"] for line in (tmp_path / "one/small/documents/train.jsonl").open()]
+    kept = [
+        json.loads(line)["text"] for line in (tmp_path / "one/small/documents/train.jsonl").open()
+    ]
     assert any("RIVER" in text for text in kept)
     assert not any("river" in text or "z" in text for text in kept)
-    ledger = {each["name"]: each for each in json.loads((tmp_path / "one/small/ledger.json").read_text())["stages"]}
+    ledger = {
+        each["name"]: each
+        for each in json.loads((tmp_path / "one/small/ledger.json").read_text())["stages"]
+    }
     expected = sum("z" in text for text in texts)
     assert ledger["own_a:Letters"]["dropped"]["a rare letter"]["documents"] == expected > 0
     even = ledger["own_a:Even"]
@@ -57,25 +79,43 @@ def test_own_stages_drop_change_and_count(tmp_path: Path) -> None:
         (tmp_path / "own_a.py").write_text(code)
         call({}, "mlm-data", "run", "r.toml", "--runs", "one", folder=tmp_path, ends=0)
         assert ((tmp_path / "one/small").resolve().name == names[0]) == is_same
-    ledger = {each["name"]: each for each in json.loads((tmp_path / "one/small/ledger.json").read_text())["stages"]}
-    assert ledger["own_a:Even"]["dropped"]["odd"] != even["dropped"]["odd"], "what the last build kept is not of use"
+    ledger = {
+        each["name"]: each
+        for each in json.loads((tmp_path / "one/small/ledger.json").read_text())["stages"]
+    }
+    assert ledger["own_a:Even"]["dropped"]["odd"] != even["dropped"]["odd"], (
+        "what the last build kept is not of use"
+    )
 
 
 @pytest.mark.parametrize(
     ("stage", "said"),
     [
-        ("nowhere:Letters", "the own stage 'nowhere:Letters' cannot be used: No module named 'nowhere'"),
-        ("own_b:Absent", "the own stage 'own_b:Absent' cannot be used: module 'own_b' has no attribute"),
-        ("own_b:Nothing", "the own stage 'own_b:Nothing' cannot be used: it is no TextFilter and no TokenFilter"),
+        (
+            "nowhere:Letters",
+            "the own stage 'nowhere:Letters' cannot be used: No module named 'nowhere'",
+        ),
+        (
+            "own_b:Absent",
+            "the own stage 'own_b:Absent' cannot be used: module 'own_b' has no attribute",
+        ),
+        (
+            "own_b:Nothing",
+            "the own stage 'own_b:Nothing' cannot be used: it is no TextFilter and no TokenFilter",
+        ),
     ],
 )
 def test_what_is_no_filter_is_one_sentence(stage: str, said: str, cli: Command) -> None:
     Path("own_b.py").write_text(CODE)
-    write_recipe(Path("r.toml"), "jsonl:a.jsonl", extra=f'stages = ["{stage}", "split", "tokenize"]')
+    write_recipe(
+        Path("r.toml"), "jsonl:a.jsonl", extra=f'stages = ["{stage}", "split", "tokenize"]'
+    )
     assert said in cli("run", "r.toml", ends=2).error
 
 
-def test_a_package_counts_with_all_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_counts_with_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_c").mkdir()

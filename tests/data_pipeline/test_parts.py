@@ -1,4 +1,5 @@
-"""Parts of an array agree before they work, wait for each other with words, and outlive none of them for long."""
+"""Parts of an array agree before they work, wait for each other with words, and outlive none of
+them for long."""
 
 import os
 import shutil
@@ -24,7 +25,11 @@ ARRAY = "runs/.parts/small"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_jsonl(tmp_path / "a.jsonl", [sentences(40, seed) for seed in range(90)])
-    write_recipe(tmp_path / "r.toml", "jsonl:a.jsonl", extra="shard_bytes = 65536\ndecontaminate.test_sets = []")
+    write_recipe(
+        tmp_path / "r.toml",
+        "jsonl:a.jsonl",
+        extra="shard_bytes = 65536\ndecontaminate.test_sets = []",
+    )
     return tmp_path
 
 
@@ -32,7 +37,11 @@ def folder(tmp_path: Path) -> Path:
 def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for the path with a package whose filter is another."""
     copy = copy_of_package(tmp_path_factory.mktemp("edited"))
-    change(copy / "data_pipeline/stages/length.py", "tokens >= self.min_tokens", "tokens > self.min_tokens")
+    change(
+        copy / "data_pipeline/stages/length.py",
+        "tokens >= self.min_tokens",
+        "tokens > self.min_tokens",
+    )
     return copy / "sources"
 
 
@@ -70,7 +79,9 @@ def has_agreed(folder: Path, part: int) -> bool:
 def test_parts_give_the_bytes_of_one_command_though_one_is_killed(
     folder: Path, begin: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLM_JOIN_SECONDS", "100")  # a part that ended is named before this test gives up
+    monkeypatch.setenv(
+        "MLM_JOIN_SECONDS", "100"
+    )  # a part that ended is named before this test gives up
     parts = [begin(f"{number}/3") for number in (3, 2, 1)]
     until(lambda: list(folder.glob("runs/*/.work/prepare/00001/DONE")), parts[2])
     parts[1].send_signal(signal.SIGKILL)
@@ -87,7 +98,8 @@ def test_parts_give_the_bytes_of_one_command_though_one_is_killed(
 def test_a_part_that_does_not_look_while_the_others_finish_ends_with_them(
     folder: Path, begin: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    """The last tasks are not its own, and they are removed with the work when the dataset is there."""
+    """The last tasks are not its own, and they are removed with the work when the dataset is
+    there."""
     parts = [begin(f"{number}/3") for number in (3, 2, 1)]
     until(lambda: list(folder.glob("runs/*/.work/select/00002/DONE")), parts[0])
     parts[0].send_signal(signal.SIGSTOP)
@@ -119,7 +131,9 @@ def test_a_part_that_differs_is_refused_at_once(
         assert "cost: " not in text, "nothing was read"
     assert run("run", "r.toml", "--part", "2/2", folder=folder)
     assert first.wait(120) == 0
-    assert [path.name for path in (folder / "runs").glob("small-*")] == [os.readlink(folder / "runs/small")]
+    assert [path.name for path in (folder / "runs").glob("small-*")] == [
+        os.readlink(folder / "runs/small")
+    ]
 
 
 def sentence_of(text: str) -> str:
@@ -127,7 +141,9 @@ def sentence_of(text: str) -> str:
     return line.removeprefix("error: ")
 
 
-def test_parts_that_read_other_input_are_refused(folder: Path, begin: Callable[..., "subprocess.Popen[str]"]) -> None:
+def test_parts_that_read_other_input_are_refused(
+    folder: Path, begin: Callable[..., "subprocess.Popen[str]"]
+) -> None:
     first = begin("1/2")
     until(lambda: len(prepared(folder)) == 2, first)
     write_jsonl(folder / "a.jsonl", [sentences(40, seed) for seed in range(91)])
@@ -178,7 +194,10 @@ def test_a_part_that_fails_ends_the_others_with_its_words(
     second.send_signal(signal.SIGTERM)
     assert second.wait(60) == 7
     assert first.wait(60) == 7
-    assert "part 2 has ended: it was interrupted; give the commands of all parts again" in first.communicate()[1]
+    assert (
+        "part 2 has ended: it was interrupted; give the commands of all parts again"
+        in first.communicate()[1]
+    )
 
 
 def test_an_array_that_died_holds_nobody_up(
@@ -218,12 +237,16 @@ def test_a_part_is_held_to_those_that_live(tmp_path: Path, quick: None) -> None:
     assert not (tmp_path / "m").exists()
     with Meeting(dead, 3, 3) as third:
         third.agree({"code": "b"})
-        with Meeting(dead, 2, 3) as second, pytest.raises(BadInput, match="differs from part 3, which is at work"):
+        with (
+            Meeting(dead, 2, 3) as second,
+            pytest.raises(BadInput, match="differs from part 3, which is at work"),
+        ):
             second.agree({"code": "a"})
 
 
 def test_parts_that_differ_and_begin_together_end(tmp_path: Path, quick: None) -> None:
-    """Whoever saw nobody when it began finds out while it waits, and takes no work of another recipe for its own."""
+    """Whoever saw nobody when it began finds out while it waits, and takes no work of another
+    recipe for its own."""
     ends: dict[int, str] = {}
     together = threading.Barrier(8)
 

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlm_repro.data_pipeline.document import Drop
-from mlm_repro.data_pipeline.stages.prose import LONG, SENTENCE_END, SHORT, Prose, function_words, letters, paragraphs
+from mlm_repro.data_pipeline.stages.prose import (
+    LONG,
+    SENTENCE_END,
+    SHORT,
+    Prose,
+    function_words,
+    letters,
+    paragraphs,
+)
 
 SAMPLES = tomllib.loads(Path(__file__).with_name("prose.toml").read_text(encoding="utf-8"))
 PROSE, NO_PROSE = SAMPLES["prose"], SAMPLES["other"]
@@ -43,7 +51,12 @@ def test_what_is_left_of_short_pages(text: str, outcome: str | Drop) -> None:
 
 def test_each_bound_can_be_what_drops_a_paragraph() -> None:
     assert Prose().apply(LONG) == LONG
-    for bound in ("min_words=61", "min_paragraph_words=61", "min_function_words=0.9", "min_letters=0.99"):
+    for bound in (
+        "min_words=61",
+        "min_paragraph_words=61",
+        "min_function_words=0.9",
+        "min_letters=0.99",
+    ):
         name, _, value = bound.partition("=")
         assert Prose.model_validate({name: value}).apply(LONG) == Drop("too little prose"), bound
     assert Prose(max_sentence_words=19.5).apply(LONG) == Drop("too little prose")
@@ -57,8 +70,14 @@ def test_function_words_letters_and_sentences_are_counted() -> None:
     assert len(SENTENCE_END.findall(text)) == 2
 
 
-PIECES = st.sampled_from([*PROSE.values(), *NO_PROSE.values(), LONG, "\n", "  ", "- ", ".\n", "Who goes there?"])
-TEXTS = st.one_of(st.text(), st.lists(PIECES, max_size=8).map("\n\n".join), st.lists(PIECES, max_size=8).map("".join))
+PIECES = st.sampled_from(
+    [*PROSE.values(), *NO_PROSE.values(), LONG, "\n", "  ", "- ", ".\n", "Who goes there?"]
+)
+TEXTS = st.one_of(
+    st.text(),
+    st.lists(PIECES, max_size=8).map("\n\n".join),
+    st.lists(PIECES, max_size=8).map("".join),
+)
 
 
 @given(TEXTS)
@@ -71,7 +90,10 @@ def test_prose_comes_out_as_it_went_in(text: str) -> None:
 
 @given(TEXTS, TEXTS)
 def test_paragraphs_are_judged_each_by_itself(one: str, other: str) -> None:
-    assert Prose().prose_of(f"{one}\n\n{other}") == [*Prose().prose_of(one), *Prose().prose_of(other)]
+    assert Prose().prose_of(f"{one}\n\n{other}") == [
+        *Prose().prose_of(one),
+        *Prose().prose_of(other),
+    ]
 
 
 @given(TEXTS)
@@ -80,11 +102,19 @@ def test_counts_are_within_their_text(text: str) -> None:
     assert letters(text) == sum(sign.isalpha() or sign.isspace() for sign in text)
     assert 0 <= function_words(words) <= len(words)
     assert len(SENTENCE_END.findall(text)) <= len(words)
-    assert all("\n" not in paragraph and paragraph.strip() == paragraph != "" for paragraph in paragraphs(text))
+    assert all(
+        "\n" not in paragraph and paragraph.strip() == paragraph != ""
+        for paragraph in paragraphs(text)
+    )
 
 
 def test_a_long_hostile_text_takes_no_longer_than_its_length() -> None:
     for text in (
-        "\n" * 200_000, " " * 200_000, "\n-" * 100_000, "." * 200_000, ".''''" * 40_000, "\n" + "-" * 200_000 + "x",
-    ):  # fmt: skip
+        "\n" * 200_000,
+        " " * 200_000,
+        "\n-" * 100_000,
+        "." * 200_000,
+        ".''''" * 40_000,
+        "\n" + "-" * 200_000 + "x",
+    ):
         assert Prose().apply(text) == Drop("too little prose")

@@ -1,4 +1,5 @@
-"""Input that was not made for us: every line is a document, blank, or in quarantine with a reason."""
+"""Input that was not made for us: every line is a document, blank, or in quarantine with a
+reason."""
 
 import json
 import random
@@ -26,7 +27,9 @@ def piece_of(path: Path, kind: str = "jsonl", **values: int) -> Piece:
     return Piece(kind, path.name, str(path), "", path.stat().st_size, **values)
 
 
-def read(path: Path, longest: int = MAX_LINE_BYTES, kind: str = "jsonl") -> list[Document | Malformed | None]:
+def read(
+    path: Path, longest: int = MAX_LINE_BYTES, kind: str = "jsonl"
+) -> list[Document | Malformed | None]:
     return list(read_pieces([piece_of(path, kind)], longest))
 
 
@@ -40,21 +43,49 @@ def hostile_line(rng: random.Random) -> bytes:
     if kind == 2:
         return b'{"a":' * rng.randrange(2000) + b"1" + b"}" * rng.randrange(2000)
     if kind == 3:
-        return json.dumps({"text": rng.choice([None, 7, 1.5, True, [], {}, ["x"], {"text": "x"}])}).encode()
+        return json.dumps(
+            {"text": rng.choice([None, 7, 1.5, True, [], {}, ["x"], {"text": "x"}])}
+        ).encode()
     if kind == 4:
-        return rng.choice([b"null", b"0", b'"text"', b"[]", b"NaN", b"1e999", b"-", b"\xef\xbb\xbf", b"\x00", b"\xff"])
+        return rng.choice(
+            [
+                b"null",
+                b"0",
+                b'"text"',
+                b"[]",
+                b"NaN",
+                b"1e999",
+                b"-",
+                b"\xef\xbb\xbf",
+                b"\x00",
+                b"\xff",
+            ]
+        )
     if kind == 5:
-        return b'{"text": "' + rng.choice([b"\\ud800", b"\\udfff\\ud800", b"\\u0000", b"\\x", b"\x00", b"\x1f"]) + b'"}'
+        return (
+            b'{"text": "'
+            + rng.choice([b"\\ud800", b"\\udfff\\ud800", b"\\u0000", b"\\x", b"\x00", b"\x1f"])
+            + b'"}'
+        )
     if kind == 6:
         return b'{"text": "' + bytes(rng.choices(range(128, 256), k=5)) + b'"}'
     if kind == 7:
-        return b'{"text": "' + "".join(chr(rng.randrange(0xE000, 0x10FFFF)) for _ in range(9)).encode() + b'"}'
+        return (
+            b'{"text": "'
+            + "".join(chr(rng.randrange(0xE000, 0x10FFFF)) for _ in range(9)).encode()
+            + b'"}'
+        )
     if kind == 8:
         return b'{"text": "first", "text": ' + rng.choice([b"7", b'"second"']) + b"}"
     if kind == 9:
         return b'{"text": ' + b"9" * rng.randrange(1, 6000) + b"}"
     if kind == 10:
-        return b'{"text": "' + b"x" * rng.randrange(3000) + b'"' + rng.choice([b"}", b"", b"}}", b",}"])
+        return (
+            b'{"text": "'
+            + b"x" * rng.randrange(3000)
+            + b'"'
+            + rng.choice([b"}", b"", b"}}", b",}"])
+        )
     if kind == 11:
         return rng.choice([b"", b" ", b"\t\r", b"\x0b\x0c"])
     line = bytearray(VALID)
@@ -72,17 +103,27 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
     pieces = list(cut_lines(piece_of(path), 1 << 20))
     filters = [("clean", {"normalization": "NFC"})]
     counts = prepare(
-        {"pieces": pieces, "max_line_bytes": 2000, "filters": filters, "goes_on": False}, [], tmp_path / "out"
+        {"pieces": pieces, "max_line_bytes": 2000, "filters": filters, "goes_on": False},
+        [],
+        tmp_path / "out",
     )
-    (source, clean) = counts["stages"]
+    source, clean = counts["stages"]
     assert counts["blank"] == sum(not line.strip() for line in lines)
     assert source["documents_out"] + counts["malformed"] + counts["blank"] == len(lines)
-    assert source["documents_out"] == clean["documents_out"] + clean["dropped"]["empty"]["documents"]
+    assert (
+        source["documents_out"] == clean["documents_out"] + clean["dropped"]["empty"]["documents"]
+    )
     quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").open("rb")]
     assert len(quarantined) == counts["malformed"]
     assert all(item["reason"] and len(item["excerpt"]) <= 300 for item in quarantined)
     reasons = Counter(re.split(" at |[:,]", item["reason"])[0] for item in quarantined)
-    assert {"invalid UTF-8", "not JSON", "no text", "text is not a string", "not a JSON object"} <= set(reasons)
+    assert {
+        "invalid UTF-8",
+        "not JSON",
+        "no text",
+        "text is not a string",
+        "not a JSON object",
+    } <= set(reasons)
     assert reasons["longer than 2"] == sum(len(line) > 2000 for line in lines)
     kept = [json.loads(line) for line in (tmp_path / "out" / "documents.jsonl").open("rb")]
     assert len(kept) == counts["documents"]
@@ -90,7 +131,11 @@ def test_of_a_hundred_thousand_hostile_lines_none_is_lost(tmp_path: Path) -> Non
 
 @settings(max_examples=60)
 @given(
-    lines=st.lists(st.sampled_from([VALID, b"", b"broken", b"x" * 90_000, b'{"text": "' + b"y" * 200_000 + b'"}'])),
+    lines=st.lists(
+        st.sampled_from(
+            [VALID, b"", b"broken", b"x" * 90_000, b'{"text": "' + b"y" * 200_000 + b'"}']
+        )
+    ),
     end=st.booleans(),
     shard_bytes=st.sampled_from([1 << 16, 1 << 17, 1 << 20]),
 )
@@ -127,9 +172,13 @@ def kept_of(tmp_path: Path, lines: bytes, **settings: object) -> list[Document |
 
 
 def test_no_digit_of_a_number_is_lost(tmp_path: Path) -> None:
-    """Whole numbers beyond 64 bits become their digits, in metadata as in an id; a fraction is an id too."""
+    """Whole numbers beyond 64 bits become their digits, in metadata as in an id; a fraction is an
+    id too."""
     large = "1180591620717411303453"
-    lines = f'{{"text": "x", "n": {large}, "m": [{2**64 - 1}, -{2**63}, 1e30]}}\n{{"text": "y", "n": 2.5}}\n'
+    lines = (
+        f'{{"text": "x", "n": {large}, "m": [{2**64 - 1}, -{2**63}, 1e30]}}\n{{"text": "y", "n":'
+        " 2.5}\n"
+    )
     one, other = kept_of(tmp_path, lines.encode(), id_key="n", keep=("n", "m"))
     assert isinstance(one, Document)
     assert isinstance(other, Document)
@@ -141,12 +190,17 @@ def test_no_digit_of_a_number_is_lost(tmp_path: Path) -> None:
 def test_metadata_nested_too_deep_to_be_written_is_no_document(tmp_path: Path, depth: int) -> None:
     line = b'{"text": "x", "m": ' + b"[" * depth + b"]" * depth + b"}\n"
     (tmp_path / "deep.jsonl").write_bytes(line + b'{"text": "y"}\n')
-    piece = Piece("jsonl", "deep.jsonl", str(tmp_path / "deep.jsonl"), "", len(line) + 14, keep=("m",))
+    piece = Piece(
+        "jsonl", "deep.jsonl", str(tmp_path / "deep.jsonl"), "", len(line) + 14, keep=("m",)
+    )
     settings_ = {"pieces": [piece], "max_line_bytes": 1 << 20, "goes_on": False, "filters": []}
     counts = prepare(settings_, [], tmp_path)
     assert (counts["documents"], counts["malformed"]) == ((2, 0) if depth == 200 else (1, 1))
     if depth > 240:
-        assert "metadata is nested deeper than 240 levels" in (tmp_path / "quarantine.jsonl").read_text()
+        assert (
+            "metadata is nested deeper than 240 levels"
+            in (tmp_path / "quarantine.jsonl").read_text()
+        )
 
 
 def test_bytes_beside_a_text_are_text_or_a_data_url(tmp_path: Path) -> None:

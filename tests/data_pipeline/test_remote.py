@@ -1,4 +1,5 @@
-"""Corpora that lie elsewhere give the bytes of the same files on disk, also over connections that break."""
+"""Corpora that lie elsewhere give the bytes of the same files on disk, also over connections that
+break."""
 
 import gzip
 import json
@@ -14,7 +15,14 @@ from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.remote import Remote
 from mlm_repro.lineage.errors import BadInput, Interrupted
 from tests.commands import Command
-from tests.data_pipeline.builds import build, config_for, files_of, ledger_of, mixed_texts, write_mixed
+from tests.data_pipeline.builds import (
+    build,
+    config_for,
+    files_of,
+    ledger_of,
+    mixed_texts,
+    write_mixed,
+)
 from tests.data_pipeline.conftest import sentences
 from tests.data_pipeline.places import BUCKET, Faulty, http_server, s3_server
 
@@ -24,18 +32,24 @@ KINDS = {"jsonl": "lines", "parquet": "tables"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JSON lines, plain and compressed in frames, and tables, with the datasets built from them on disk."""
+    """JSON lines, plain and compressed in frames, and tables, with the datasets built from them on
+    disk."""
     folder = tmp_path_factory.mktemp("remote")
     write_mixed(folder, 10)
     lines, tables = folder / "files/lines", folder / "files/tables"
     lines.mkdir(parents=True)
     tables.mkdir()
-    rows = [json.dumps({"text": text, "url": f"u{number}"}).encode() + b"\n" for number, text in enumerate(TEXTS)]
+    rows = [
+        json.dumps({"text": text, "url": f"u{number}"}).encode() + b"\n"
+        for number, text in enumerate(TEXTS)
+    ]
     (lines / "a.jsonl").write_bytes(b"".join(rows[:40]))
     (lines / "b.jsonl.gz").write_bytes(b"".join(gzip.compress(row, mtime=0) for row in rows[40:80]))
     (lines / "c.jsonl.zst").write_bytes(zstandard.compress(b"".join(rows[80:])))
     for name, part in (("train-a", TEXTS[:60]), ("train-b", TEXTS[60:]), ("test-a", TEXTS[:5])):
-        parquet.write_table(pyarrow.table({"text": part}), tables / f"{name}.parquet", row_group_size=7)
+        parquet.write_table(
+            pyarrow.table({"text": part}), tables / f"{name}.parquet", row_group_size=7
+        )
     for kind, name in KINDS.items():
         build(folder, config_for(f"{kind}:{folder}/files/{name}"), f"local-{kind}")
     return folder
@@ -51,7 +65,11 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def s3(folder: Path) -> "pytest.Generator[str]":
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("DEFAULT_REGION", "us-east-1")):
+        for name, value in (
+            ("ACCESS_KEY_ID", "a"),
+            ("SECRET_ACCESS_KEY", "b"),
+            ("DEFAULT_REGION", "us-east-1"),
+        ):
             patch.setenv(f"AWS_{name}", value)
         with s3_server(folder / "files") as url:
             patch.setenv("AWS_ENDPOINT_URL", url)
@@ -90,7 +108,9 @@ def test_a_pattern_and_a_single_object_are_read_as_on_disk(folder: Path, s3: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_connections_that_break_are_resumed(kind: str, folder: Path) -> None:
     with http_server(folder / "files", breaks_each=3) as url:
-        made = build(folder, config_for(f"{kind}:{url}/{KINDS[kind]}/", "workers=2"), f"http-{kind}")
+        made = build(
+            folder, config_for(f"{kind}:{url}/{KINDS[kind]}/", "workers=2"), f"http-{kind}"
+        )
     assert_same(folder, made, kind)
     assert Faulty.answers > 20
 
@@ -102,7 +122,9 @@ def test_a_connection_that_always_breaks_is_named_with_its_place(
     with http_server(folder / "files", breaks_each=1) as url:
         file = Remote(f"{url}/lines/a.jsonl").open("rb", 0)
         file.seek(100)
-        with pytest.raises(Interrupted, match=r"lines/a\.jsonl broke off at byte 100: .* asked for 6 times"):
+        with pytest.raises(
+            Interrupted, match=r"lines/a\.jsonl broke off at byte 100: .* asked for 6 times"
+        ):
             file.read(200)
         outcome = cli("clean", f"jsonl:{url}/lines/a.jsonl", "out", "--workers", 1, ends=7)
         assert f"{url}/lines/a.jsonl broke off at byte 0" in outcome.error
@@ -155,7 +177,9 @@ def test_a_server_without_ranges_is_refused(folder: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("quick")
-def test_a_place_that_cannot_be_read_is_one_sentence(source: str, code: int, said: str, cli: Command) -> None:
+def test_a_place_that_cannot_be_read_is_one_sentence(
+    source: str, code: int, said: str, cli: Command
+) -> None:
     assert said in cli("clean", source, "out", ends=code).error
 
 
@@ -163,7 +187,9 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     import sys
 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(BadInput, match=r"gs://bucket/a.jsonl needs a library: pip install 'mlm-repro\[remote\]'"):
+    with pytest.raises(
+        BadInput, match=r"gs://bucket/a.jsonl needs a library: pip install 'mlm-repro\[remote\]'"
+    ):
         print(FileSource("jsonl:gs://bucket/a.jsonl").files)
 
 
@@ -183,17 +209,27 @@ def test_a_file_of_many_frames_is_many_tasks_and_the_same_documents(
 
     rows = [json.dumps({"text": sentences(40, seed)}).encode() + b"\n" for seed in range(2500)]
     rows[700:700] = [b"\n", b"not json\n", json.dumps({"text": "long " * 800_000}).encode() + b"\n"]
-    plain, many, one = (tmp_path / name for name in ("a.jsonl", f"many/a.jsonl{ending}", f"one/a.jsonl{ending}"))
+    plain, many, one = (
+        tmp_path / name for name in ("a.jsonl", f"many/a.jsonl{ending}", f"one/a.jsonl{ending}")
+    )
     plain.write_bytes(b"".join(rows))
-    for path, content in ((many, frames_of(rows, ending)), (one, frames_of([plain.read_bytes()], ending)[:0])):
+    for path, content in (
+        (many, frames_of(rows, ending)),
+        (one, frames_of([plain.read_bytes()], ending)[:0]),
+    ):
         path.parent.mkdir()
-        path.write_bytes(content or (zstandard.compress if ending == ".zst" else gzip.compress)(plain.read_bytes()))
+        path.write_bytes(
+            content
+            or (zstandard.compress if ending == ".zst" else gzip.compress)(plain.read_bytes())
+        )
     expected = [*FileSource(f"jsonl:{plain}").sample()]
     pieces = [*FileSource(f"jsonl:{many}").pieces(None, 2 << 20)]  # type: ignore[arg-type]  # it is not written to
     assert len(pieces) >= 4
     assert sum(piece.bytes for piece in pieces) == plain.stat().st_size
     found = [*read_pieces(pieces)]
-    assert [str(item).replace(f"a.jsonl{ending}", "a.jsonl") for item in found] == [*map(str, expected)]
+    assert [str(item).replace(f"a.jsonl{ending}", "a.jsonl") for item in found] == [
+        *map(str, expected)
+    ]
     assert "one frame" not in capsys.readouterr().err
     monkeypatch.setattr(file_sources, "SHARD_BYTES", 1000)
     assert len([*FileSource(f"jsonl:{one}").pieces(None, 2 << 20)]) == 1  # type: ignore[arg-type]
@@ -201,7 +237,9 @@ def test_a_file_of_many_frames_is_many_tasks_and_the_same_documents(
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_a_damaged_frame_leaves_the_file_to_one_reader_which_names_it(ending: str, tmp_path: Path) -> None:
+def test_a_damaged_frame_leaves_the_file_to_one_reader_which_names_it(
+    ending: str, tmp_path: Path
+) -> None:
     from mlm_repro.data_pipeline.reading.readers import Damaged, read_pieces
 
     rows = [json.dumps({"text": sentences(40, seed)}).encode() + b"\n" for seed in range(2500)]

@@ -19,11 +19,13 @@ from tests.data_pipeline.builds import build, config_for, files_of, in_child, le
 from tests.data_pipeline.conftest import leftovers
 
 TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "shutil.rmtree"}
-"""Audit events of a process that changes files: the points between which a kill makes a difference."""
+"""Audit events of a process that changes files: the points between which a kill makes a
+difference."""
 
 
 class Killer:
-    """Kills its own process with SIGKILL at the `at`-th touch of a file under `root`, or the first of stage `at`."""
+    """Kills its own process with SIGKILL at the `at`-th touch of a file under `root`, or the first
+    of stage `at`."""
 
     def __init__(self, root: Path, at: int | str) -> None:
         self._root, self._at, self.count = str(root), at, 0
@@ -35,7 +37,9 @@ class Killer:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def build_until(folder: Path, config: DataConfig, root: str, at: int | str, report: Path | None = None) -> None:
+def build_until(
+    folder: Path, config: DataConfig, root: str, at: int | str, report: Path | None = None
+) -> None:
     killer = Killer(folder / root, at)
     sys.addaudithook(killer)
     build(folder, config, root)
@@ -58,7 +62,9 @@ def whole(folder: Path, config: DataConfig) -> Path:
     return build(folder, config, "whole")
 
 
-def test_killed_anywhere_gives_the_same_bytes(folder: Path, config: DataConfig, whole: Path) -> None:
+def test_killed_anywhere_gives_the_same_bytes(
+    folder: Path, config: DataConfig, whole: Path
+) -> None:
     """Twelve builds are killed at random, some of them again and again."""
     points, seed = 12, 1
     report = folder / "touches"
@@ -82,7 +88,8 @@ def test_killed_anywhere_gives_the_same_bytes(folder: Path, config: DataConfig, 
 
 
 def test_finished_tasks_are_not_repeated(folder: Path, config: DataConfig, whole: Path) -> None:
-    """A second run reads the markers; a changed file of a task costs that task and what depends on it."""
+    """A second run reads the markers; a changed file of a task costs that task and what depends on
+    it."""
     build_dead = in_child(build_until, folder, config, "again", "order")
     assert os.WIFSIGNALED(build_dead)
     (run,) = (folder / "again").iterdir()
@@ -132,7 +139,9 @@ def test_full_disk_keeps_what_is_finished(tmp_path: Path) -> None:
     assert files_of(build(tmp_path, config, "full")) == files_of(whole)
 
 
-def test_too_little_room_is_said_first(folder: Path, config: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_said_first(
+    folder: Path, config: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(BadInput, match="free space"):
         build(folder, config, "small-disk")

@@ -1,4 +1,5 @@
-"""Samples and their order are Megatron-LM's, for one token file and for a blend; a sample is shown as trained on."""
+"""Samples and their order are Megatron-LM's, for one token file and for a blend; a sample is shown
+as trained on."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,9 @@ def test_blend_equals_megatron_core(weights: list[float], size: int) -> None:
     seq_length=st.integers(1, 6),
 )
 @pytest.mark.filterwarnings("ignore")
-def test_sample_index_equals_megatron_core(sizes: list[int], num_samples: int, seq_length: int) -> None:
+def test_sample_index_equals_megatron_core(
+    sizes: list[int], num_samples: int, seq_length: int
+) -> None:
     from megatron.core.datasets.helpers import build_sample_idx
 
     array = np.array(sizes, dtype=np.int32)
@@ -68,7 +71,9 @@ def test_sample_index_equals_megatron_core(sizes: list[int], num_samples: int, s
 
 
 @settings(max_examples=50)
-@given(weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=4), num_samples=st.integers(1, 40))
+@given(
+    weights=st.lists(st.floats(0.01, 100), min_size=2, max_size=4), num_samples=st.integers(1, 40)
+)
 def test_a_blend_draws_from_each_in_its_own_order(
     weights: list[float], num_samples: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -80,14 +85,22 @@ def test_a_blend_draws_from_each_in_its_own_order(
     for part, share in enumerate(normalized(weights)):
         count = datasets.count(part)
         assert abs(count - share * num_samples) <= len(weights)
-        alone = PackedSamples(files[part], max(int(np.ceil(num_samples * share * 1.005)), count), 3, seed=2)
-        own = [tokens.tolist() for tokens, dataset in zip(seen, datasets, strict=True) if dataset == part]
+        alone = PackedSamples(
+            files[part], max(int(np.ceil(num_samples * share * 1.005)), count), 3, seed=2
+        )
+        own = [
+            tokens.tolist()
+            for tokens, dataset in zip(seen, datasets, strict=True)
+            if dataset == part
+        ]
         assert own == [alone.sample(number).tolist() for number in range(count)]
 
 
 @pytest.fixture
 def _one_rank() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -102,23 +115,41 @@ def test_every_sample_is_megatrons(weights: list[float], tmp_path: Path) -> None
         sizes = random.randint(1, 40, 60)
         with TokenFileWriter(prefix, token_dtype(1000)) as writer:
             writer.add_documents(random.randint(0, 1000, sizes.sum()), sizes)
-    assert_samples_are_megatrons([*zip(prefixes, weights, strict=True)], count, seq_length, tmp_path / "cache")
+    assert_samples_are_megatrons(
+        [*zip(prefixes, weights, strict=True)], count, seq_length, tmp_path / "cache"
+    )
 
 
 def assert_samples_are_megatrons(
-    blend: list[tuple[Path, float]], count: int, seq_length: int, cache: Path, vocab_size: int = 1000
+    blend: list[tuple[Path, float]],
+    count: int,
+    seq_length: int,
+    cache: Path,
+    vocab_size: int = 1000,
 ) -> None:
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     tokenizer = SimpleNamespace(eod=0, pad=None, vocab_size=vocab_size, unique_identifiers={})
     config = GPTDatasetConfig(
-        random_seed=1234, sequence_length=seq_length, blend=([str(each) for each, _ in blend], [w for _, w in blend]),
-        split="1,0,0", path_to_cache=str(cache), reset_position_ids=False, reset_attention_mask=False,
-        eod_mask_loss=False, tokenizer=tokenizer,
-    )  # fmt: skip
-    theirs = BlendedMegatronDatasetBuilder(GPTDataset, [count, 0, 0], lambda: True, config).build()[0]
-    ours = BlendedSamples([(TokenFile(prefix), weight) for prefix, weight in blend], count, seq_length, 1234)
+        random_seed=1234,
+        sequence_length=seq_length,
+        blend=([str(each) for each, _ in blend], [w for _, w in blend]),
+        split="1,0,0",
+        path_to_cache=str(cache),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        tokenizer=tokenizer,
+    )
+    theirs = BlendedMegatronDatasetBuilder(GPTDataset, [count, 0, 0], lambda: True, config).build()[
+        0
+    ]
+    ours = BlendedSamples(
+        [(TokenFile(prefix), weight) for prefix, weight in blend], count, seq_length, 1234
+    )
     for number in range(count):
         item = theirs[number]
         assert [*item["tokens"].tolist(), int(item["labels"][-1])] == ours.sample(number).tolist()
@@ -141,7 +172,9 @@ def token_file(tokenizer: Tokenizer, tmp_path: Path) -> TokenFile:
 
 
 @pytest.mark.parametrize("number", [0, 3, 7])
-def test_the_text_is_of_the_tokens(number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_text_is_of_the_tokens(
+    number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     head, *lines = show_sample([tmp_path / "train"], tokenizer, number, seq_length=200, seed=3)
     assert f"sample {number} of " in head
     assert "with seed 3: 201 tokens" in head
@@ -154,7 +187,9 @@ def test_the_text_is_of_the_tokens(number: int, token_file: TokenFile, tokenizer
         assert text.endswith("<|endoftext|>") or text is lines[-1]
 
 
-def test_a_sample_that_is_not_there(token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_sample_that_is_not_there(
+    token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     count = len(PackedSamples(token_file, 1, 100, seed=1234))
     for number in (-1, count):
         with pytest.raises(BadInput, match=f"one epoch has {count}"):

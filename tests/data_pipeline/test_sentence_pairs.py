@@ -22,7 +22,8 @@ S = 64
 
 
 def plain_vocabulary() -> Vocabulary:
-    """Ids below WORDS begin a word, the next PIECES go on with one, the last is end-of-text; none ends a sentence."""
+    """Ids below WORDS begin a word, the next PIECES go on with one, the last is end-of-text; none
+    ends a sentence."""
     size = WORDS + PIECES + 1
     going_on = (np.arange(size) >= WORDS) & (np.arange(size) < size - 1)
     no = np.zeros(size, np.bool_)
@@ -30,14 +31,17 @@ def plain_vocabulary() -> Vocabulary:
 
 
 def write_sentences(prefix: Path, documents: list[list[int]], seed: int = 0) -> TokenFile:
-    """Documents of sentences with so many tokens, a sequence each, as Megatron-LM's preprocessing splits them."""
+    """Documents of sentences with so many tokens, a sequence each, as Megatron-LM's preprocessing
+    splits them."""
     random = np.random.RandomState(seed)
     with TokenFileWriter(prefix, token_dtype(100)) as writer:
         for number, sizes in enumerate(documents):
             part = prefix.with_name(f"part-{number}")
             with TokenFileWriter(part, token_dtype(100)) as sentences:
                 for size in sizes:
-                    sentences.add_document([random.randint(WORDS), *random.randint(0, WORDS + PIECES, size - 1)])
+                    sentences.add_document(
+                        [random.randint(WORDS), *random.randint(0, WORDS + PIECES, size - 1)]
+                    )
             one = TokenFile(part)
             writer._bin.write(np.ascontiguousarray(one.tokens).data)
             writer._extend(one.sizes, np.array([len(sizes)]))
@@ -59,15 +63,26 @@ def theirs(samples: PairSamples) -> Any:
     """Their dataset over the same sentences and the same index."""
     from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset
 
-    vocabulary = {token: f"w{token}" if token < WORDS else f"##p{token}" for token in range(WORDS + PIECES + 1)}
+    vocabulary = {
+        token: f"w{token}" if token < WORDS else f"##p{token}"
+        for token in range(WORDS + PIECES + 1)
+    }
     masking = samples.masking
     dataset = BERTMaskedWordPieceDataset.__new__(BERTMaskedWordPieceDataset)
     dataset.config = SimpleNamespace(
-        tokenizer=SimpleNamespace(cls=masking.cls, sep=masking.sep, mask=masking.mask, inv_vocab=vocabulary),
-        sequence_length=S, random_seed=7, classification_head=True, masking_probability=0.15, masking_max_ngram=3,
-        masking_do_full_word=True, masking_do_permutation=False, masking_use_longer_ngrams=False,
+        tokenizer=SimpleNamespace(
+            cls=masking.cls, sep=masking.sep, mask=masking.mask, inv_vocab=vocabulary
+        ),
+        sequence_length=S,
+        random_seed=7,
+        classification_head=True,
+        masking_probability=0.15,
+        masking_max_ngram=3,
+        masking_do_full_word=True,
+        masking_do_permutation=False,
+        masking_use_longer_ngrams=False,
         masking_use_geometric_distribution=False,
-    )  # fmt: skip
+    )
     dataset.dataset, dataset.sample_index = samples._file, samples.index
     dataset.token_lookup, dataset._pad_token_id = list(vocabulary), masking.pad
     return dataset
@@ -112,13 +127,16 @@ def test_words_are_masked_whole_and_special_tokens_never(tokens: list[int], seed
     for word in masking.words(sequence):
         assert len({bool(targets[position] >= 0) for position in word}) == 1
         assert (sequence[word] < masking.cls).all()
-    assert sorted(p for word in masking.words(sequence) for p in word) == np.flatnonzero(
-        sequence < masking.cls
-    ).tolist()  # fmt: skip
+    assert (
+        sorted(p for word in masking.words(sequence) for p in word)
+        == np.flatnonzero(sequence < masking.cls).tolist()
+    )
     assert (targets >= 0).sum() <= max(1, round(len(sequence) * 0.15))
 
 
-def test_each_pass_has_every_sample_once_in_another_order_with_other_masks(samples: PairSamples) -> None:
+def test_each_pass_has_every_sample_once_in_another_order_with_other_masks(
+    samples: PairSamples,
+) -> None:
     size = len(samples)
     first, again = [[samples._epoch(epoch).tolist() for epoch in range(2)] for _ in range(2)]
     assert first == again
@@ -137,11 +155,18 @@ def test_sentences_are_told_from_tokens(tmp_path: Path) -> None:
         writer.add_document(tokenizer.encode("One more"))
     file, vocabulary = TokenFile(tmp_path / "text"), Vocabulary.of(tokenizer)
     found = Sentences.of(file, vocabulary, longest=100)
-    texts = [tokenizer.decode(file.tokens[a:b]) for a, b in zip(found.starts, found.ends, strict=True)]
+    texts = [
+        tokenizer.decode(file.tokens[a:b]) for a, b in zip(found.starts, found.ends, strict=True)
+    ]
     assert texts == [
-        "The cat sat.", ' "Did it?"', " It did not!", " Version 3.12 is out\n", "A new line (yes.)", " Last",
+        "The cat sat.",
+        ' "Did it?"',
+        " It did not!",
+        " Version 3.12 is out\n",
+        "A new line (yes.)",
+        " Last",
         "One more",
-    ]  # fmt: skip
+    ]
     assert found.documents.tolist() == [0, 6, 6, 7]
     assert Sentences.of(file, vocabulary, longest=3).ends[0] == 3
 
@@ -153,8 +178,19 @@ def test_words_begin_where_letters_and_digits_do_not_run_on() -> None:
     starts = Vocabulary.of(tokenizer).word_starts(ids)
     cuts = [*np.flatnonzero(starts).tolist(), len(ids)]
     assert [tokenizer.decode(ids[a:b]) for a, b in pairwise(cuts)] == [
-        "don", "'", "t", " ", "unbelievably", "(", "nice", ")", " ", "3rd", " ", "é漢",
-    ]  # fmt: skip
+        "don",
+        "'",
+        "t",
+        " ",
+        "unbelievably",
+        "(",
+        "nice",
+        ")",
+        " ",
+        "3rd",
+        " ",
+        "é漢",
+    ]
 
 
 def test_a_file_without_pairs_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A dataset in shards: the documents and tokens of the dataset in one piece, read as one by all who read datasets."""
+"""A dataset in shards: the documents and tokens of the dataset in one piece, read as one by all who
+read datasets."""
 
 import json
 from dataclasses import asdict
@@ -43,27 +44,39 @@ def test_shards_hold_the_documents_and_tokens_of_the_whole_in_order(folder: Path
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
         tables = sorted((sharded / "documents").glob(f"{split}-*.parquet"))
         texts = [[asdict(document) for document in written_documents(path)] for path in tables]
-        assert [*chain(*texts)] == [*map(asdict, written_documents(whole / f"documents/{split}.jsonl"))]
+        assert [*chain(*texts)] == [
+            *map(asdict, written_documents(whole / f"documents/{split}.jsonl"))
+        ]
         assert [*map(len, texts)] == [*map(len, parts)]
     assert ledger_of(whole) == ledger_of(sharded)
 
 
-def test_shards_do_not_depend_on_workers_or_slices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_do_not_depend_on_workers_or_slices(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mlm_repro.data_pipeline.passes.gather.SLICE_BYTES", 9000)
-    made = build(folder, config_for(f"jsonl:{folder / 'corpus.jsonl'}", f"shards={SHARDS}", "workers=2"), "two")
+    made = build(
+        folder,
+        config_for(f"jsonl:{folder / 'corpus.jsonl'}", f"shards={SHARDS}", "workers=2"),
+        "two",
+    )
     assert files_of(made) == files_of(folder / "sharded/small")
 
 
 def test_a_few_documents_are_no_more_shards_than_documents(folder: Path) -> None:
     few = folder / "few.jsonl"
-    few.write_bytes(b"".join((folder / "corpus.jsonl").read_bytes().splitlines(keepends=True)[6:12]))
+    few.write_bytes(
+        b"".join((folder / "corpus.jsonl").read_bytes().splitlines(keepends=True)[6:12])
+    )
     made = build(folder, config_for(f"jsonl:{few}", "shards=64"), "few")
     assert [len(split_prefixes(made, split)) for split in ("train", "valid")] == [4, 1]
 
 
 @pytest.mark.usefixtures("_one_rank")
 @pytest.mark.filterwarnings("ignore")
-def test_the_engine_and_megatron_core_read_the_shards_as_one_blend(folder: Path, tmp_path: Path) -> None:
+def test_the_engine_and_megatron_core_read_the_shards_as_one_blend(
+    folder: Path, tmp_path: Path
+) -> None:
     facts = DatasetFacts.read(folder / "sharded/small")
     blend = facts.prefixes("train")
     sizes = [len(TokenFile(prefix).tokens) for prefix, _ in blend]
@@ -90,7 +103,9 @@ def test_verbs_and_commands_read_shards(folder: Path, cli: Command, command: Com
     assert line.partition("(")[2].split(",")[0].split(";")[0] in known
 
 
-def test_a_changed_document_of_a_shard_is_found(folder: Path, command: Command, tmp_path: Path) -> None:
+def test_a_changed_document_of_a_shard_is_found(
+    folder: Path, command: Command, tmp_path: Path
+) -> None:
     import shutil
 
     from mlm_repro.data_pipeline.remade import card

@@ -13,7 +13,11 @@ from mlm_repro.data_pipeline.config import SourcesConfig
 from mlm_repro.data_pipeline.document import Document, Malformed
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.hub import HubSource, asking_for
-from mlm_repro.data_pipeline.reading.installed_docs import InstalledDocs, extract, run_time_distributions
+from mlm_repro.data_pipeline.reading.installed_docs import (
+    InstalledDocs,
+    extract,
+    run_time_distributions,
+)
 from mlm_repro.data_pipeline.reading.readers import Limit, read_pieces
 from mlm_repro.data_pipeline.reading.sources import Source, open_sources
 from mlm_repro.data_pipeline.work.executors.local import LocalExecutor
@@ -21,7 +25,9 @@ from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.errors import DataMissing, Interrupted
 
 
-def found_in(source: Source, folder: Path, workers: int = 1, shard_bytes: int = 1 << 26) -> list[Document | Malformed]:
+def found_in(
+    source: Source, folder: Path, workers: int = 1, shard_bytes: int = 1 << 26
+) -> list[Document | Malformed]:
     """Everything in a source but blank lines; tasks leave their files in `folder`."""
     with LocalExecutor(workers) as executor:
         pieces = list(source.pieces(Workspace(folder, executor), shard_bytes))
@@ -34,21 +40,35 @@ def read(name: str) -> list[Document | Malformed]:
 
 def test_each_bad_line_costs_only_itself(tmp_path: Path) -> None:
     lines = [
-        b'{"text": "first"}', b'{"text": "broken"', b'{"text": "bad byte \xff"}', b'["not", "an object"]',
-        b'{"title": "no text"}', b'{"text": null}', b'{"text": 7}', b"", b'{"text": ""}',
-        b'{"text": "half \\ud800 pair"}', b"[" * 100_000, '\ufeff{"text": "café"}'.encode(),
+        b'{"text": "first"}',
+        b'{"text": "broken"',
+        b'{"text": "bad byte \xff"}',
+        b'["not", "an object"]',
+        b'{"title": "no text"}',
+        b'{"text": null}',
+        b'{"text": 7}',
+        b"",
+        b'{"text": ""}',
+        b'{"text": "half \\ud800 pair"}',
+        b"[" * 100_000,
+        '\ufeff{"text": "café"}'.encode(),
         b'{"text": "last, without a newline"}',
-    ]  # fmt: skip
+    ]
     path = tmp_path / "mixed.jsonl"
     path.write_bytes(b"\n".join(lines))
     found = read(f"jsonl:{path}")
     assert [(item.id, item.text) for item in found if isinstance(item, Document)] == [
-        ("mixed.jsonl:1", "first"), ("mixed.jsonl:9", ""), ("mixed.jsonl:10", "half \ufffd pair"),
-        ("mixed.jsonl:12", "café"), ("mixed.jsonl:13", "last, without a newline"),
-    ]  # fmt: skip
+        ("mixed.jsonl:1", "first"),
+        ("mixed.jsonl:9", ""),
+        ("mixed.jsonl:10", "half \ufffd pair"),
+        ("mixed.jsonl:12", "café"),
+        ("mixed.jsonl:13", "last, without a newline"),
+    ]
     bad = [item for item in found if isinstance(item, Malformed)]
     assert [item.line for item in bad] == [2, 3, 4, 5, 6, 7, 11]
-    assert all(item.source == "mixed.jsonl" and item.reason and len(item.excerpt) <= 300 for item in bad)
+    assert all(
+        item.source == "mixed.jsonl" and item.reason and len(item.excerpt) <= 300 for item in bad
+    )
     assert "UTF-8" in bad[1].reason
     assert bad[2].reason == "not a JSON object"
     assert bad[2].excerpt == '["not", "an object"]'
@@ -68,7 +88,9 @@ def test_limit_admits_until_one_document_is_too_many() -> None:
     assert [limit.admits(Document("", "x")) for _ in range(3)] == [True, True, False]
     limit = Limit(None, 5)
     bad = Malformed("a", 1, "not JSON", "")
-    assert [limit.admits(item) for item in (Document("", "éé"), bad, None, Document("", "xx"))] == [True] * 3 + [False]
+    assert [limit.admits(item) for item in (Document("", "éé"), bad, None, Document("", "xx"))] == [
+        True
+    ] * 3 + [False]
     assert (limit.documents, limit.bytes, limit.reached) == (1, 4, True)
 
 
@@ -82,12 +104,17 @@ class Rows(list[dict[str, object]]):
         return Rows(self[:2] if index == 0 else self[2:])
 
 
-def test_hub_corpora_are_harvested_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_corpora_are_harvested_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
 
     def load_dataset(repository: str, subset: str | None, **options: object) -> dict[str, Rows]:
         asked.append((repository, subset, options["streaming"]))
-        return {"train": Rows([{"text": "one"}, {"text": None}, {"text": "three"}]), "test": Rows([{"text": "held"}])}
+        return {
+            "train": Rows([{"text": "one"}, {"text": None}, {"text": "three"}]),
+            "test": Rows([{"text": "held"}]),
+        }
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     found = found_in(HubSource("wikipedia"), tmp_path)
@@ -110,9 +137,9 @@ def test_only_run_time_dependencies_are_read() -> None:
 def test_python_file_gives_its_strings_and_comments(tmp_path: Path) -> None:
     path = tmp_path / "m.py"
     path.write_text(
-        '# Copyright 2020 Somebody.\n\n"""Module."""\nimport does_not_exist\nx = "# none"  # nor this\n'
-        '# A comment\n# of two lines.\ny = \'"""\'\n'
-        'class C:\n    r"""Class.\n\n    More.\n    """\n    async def m(self):\n        """Method."""\n'
+        '# Copyright 2020 Somebody.\n\n"""Module."""\nimport does_not_exist\nx = "# none"  # nor'
+        ' this\n# A comment\n# of two lines.\ny = \'"""\'\nclass C:\n    r"""Class.\n\n    More.\n '
+        '   """\n    async def m(self):\n        """Method."""\n'
     )
     said = "\n\n".join(["Module.", "A comment\nof two lines.", "Class.", "More.", "Method."])
     assert extract(("dist", "m.py", path)) == [Document("dist:m.py", said)]
@@ -136,7 +163,9 @@ def test_package_description_and_topics(tmp_path: Path) -> None:
 
 
 def installed(folder: Path, workers: int = 1, seed: int = 1, **limits: int) -> list[Document]:
-    source = InstalledDocs(SourcesConfig.model_validate({"names": ["installed-docs"], **limits}), seed)
+    source = InstalledDocs(
+        SourcesConfig.model_validate({"names": ["installed-docs"], **limits}), seed
+    )
     return [item for item in found_in(source, folder, workers) if isinstance(item, Document)]
 
 
@@ -164,7 +193,9 @@ def test_installation_is_recognised_by_its_versions(monkeypatch: pytest.MonkeyPa
 
 def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(3)))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": f"{name}{n}"}) + "\n" for n in range(3))
+        )
     names = (f"jsonl:{tmp_path}/b.jsonl", f"jsonl:{tmp_path}/a.jsonl")
     opened = open_sources(SourcesConfig(names=names, max_documents=2), 1)
     with LocalExecutor(1) as executor:

@@ -26,13 +26,17 @@ def texts(split: str) -> list[str]:
 
 def made() -> Any:
     return datasets.DatasetDict(
-        {split: datasets.Dataset.from_dict({"text": texts(split), "n": [*range(ROWS[split])]}) for split in ROWS}
+        {
+            split: datasets.Dataset.from_dict({"text": texts(split), "n": [*range(ROWS[split])]})
+            for split in ROWS
+        }
     )
 
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """One data set as a saved dictionary, as the Parquet and JSON files of a repository, and in a cache."""
+    """One data set as a saved dictionary, as the Parquet and JSON files of a repository, and in a
+    cache."""
     folder = tmp_path_factory.mktemp("forms")
     made().save_to_disk(str(folder / "saved"), num_shards={"train": 3, "validation": 1, "test": 2})
     for kind, write in (("parquet", "to_parquet"), ("jsonl", "to_json")):
@@ -46,9 +50,12 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     place = Path(cached["train"].cache_files[0]["filename"]).parent
     assert list(place.glob("cache-*.arrow"))
     return {
-        "saved": f"arrow:{folder / 'saved'}", "parquet": f"parquet:{folder / 'parquet'}",
-        "jsonl": f"jsonl:{folder / 'jsonl'}", "cached": f"arrow:{place}", "hub": "hub:made/set",
-    }  # fmt: skip
+        "saved": f"arrow:{folder / 'saved'}",
+        "parquet": f"parquet:{folder / 'parquet'}",
+        "jsonl": f"jsonl:{folder / 'jsonl'}",
+        "cached": f"arrow:{place}",
+        "hub": "hub:made/set",
+    }
 
 
 FORMS = ("saved", "parquet", "jsonl", "cached", "hub")
@@ -72,8 +79,11 @@ def read(name: str, folder: Path, **settings: Any) -> list[str]:
 
 @pytest.mark.usefixtures("hub_is_here")
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_data_set_gives_the_same_texts(form: str, forms: dict[str, str], tmp_path: Path) -> None:
-    """Without a word the training split alone; other splits, in the order in which they are named."""
+def test_every_form_of_a_data_set_gives_the_same_texts(
+    form: str, forms: dict[str, str], tmp_path: Path
+) -> None:
+    """Without a word the training split alone; other splits, in the order in which they are
+    named."""
     assert read(forms[form], tmp_path / "one") == texts("train")
     both = read(forms[form], tmp_path / "two", split=("test", "train"))
     assert both == [*texts("test"), *texts("train")]
@@ -81,7 +91,9 @@ def test_every_form_of_a_data_set_gives_the_same_texts(form: str, forms: dict[st
         read(forms[form], tmp_path / "three", split=("dev",))
 
 
-def test_what_is_left_out_is_said(forms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_out_is_said(
+    forms: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     source = FileSource(forms["parquet"], SourcesConfig(names=(forms["parquet"],)))
     assert "the split train, without 4 files of test, validation" in source.describe()
     assert "sources.split names others" in capsys.readouterr().err
@@ -98,22 +110,29 @@ def test_splits_are_told_as_the_hub_s_client_tells_them(tmp_path: Path) -> None:
     layouts = [
         ["train.jsonl", "test.jsonl", "dev.jsonl"],
         ["data/first-00000-of-00001.jsonl", "data/second-00000-of-00001.jsonl"],
-        ["my_train_set/a.jsonl", "my_validation_set/a.jsonl"], ["train/0000.jsonl", "test/train.jsonl"],
-        ["c4-train.00000-of-00002.jsonl", "c4-validation.00000-of-00001.jsonl"], ["latest.jsonl", "contest.jsonl"],
-    ]  # fmt: skip
+        ["my_train_set/a.jsonl", "my_validation_set/a.jsonl"],
+        ["train/0000.jsonl", "test/train.jsonl"],
+        ["c4-train.00000-of-00002.jsonl", "c4-validation.00000-of-00001.jsonl"],
+        ["latest.jsonl", "contest.jsonl"],
+    ]
     for number, names in enumerate(layouts):
         root = tmp_path / str(number)
         for name in names:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text('{"text": "x"}\n')
         found = DataFilesDict.from_patterns(get_data_patterns(str(root)), base_path=str(root))
-        theirs = {str(Path(file).relative_to(root)): str(split) for split, files in found.items() for file in files}
+        theirs = {
+            str(Path(file).relative_to(root)): str(split)
+            for split, files in found.items()
+            for file in files
+        }
         ours = [split or "train" for split in tell_splits(root, names)]
         assert dict(zip(names, ours, strict=True)) == theirs
 
 
 def test_what_is_named_itself_is_read(tmp_path: Path) -> None:
-    """A file, a pattern of one split, and parts that look like the shards of a split are what the user means."""
+    """A file, a pattern of one split, and parts that look like the shards of a split are what the
+    user means."""
     for name in ("test.jsonl", "data/part-00000-of-00002.jsonl", "data/part-00001-of-00002.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")

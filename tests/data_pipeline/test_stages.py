@@ -1,4 +1,5 @@
-"""Every filter does what its examples say, alone and as a verb; the list of stages of a recipe; the split."""
+"""Every filter does what its examples say, alone and as a verb; the list of stages of a recipe; the
+split."""
 
 import json
 from collections import Counter
@@ -33,12 +34,24 @@ def test_a_filter_of_texts_does_what_its_examples_say(name: str, cli: Command) -
     assert "" in [example.text for example in stage.examples]
     write_jsonl(Path("a.jsonl"), [example.text for example in stage.examples])
     outcome = cli(stage.verb, "jsonl:a.jsonl", "out", "--workers", 1, ends=0)
-    kept = [json.loads(line)["text"] for line in Path("out/shard-00000.jsonl").read_bytes().splitlines()]
-    assert kept == [example.outcome for example in stage.examples if isinstance(example.outcome, str)] != []
+    kept = [
+        json.loads(line)["text"] for line in Path("out/shard-00000.jsonl").read_bytes().splitlines()
+    ]
+    assert (
+        kept
+        == [example.outcome for example in stage.examples if isinstance(example.outcome, str)]
+        != []
+    )
     entry = json.loads(Path("out/ledger.json").read_text())["stages"][-1]
-    dropped = Counter(example.outcome.reason for example in stage.examples if isinstance(example.outcome, Drop))
+    dropped = Counter(
+        example.outcome.reason for example in stage.examples if isinstance(example.outcome, Drop)
+    )
     assert entry["name"] == name
-    assert {reason: amount["documents"] for reason, amount in entry["dropped"].items()} == dropped != {}
+    assert (
+        {reason: amount["documents"] for reason, amount in entry["dropped"].items()}
+        == dropped
+        != {}
+    )
 
 
 @pytest.mark.parametrize("name", TOKEN_FILTERS)
@@ -72,7 +85,15 @@ def test_a_shipped_recipe_names_its_stages(path: Path) -> None:
 
 def test_a_recipe_without_a_list_has_the_stages_of_the_paper() -> None:
     config = config_for("jsonl:a.jsonl")
-    assert config.stages == ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
+    assert config.stages == (
+        "clean",
+        "language",
+        "length",
+        "deduplicate",
+        "decontaminate",
+        "split",
+        "tokenize",
+    )
     assert config == override_config(config, [f"stages={list(config.stages)}"])
     assert "stages" not in config.identity()
 
@@ -83,15 +104,24 @@ PLAIN = ["clean", "language", "length", "deduplicate", "decontaminate"]
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        (["lenght", "split", "tokenize"], "names 'lenght', which is no stage; did you mean 'length'"),
+        (
+            ["lenght", "split", "tokenize"],
+            "names 'lenght', which is no stage; did you mean 'length'",
+        ),
         (["clean", "language", "clean", "split", "tokenize"], "names 'clean' twice"),
         (["length", "clean", "split", "tokenize"], "cannot have 'length' before 'clean'"),
-        (["decontaminate", "deduplicate", "split", "tokenize"], "cannot have 'decontaminate' before 'deduplicate'"),
+        (
+            ["decontaminate", "deduplicate", "split", "tokenize"],
+            "cannot have 'decontaminate' before 'deduplicate'",
+        ),
         (["tokenize", "split"], "cannot have 'tokenize' before 'split'"),
         (PLAIN, "must end with split and tokenize"),
         ([*PLAIN, "tokenize"], "must end with split and tokenize"),
         ([], "must end with split and tokenize"),
-        (["clean", "split", "tokenize"], "there is a section 'language', and `stages` does not name it"),
+        (
+            ["clean", "split", "tokenize"],
+            "there is a section 'language', and `stages` does not name it",
+        ),
     ],
 )
 def test_a_list_that_cannot_be_done_is_one_sentence(stages: list[str], said: str) -> None:
@@ -101,7 +131,9 @@ def test_a_list_that_cannot_be_done_is_one_sentence(stages: list[str], said: str
 
 
 @given(st.permutations([stage.name for stage in STAGES]), st.integers(0, len(STAGES)))
-def test_a_list_is_taken_if_no_stage_stands_before_one_of_an_earlier_step(names: list[str], count: int) -> None:
+def test_a_list_is_taken_if_no_stage_stands_before_one_of_an_earlier_step(
+    names: list[str], count: int
+) -> None:
     steps = {stage.name: stage.step for stage in STAGES}
     listed, values = names[:count], {"name": "a", "sources": {"names": ["jsonl:a.jsonl"]}}
     if [steps[name] for name in listed] == sorted(steps[name] for name in listed):
@@ -116,11 +148,20 @@ def test_the_verbs_that_are_read_from_the_source_are_those_of_the_stages() -> No
     assert stage_verbs().keys() == {stage.verb for stage in STAGES}
     for stage in STAGES:
         assert str(stage.__doc__).startswith(stage_verbs()[stage.verb])
-        assert stage.__module__.endswith(f".stages.{stage.name}"), "a stage is found by the name of its file"
+        assert stage.__module__.endswith(f".stages.{stage.name}"), (
+            "a stage is found by the name of its file"
+        )
 
 
-@given(documents=st.integers(2, 2000), train=st.integers(1, 50), valid=st.integers(1, 50), seed=st.integers(0, 99))
-def test_split_is_a_shuffled_partition_in_the_ratio(documents: int, train: int, valid: int, seed: int) -> None:
+@given(
+    documents=st.integers(2, 2000),
+    train=st.integers(1, 50),
+    valid=st.integers(1, 50),
+    seed=st.integers(0, 99),
+)
+def test_split_is_a_shuffled_partition_in_the_ratio(
+    documents: int, train: int, valid: int, seed: int
+) -> None:
     left, right = split(documents, train, valid, seed)
     assert sorted([*left, *right]) == list(range(documents))
     assert len(left) >= 1

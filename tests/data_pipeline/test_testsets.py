@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from mlm_repro.data_pipeline.contamination import testsets
-from mlm_repro.data_pipeline.contamination.testsets import TEST_SETS, find_gpt2_vocabulary, find_test_set
+from mlm_repro.data_pipeline.contamination.testsets import (
+    TEST_SETS,
+    find_gpt2_vocabulary,
+    find_test_set,
+)
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing
 
@@ -20,7 +24,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testsets, "hub_is_reachable", lambda: False)
 
 
-def test_data_directory_comes_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_directory_comes_before_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cached = testsets.cache_directory() / "lambada" / "lambada_test.jsonl"
     cached.parent.mkdir(parents=True)
     cached.write_text("{}")
@@ -89,20 +95,31 @@ def assert_rows_make_the_file(name: str, data: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", TEST_SETS)
-def test_rows_of_the_hub_make_a_file(name: str, made_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_hub_make_a_file(
+    name: str, made_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digest = sha256_file(made_data / TEST_SETS[name].place)
-    monkeypatch.setitem(testsets.TEST_SETS, name, TEST_SETS[name].model_copy(update={"sha256": digest}))
+    monkeypatch.setitem(
+        testsets.TEST_SETS, name, TEST_SETS[name].model_copy(update={"sha256": digest})
+    )
     assert_rows_make_the_file(name, made_data, monkeypatch)
 
 
-def test_rows_of_the_hub_make_the_published_files(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_hub_make_the_published_files(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, file in TEST_SETS.items():
-        if name != "wikitext2" or (published / file.place).is_file():  # which came later than folders that exist
+        if (
+            name != "wikitext2" or (published / file.place).is_file()
+        ):  # which came later than folders that exist
             assert_rows_make_the_file(name, published, monkeypatch)
 
 
-def test_what_is_here_is_fetched_although_a_file_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last published file is the only one here; the missing one is named after it is written."""
+def test_what_is_here_is_fetched_although_a_file_is_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last published file is the only one here; the missing one is named after it is
+    written."""
     file = testsets.GPT2_FILES[-1]
     here = tmp_path / "data" / file.place
     here.parent.mkdir(parents=True)

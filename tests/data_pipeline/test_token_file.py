@@ -1,4 +1,5 @@
-"""The token file against the format's description, read here with struct alone, and against megatron-core."""
+"""The token file against the format's description, read here with struct alone, and against
+megatron-core."""
 
 import struct
 from pathlib import Path
@@ -9,7 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, merge_token_files, token_dtype
+from mlm_repro.data_pipeline.tokens.token_file import (
+    TokenFile,
+    TokenFileWriter,
+    merge_token_files,
+    token_dtype,
+)
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 uint16_documents = st.lists(st.lists(st.integers(0, 65_535), max_size=20), max_size=12)
@@ -43,7 +49,9 @@ def write(prefix: Path, documents: list[list[int]], vocab_size: int) -> None:
 
 
 @given(documents=uint16_documents)
-def test_files_follow_the_description(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_follow_the_description(
+    documents: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     prefix = tmp_path_factory.mktemp("tokens") / "train_text_document"
     write(prefix, documents, 50_257)
     assert read_by_description(prefix) == (documents, list(range(len(documents) + 1)), 8)
@@ -82,14 +90,25 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     index, tokens = (tmp_path / "t.idx").read_bytes(), (tmp_path / "t.bin").read_bytes()
     sizes, offsets, documents = 34, 34 + 8, 34 + 24
     for broken_index in (
-        b"", index[:-1], index + b"\0", b"TNTIDX\0\0\0" + index[9:], index[:9] + b"\2" + index[10:],
-        index[:17] + b"\6" + index[18:], with_header(index, 2**63, 3), with_header(index, 2, 2**64 - 1),
-        with_header(index, 2**61, 2**61), with_header(index, 0, 6), with_number(index, sizes, "i", -2),
-        with_number(index, sizes, "i", 2**31 - 1), with_number(index, offsets, "q", 2),
-        with_number(index, offsets + 8, "q", 5), with_number(index, offsets + 8, "q", 2**62),
-        with_number(index, documents, "q", 1), with_number(index, documents + 8, "q", 3),
+        b"",
+        index[:-1],
+        index + b"\0",
+        b"TNTIDX\0\0\0" + index[9:],
+        index[:9] + b"\2" + index[10:],
+        index[:17] + b"\6" + index[18:],
+        with_header(index, 2**63, 3),
+        with_header(index, 2, 2**64 - 1),
+        with_header(index, 2**61, 2**61),
+        with_header(index, 0, 6),
+        with_number(index, sizes, "i", -2),
+        with_number(index, sizes, "i", 2**31 - 1),
+        with_number(index, offsets, "q", 2),
+        with_number(index, offsets + 8, "q", 5),
+        with_number(index, offsets + 8, "q", 2**62),
+        with_number(index, documents, "q", 1),
+        with_number(index, documents + 8, "q", 3),
         with_number(index, documents + 16, "q", 2**40),
-    ):  # fmt: skip
+    ):
         (tmp_path / "t.idx").write_bytes(broken_index)
         with pytest.raises(IntegrityFailure, match=r"t\.idx"):
             TokenFile(prefix)
@@ -102,7 +121,10 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [[1], [2, 2], [4, -1], []])
 def test_sizes_that_do_not_add_up_are_refused(sizes: list[int], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="3 tokens"), TokenFileWriter(tmp_path / "t", token_dtype(100)) as writer:
+    with (
+        pytest.raises(ValueError, match="3 tokens"),
+        TokenFileWriter(tmp_path / "t", token_dtype(100)) as writer,
+    ):
         writer.add_documents([1, 2, 3], sizes)
     assert list(tmp_path.iterdir()) == []
 
@@ -112,7 +134,11 @@ def test_a_refused_merge_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "wide", [[3]], 100_000)
     write(tmp_path / "out", [[9]], 1000)
     for prefixes, error, words in (
-        ([tmp_path / "narrow", tmp_path / "wide"], BadInput, "wide holds int32 tokens, and out uint16"),
+        (
+            [tmp_path / "narrow", tmp_path / "wide"],
+            BadInput,
+            "wide holds int32 tokens, and out uint16",
+        ),
         ([tmp_path / "narrow", tmp_path / "gone"], BadInput, "gone.bin does not exist"),
         ([], BadInput, "no token files"),
     ):
@@ -146,11 +172,15 @@ def test_megatron_reads_ours(vocab_size: int, mmap: bool, tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("dtype", "multimodal"), [(np.uint16, False), (np.int32, False), (np.uint16, True)])
+@pytest.mark.parametrize(
+    ("dtype", "multimodal"), [(np.uint16, False), (np.int32, False), (np.uint16, True)]
+)
 def test_ours_reads_megatrons(dtype: type, multimodal: bool, tmp_path: Path) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-    builder = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype, multimodal=multimodal)
+    builder = IndexedDatasetBuilder(
+        str(tmp_path / "theirs.bin"), dtype=dtype, multimodal=multimodal
+    )
     for document in DOCUMENTS:
         builder.add_document(torch.tensor(document), [len(document)], [0] if multimodal else None)
     builder.finalize(str(tmp_path / "theirs.idx"))
@@ -168,10 +198,14 @@ def test_the_same_bytes_are_written_and_merged(tmp_path: Path) -> None:
     for part, documents in enumerate((DOCUMENTS[:40], DOCUMENTS[40:])):
         builder = IndexedDatasetBuilder(str(tmp_path / f"part-{part}.bin"), dtype=np.uint16)
         for document in documents:  # a document of two sequences
-            builder.add_document(torch.tensor([*document, *document]), [len(document), len(document)])
+            builder.add_document(
+                torch.tensor([*document, *document]), [len(document), len(document)]
+            )
         builder.finalize(str(tmp_path / f"part-{part}.idx"))
         whole.add_index(str(tmp_path / f"part-{part}"))
     whole.finalize(str(tmp_path / "theirs.idx"))
     merge_token_files([tmp_path / "part-0", tmp_path / "part-1"], tmp_path / "ours")
     for ending in ("bin", "idx"):
-        assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
+        assert (tmp_path / f"ours.{ending}").read_bytes() == (
+            tmp_path / f"theirs.{ending}"
+        ).read_bytes()

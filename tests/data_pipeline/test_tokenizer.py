@@ -1,4 +1,5 @@
-"""The tokenizer: exact GPT-2 ids, those of `tokenizers` and tiktoken, lossless text, repeatable training."""
+"""The tokenizer: exact GPT-2 ids, those of `tokenizers` and tiktoken, lossless text, repeatable
+training."""
 
 import hashlib
 import itertools
@@ -47,7 +48,9 @@ def test_padded_size_is_the_smallest_multiple(vocab_size: int, multiple: int, tp
     assert vocab_size <= padded < vocab_size + multiple * tp
 
 
-@pytest.mark.parametrize(("tp", "padded"), [(1, 50_304), (2, 50_432), (4, 50_688), (8, 51_200), (16, 51_200)])
+@pytest.mark.parametrize(
+    ("tp", "padded"), [(1, 50_304), (2, 50_432), (4, 50_688), (8, 51_200), (16, 51_200)]
+)
 def test_padded_sizes_of_gpt2(tp: int, padded: int) -> None:
     assert padded_vocab_size(50_257, 128, tp) == padded
 
@@ -62,14 +65,20 @@ def test_trained_vocabulary_has_the_asked_size(trained: Tokenizer) -> None:
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_text_survives_the_round_trip(trained: Tokenizer, text: str) -> None:
     assert trained.decode(trained.encode(text)) == text
-    assert trained.encode_batch([text, "", text]) == [trained.encode(text), [], trained.encode(text)]
+    assert trained.encode_batch([text, "", text]) == [
+        trained.encode(text),
+        [],
+        trained.encode(text),
+    ]
 
 
 def test_tokens_do_not_cross_words(trained: Tokenizer) -> None:
     frequent = Tokenizer.train(["of the of the of the of the"] * 50, 262)
     assert frequent.encode("of the") == frequent.encode("of") + frequent.encode(" the")
     assert len(frequent.encode("of the")) == 2
-    assert trained.encode("it's 1234") == [t for part in ("it", "'s", " 1234") for t in trained.encode(part)]
+    assert trained.encode("it's 1234") == [
+        t for part in ("it", "'s", " 1234") for t in trained.encode(part)
+    ]
 
 
 def test_literal_end_of_text_is_ordinary_text(trained: Tokenizer) -> None:
@@ -95,7 +104,10 @@ def test_training_does_not_depend_on_threads(trained: Tokenizer) -> None:
     )
     for setting in ({"RAYON_NUM_THREADS": "3"}, {"TOKENIZERS_PARALLELISM": "false"}):
         digest = subprocess.check_output(
-            [sys.executable, "-c", code], env=os.environ | setting, input=json.dumps(CORPUS), text=True
+            [sys.executable, "-c", code],
+            env=os.environ | setting,
+            input=json.dumps(CORPUS),
+            text=True,
         )
         assert digest.strip() == trained.digest
 
@@ -115,8 +127,12 @@ def test_unusable_files(tmp_path: Path) -> None:
 GROWING = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 5}] * 2
 
 
-@pytest.mark.parametrize("text", [{"type": "Sequence", "normalizers": GROWING}, {"type": "Lowercase"}], ids=str)
-def test_what_is_done_to_text_before_is_bounded_and_told(trained: Tokenizer, tmp_path: Path, text: Any) -> None:
+@pytest.mark.parametrize(
+    "text", [{"type": "Sequence", "normalizers": GROWING}, {"type": "Lowercase"}], ids=str
+)
+def test_what_is_done_to_text_before_is_bounded_and_told(
+    trained: Tokenizer, tmp_path: Path, text: Any
+) -> None:
     trained.save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"normalizer": text}))
@@ -131,16 +147,21 @@ def test_what_is_done_to_text_before_is_bounded_and_told(trained: Tokenizer, tmp
 def test_of_a_sentencepiece_model_is_said_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>")
     for path in (tmp_path, tmp_path / "tokenizer.model"):
-        with pytest.raises(BadInput, match=r"no merges\.txt\. transformers makes tokenizer\.json of a Sen"):
+        with pytest.raises(
+            BadInput, match=r"no merges\.txt\. transformers makes tokenizer\.json of a Sen"
+        ):
             Tokenizer.open(path)
 
 
 def test_a_tokenizer_of_transformers_keeps_its_ids(tmp_path: Path) -> None:
-    """A word piece vocabulary, whose files name no end of text; it parts signs, so that a special token is pieces."""
+    """A word piece vocabulary, whose files name no end of text; it parts signs, so that a special
+    token is pieces."""
     words = BertWordPieceTokenizer()
     words.train_from_iterator(CORPUS, vocab_size=300, show_progress=False)
     words.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(BadInput, match=r"no <\|endoftext\|> token to end a text; its special tokens are .*\[SEP\]"):
+    with pytest.raises(
+        BadInput, match=r"no <\|endoftext\|> token to end a text; its special tokens are .*\[SEP\]"
+    ):
         Tokenizer.open(tmp_path)
     ours = Tokenizer.open(tmp_path / "tokenizer.json", "[SEP]")
     theirs = words.encode(f"{CORPUS[0]} [ SEP ]", add_special_tokens=False).ids
@@ -190,7 +211,9 @@ def test_words_are_numbered_by_falling_frequency(tmp_path: Path) -> None:
 def test_a_word_outside_a_vocabulary_of_words_is_spelled(text: str) -> None:
     words = Tokenizer.of_words(WORDY, 262)
     assert words.decode(words.encode(text)) == text
-    assert words.encode(" cat zebra")[1:] == [byte for letter in " zebra" for byte in words.encode(letter)]
+    assert words.encode(" cat zebra")[1:] == [
+        byte for letter in " zebra" for byte in words.encode(letter)
+    ]
 
 
 def test_a_vocabulary_of_more_words_than_there_are_is_refused() -> None:
@@ -199,11 +222,44 @@ def test_a_vocabulary_of_more_words_than_there_are_is_refused() -> None:
 
 
 VOCABULARIES = ["trained-300", "trained-1500"]
-MIXED = [*(sentences(20, seed) for seed in range(20)), *CHECKED_TEXTS, Path(json.__file__).read_text(encoding="utf-8")]
+MIXED = [
+    *(sentences(20, seed) for seed in range(20)),
+    *CHECKED_TEXTS,
+    Path(json.__file__).read_text(encoding="utf-8"),
+]
 PIECES = st.sampled_from(
-    ["  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "'", "'s", "'S", "'re", "'ll", "'v", "the", " of", "é", "e\u0301",
-     "1", "²", "٣", "日本", "!", "...", "🙂", "\u200d", "\x00", "\x1c", "ﬀ", "<|endoftext|>", "\U00011de1"]
-)  # fmt: skip
+    [
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\u00a0",
+        "\u3000",
+        "'",
+        "'s",
+        "'S",
+        "'re",
+        "'ll",
+        "'v",
+        "the",
+        " of",
+        "é",
+        "e\u0301",
+        "1",
+        "²",
+        "٣",
+        "日本",
+        "!",
+        "...",
+        "🙂",
+        "\u200d",
+        "\x00",
+        "\x1c",
+        "ﬀ",
+        "<|endoftext|>",
+        "\U00011de1",
+    ]
+)
 ANY_TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"])),
     st.lists(PIECES, max_size=30).map("".join),
@@ -221,7 +277,9 @@ def vocabulary(name: str) -> Tokenizer:
 def differing(vocabulary: Tokenizer, texts: list[str]) -> Iterator[str]:
     """The texts on which the fast encoder and `tokenizers` differ."""
     encode = vocabulary._fast()
-    for text, theirs in zip(texts, vocabulary._backend.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+    for text, theirs in zip(
+        texts, vocabulary._backend.encode_batch_fast(texts, add_special_tokens=False), strict=True
+    ):
         if encode(text).tolist() != theirs.ids:
             yield text[:100]
 
@@ -241,9 +299,21 @@ def every_code_point() -> list[str]:
 
 def words_of_any_length() -> list[str]:
     rng = random.Random(0)
-    return ["".join(rng.choices(alphabet, k=size))
-            for alphabet in ("a", " ", "ab", "=", "the", "abcdefghijklmnopqrstuvwxyz", "日本語", "é", "\n ")
-            for size in (1, 2, 7, 8, 9, 10, 31, 32, 33, 34, 64, 100, 1000, 5000)]  # fmt: skip
+    return [
+        "".join(rng.choices(alphabet, k=size))
+        for alphabet in (
+            "a",
+            " ",
+            "ab",
+            "=",
+            "the",
+            "abcdefghijklmnopqrstuvwxyz",
+            "日本語",
+            "é",
+            "\n ",
+        )
+        for size in (1, 2, 7, 8, 9, 10, 31, 32, 33, 34, 64, 100, 1000, 5000)
+    ]
 
 
 def megabytes() -> list[str]:
@@ -266,16 +336,25 @@ def in_tiktoken(name: str) -> tiktoken.Encoding:
     """The vocabulary in tiktoken."""
     letters = {chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))}
     hidden = (byte for byte in range(256) if chr(byte) not in letters)
-    byte_of = {letter: ord(letter) for letter in letters} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+    byte_of = {letter: ord(letter) for letter in letters} | {
+        chr(256 + n): byte for n, byte in enumerate(hidden)
+    }
     known = vocabulary(name)._backend.get_vocab()
-    ranks = {bytes(byte_of[letter] for letter in token): known[token] for token in known if token != END_OF_TEXT}
+    ranks = {
+        bytes(byte_of[letter] for letter in token): known[token]
+        for token in known
+        if token != END_OF_TEXT
+    }
     expression = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     return tiktoken.Encoding(name, pat_str=expression, mergeable_ranks=ranks, special_tokens={})
 
 
 def test_the_published_vocabulary_has_the_ids_of_both_outsiders(published: Path) -> None:
     """On every text of the tests above and on the test sets."""
-    files = [(published / TEST_SETS[name].place).read_text(encoding="utf-8") for name in ("wikitext103", "lambada")]
+    files = [
+        (published / TEST_SETS[name].place).read_text(encoding="utf-8")
+        for name in ("wikitext103", "lambada")
+    ]
     lines = [line for file in files for line in file.splitlines(keepends=True)]
     texts = [*every_code_point(), *words_of_any_length(), *megabytes(), *found_texts(), *lines]
     assert list(differing(vocabulary("gpt2"), texts)) == []
@@ -284,7 +363,9 @@ def test_the_published_vocabulary_has_the_ids_of_both_outsiders(published: Path)
         assert vocabulary("gpt2").encode(text) == outsider.encode_ordinary(text)
 
 
-def test_a_vocabulary_without_every_byte_is_left_to_its_library(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vocabulary_without_every_byte_is_left_to_its_library(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     backend = _byte_level({"a": 0, "b": 1, "ab": 2, END_OF_TEXT: 3}, [("a", "b")])
     assert Tokenizer(backend).encode("abcab") == [2, 2]
     assert "warning: the fast byte-level BPE failed with ValueError" in capsys.readouterr().err

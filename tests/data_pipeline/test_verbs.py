@@ -1,4 +1,5 @@
-"""Each stage as a command: one after another they give what `run` gives, and each starts anywhere."""
+"""Each stage as a command: one after another they give what `run` gives, and each starts
+anywhere."""
 
 import bz2
 import gzip
@@ -27,26 +28,37 @@ TEST_SET = "decontaminate.test_sets=['lambada']"
 
 
 def texts_in(directory: Path) -> list[str]:
-    return [json.loads(line)["text"] for file in sorted(directory.rglob("shard-*.jsonl")) for line in file.open("rb")]
+    return [
+        json.loads(line)["text"]
+        for file in sorted(directory.rglob("shard-*.jsonl"))
+        for line in file.open("rb")
+    ]
 
 
 def ledger_in(directory: Path) -> dict[str, Any]:
     return dict(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
 
 
-def test_verbs_in_a_row_are_a_run(cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbs_in_a_row_are_a_run(
+    cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_mixed(tmp_path, 80)
     monkeypatch.setenv("MLM_DATA_DIR", str(tmp_path / "data"))
     Path("r.toml").write_text(
-        f'name = "small"\nworkers = 1\n[sources]\nnames = ["jsonl:{source}"]\nmax_bad_fraction = 1.0\n'
-        '[tokenizer]\nkind = "train"\nvocab_size = 300\n[decontaminate]\ntest_sets = ["lambada"]\nfrequent = 1000\n'
+        f'name = "small"\nworkers = 1\n[sources]\nnames = ["jsonl:{source}"]\nmax_bad_fraction ='
+        ' 1.0\n[tokenizer]\nkind = "train"\nvocab_size = 300\n[decontaminate]\ntest_sets ='
+        ' ["lambada"]\nfrequent = 1000\n'
     )
     assert cli("run", "r.toml").code == 0
     trained = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=300")
     steps = [
-        ("clean", ANY_LOSS), ("language", ()), ("length", trained), ("dedup", ()),
-        ("decontaminate", ("--set", TEST_SET, "--set", "decontaminate.frequent=1000")), ("split", ()),
-    ]  # fmt: skip
+        ("clean", ANY_LOSS),
+        ("language", ()),
+        ("length", trained),
+        ("dedup", ()),
+        ("decontaminate", ("--set", TEST_SET, "--set", "decontaminate.frequent=1000")),
+        ("split", ()),
+    ]
     place: object = f"jsonl:{source}"
     for verb, options in steps:
         cli(verb, place, f"out-{verb}", "--workers", 1, *options, ends=0)
@@ -75,7 +87,10 @@ def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:
     assert cli("clean", "jsonl:a.jsonl", "out", "--workers", 1).code == 0
     before = files_of(Path("out"))
     assert "already complete" in cli("clean", "jsonl:a.jsonl", "out", "--workers", 2).err
-    for arguments in (["language", "jsonl:a.jsonl"], ["clean", "jsonl:a.jsonl", "--set", "clean.normalization=NFKC"]):
+    for arguments in (
+        ["language", "jsonl:a.jsonl"],
+        ["clean", "jsonl:a.jsonl", "--set", "clean.normalization=NFKC"],
+    ):
         outcome = cli(arguments[0], arguments[1], "out", *arguments[2:], ends=2)
         assert "out holds the result of other work" in outcome.err
     write_jsonl(Path("a.jsonl"), ["changed"])
@@ -138,7 +153,17 @@ def test_compressed_inputs_are_the_same_documents(cli: Command) -> None:
     Path("cache/snapshots/abc/README.md").write_text("not read")
     sources = ["jsonl:a.jsonl", "parquet:a.parquet", *(f"jsonl:alone/{name}" for name in packed)]
     for number, source in enumerate([*sources, "jsonl:cache/snapshots/abc"]):
-        made = cli("clean", source, f"out-{number}", "--workers", 1, *ANY_LOSS, "--set", "shard_bytes=65536", ends=0)
+        made = cli(
+            "clean",
+            source,
+            f"out-{number}",
+            "--workers",
+            1,
+            *ANY_LOSS,
+            "--set",
+            "shard_bytes=65536",
+            ends=0,
+        )
         expected = texts_in(Path("out-0")) * (len(packed) if "cache" in source else 1)
         assert texts_in(Path(f"out-{number}")) == expected
     assert "warning: jsonl:cache/snapshots/abc leaves 1 other files out: README.md" in made.err
@@ -149,19 +174,33 @@ def test_the_text_has_any_key_and_type(cli: Command) -> None:
     rows = [{"id": n, "body": {"text": text}} for n, text in enumerate(texts)]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("b.jsonl").write_text("".join(json.dumps({"body.text": text}) + "\n" for text in texts))
-    parquet.write_table(pyarrow.table({"body": [row["body"] for row in rows], "n": [*range(9)]}), "a.parquet")
-    for number, kind in enumerate((pyarrow.large_string(), pyarrow.binary(), pyarrow.dictionary("int8", "string"))):
+    parquet.write_table(
+        pyarrow.table({"body": [row["body"] for row in rows], "n": [*range(9)]}), "a.parquet"
+    )
+    for number, kind in enumerate(
+        (pyarrow.large_string(), pyarrow.binary(), pyarrow.dictionary("int8", "string"))
+    ):
         column = pyarrow.array([text.encode() if number == 1 else text for text in texts], kind)
         parquet.write_table(pyarrow.table({"body.text": column}), f"{number}.parquet")
     key = ("--workers", 1, "--set", "sources.text_key=body.text")
-    for source in ("jsonl:a.jsonl", "jsonl:b.jsonl", *(f"parquet:{name}.parquet" for name in "a012")):
-        assert "9 documents of 9, " in cli("clean", source, source.replace(":", "-"), *key, ends=0).out
+    for source in (
+        "jsonl:a.jsonl",
+        "jsonl:b.jsonl",
+        *(f"parquet:{name}.parquet" for name in "a012"),
+    ):
+        assert (
+            "9 documents of 9, " in cli("clean", source, source.replace(":", "-"), *key, ends=0).out
+        )
         assert texts_in(Path(source.replace(":", "-"))) == texts
     told = "its columns: body (struct<text: string>), n (int64)"
     for wrong, said in (
-        ("text", "no column named text"), ("body", "struct<text: string> in its column body"), ("n", "int64"),
-    ):  # fmt: skip
-        outcome = cli("clean", "parquet:a.parquet", "out", "--set", f"sources.text_key={wrong}", ends=2)
+        ("text", "no column named text"),
+        ("body", "struct<text: string> in its column body"),
+        ("n", "int64"),
+    ):
+        outcome = cli(
+            "clean", "parquet:a.parquet", "out", "--set", f"sources.text_key={wrong}", ends=2
+        )
         assert said in outcome.error
         assert told in outcome.error
 
@@ -170,14 +209,25 @@ def test_ids_are_unique_or_own_and_keys_stay(cli: Command, tmp_path: Path) -> No
     texts = [sentences(60, n) for n in range(4)]
     for folder, two in (("x", texts[:2]), ("y", [texts[1], texts[2]])):
         Path(folder).mkdir()
-        rows = [{"text": text, "n": {"id": number}, "when": {"y": 2020}} for number, text in enumerate(two)]
+        rows = [
+            {"text": text, "n": {"id": number}, "when": {"y": 2020}}
+            for number, text in enumerate(two)
+        ]
         Path(folder, "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rest = ("--workers", 1, "--set", "sources.metadata=['when.y']")
     both = "sources.names=['jsonl:x/part.jsonl','jsonl:y']"
-    for number, (source, *more) in enumerate((("jsonl:[xy]/*.jsonl",), ("jsonl:x", "--set", both),
-                                              ("jsonl:[xy]/*.jsonl", "--set", "sources.id_key=n.id"))):  # fmt: skip
+    for number, (source, *more) in enumerate(
+        (
+            ("jsonl:[xy]/*.jsonl",),
+            ("jsonl:x", "--set", both),
+            ("jsonl:[xy]/*.jsonl", "--set", "sources.id_key=n.id"),
+        )
+    ):
         cli("dedup", source, f"out-{number}", *rest, *more, ends=0)
-        kept = [json.loads(line) for line in Path(f"out-{number}/shard-00000.jsonl").read_bytes().splitlines()]
+        kept = [
+            json.loads(line)
+            for line in Path(f"out-{number}/shard-00000.jsonl").read_bytes().splitlines()
+        ]
         (gone,) = map(json.loads, Path(f"out-{number}/duplicates.jsonl").read_bytes().splitlines())
         places = ["x/part.jsonl:1", "x/part.jsonl:2", "y/part.jsonl:2"]
         assert [row["source" if number == 2 else "id"] for row in kept] == places
@@ -185,7 +235,12 @@ def test_ids_are_unique_or_own_and_keys_stay(cli: Command, tmp_path: Path) -> No
         assert gone["id"] != gone["survivor"]
     assert [row["id"] for row in kept] == ["0", "1", "1"]
     assert (gone["id"], gone["survivor"]) == ("0", "1")
-    assert "named twice" in cli("clean", "jsonl:x", "out", "--set", "sources.names=['jsonl:x','jsonl:x']", ends=2).err
+    assert (
+        "named twice"
+        in cli(
+            "clean", "jsonl:x", "out", "--set", "sources.names=['jsonl:x','jsonl:x']", ends=2
+        ).err
+    )
     assert "did you mean 'jsonl:x/part.jsonl'" in cli("clean", "x/part.jsonl", "out", ends=2).err
 
 
@@ -200,12 +255,21 @@ def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> N
     packed = frame.compress(content) + frame.flush()
     (tmp_path / "long.jsonl.zst").write_bytes(packed)
     Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
-    with pyarrow.ipc.new_file(tmp_path / "one.arrow", pyarrow.schema({"text": pyarrow.string()})) as table:
+    with pyarrow.ipc.new_file(
+        tmp_path / "one.arrow", pyarrow.schema({"text": pyarrow.string()})
+    ) as table:
         table.write_table(pyarrow.table({"text": texts}), 7)
     for source in ("jsonl:long.jsonl.zst", "arrow:saved", "arrow:one.arrow", "jsonl:-"):
         out = source.replace(":", "-")
         if source == "jsonl:-":
-            program = [Path(sys.executable).with_name("mlm-data"), "clean", source, out, "--workers", "1"]
+            program = [
+                Path(sys.executable).with_name("mlm-data"),
+                "clean",
+                source,
+                out,
+                "--workers",
+                "1",
+            ]
             subprocess.run(program, cwd=tmp_path, input=content, check=True)
         else:
             call({}, "mlm-data", "clean", source, out, "--workers", 1, folder=tmp_path, ends=0)
@@ -218,34 +282,55 @@ def test_long_windows_arrow_folders_pipes_and_damaged_files(tmp_path: Path) -> N
     command = ("mlm-data", "clean", "jsonl:in", "out", "--workers", 1)
     assert "0.jsonl.zst cannot be read" in call({}, *command, folder=tmp_path, ends=2).err
     more = ("--set", "sources.max_bad_files=1")
-    assert "warning: 1 of the files are damaged" in call({}, *command, *more, folder=tmp_path, ends=0).err
+    assert (
+        "warning: 1 of the files are damaged"
+        in call({}, *command, *more, folder=tmp_path, ends=0).err
+    )
     assert texts_in(tmp_path / "out")[-40:] == texts
 
 
 def test_test_text_that_stays_is_listed(cli: Command) -> None:
-    """Megatron's rule leaves what stands in many documents; soft hyphens, tags and links hide nothing."""
+    """Megatron's rule leaves what stands in many documents; soft hyphens, tags and links hide
+    nothing."""
     marked = [
-        PASSAGE.replace("gentle", mark) for mark in ("gen\u00adtle", "<a href='x'>gentle</a>", "[gentle](http://x)")
+        PASSAGE.replace("gentle", mark)
+        for mark in ("gen\u00adtle", "<a href='x'>gentle</a>", "[gentle](http://x)")
     ]
     plain = f"{sentences(20, 0)} {PASSAGE}. {sentences(20, 1)}"
     write_jsonl(
-        Path("a.jsonl"), [plain, *(f"{sentences(20, n)} {each}. {sentences(20, n)}" for n, each in enumerate(marked))]
+        Path("a.jsonl"),
+        [
+            plain,
+            *(f"{sentences(20, n)} {each}. {sentences(20, n)}" for n, each in enumerate(marked)),
+        ],
     )
     write_jsonl(Path("t.jsonl"), [PASSAGE])
     for frequent, listed in (("4", 4), ("never", 0)):
-        settings = ("--set", "decontaminate.test_sets=['jsonl:t.jsonl']", "--set", f"decontaminate.frequent={frequent}")
+        settings = (
+            "--set",
+            "decontaminate.test_sets=['jsonl:t.jsonl']",
+            "--set",
+            f"decontaminate.frequent={frequent}",
+        )
         cli("decontaminate", "jsonl:a.jsonl", f"out-{frequent}", "--workers", 1, *settings, ends=0)
         rows = Path(f"out-{frequent}/left_in.jsonl")
         left = [json.loads(line) for line in rows.open("rb")] if rows.exists() else []
         assert [row["id"] for row in left] == [f"a.jsonl:{n}" for n in range(1, listed + 1)]
         assert all(0.01 < row["share"] < 0.2 for row in left)
-        assert any("accordion" in text for text in texts_in(Path(f"out-{frequent}"))) == bool(listed)
+        assert any("accordion" in text for text in texts_in(Path(f"out-{frequent}"))) == bool(
+            listed
+        )
     assert "4 documents hold such n-grams still" in cli("stats", "out-4", ends=0).out
 
 
 def test_stages_have_switches(cli: Command) -> None:
-    german = "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde. " * 3
-    write_jsonl(Path("a.jsonl"), [sentences(20, 1), german, "こんにちは、世界。日本語の文章です。", "１２３"])
+    german = (
+        "Der Hund lief schnell über die Straße, weil das Wetter am Abend schlechter wurde. " * 3
+    )
+    write_jsonl(
+        Path("a.jsonl"),
+        [sentences(20, 1), german, "こんにちは、世界。日本語の文章です。", "１２３"],
+    )
     sure = ["language.keep=de", "language.min_probability=1.0"]
     cases = ((["language.keep=['de','en']"], 2), (sure, 0), (["language.keep=ja"], 1))
     for number, (settings, kept) in enumerate(cases):
@@ -254,10 +339,26 @@ def test_stages_have_switches(cli: Command) -> None:
         assert (len(texts_in(Path(f"out-{number}"))) if made.code == 0 else 0) == kept, made.err
     unknown = cli("language", "jsonl:a.jsonl", "out", "--set", "language.keep=german", ends=2)
     assert "knows no language 'german', but af, ar," in unknown.err
-    cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, "--set", "clean.fix_character_width=false", ends=0)
+    cli(
+        "clean",
+        "jsonl:a.jsonl",
+        "out",
+        "--workers",
+        1,
+        "--set",
+        "clean.fix_character_width=false",
+        ends=0,
+    )
     assert texts_in(Path("out"))[3] == "１２３"
     refused = cli(
-        "dedup", "jsonl:a.jsonl", "no", "--set", "deduplicate.bands=25", "--set", "deduplicate.rows=9", ends=2
+        "dedup",
+        "jsonl:a.jsonl",
+        "no",
+        "--set",
+        "deduplicate.bands=25",
+        "--set",
+        "deduplicate.rows=9",
+        ends=2,
     )
     assert "25 bands of 9 rows find 64.3% of the pairs at threshold = 0.7" in refused.err
 
@@ -267,12 +368,23 @@ def test_no_line_is_lost_in_silence(cli: Command) -> None:
     lines[3:6] = ["nonsense", '{"content": "x", "url": "y"}', "{}"]
     Path("a.jsonl").write_text("\n".join(lines) + "\n")
     error = cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, ends=2).error
-    assert "3 of 30 lines are no documents, more than sources.max_bad_fraction = 0.01 allows" in error
+    assert (
+        "3 of 30 lines are no documents, more than sources.max_bad_fraction = 0.01 allows" in error
+    )
     assert "a.jsonl, line 4: not JSON: " in error
     assert "a.jsonl, line 5: no text, but content, url; " in error
     assert not Path("out").exists()
     assert len(Path("out.quarantine.jsonl").read_text().splitlines()) == 3
-    made = cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, "--set", "sources.max_bad_fraction=0.1", ends=0)
+    made = cli(
+        "clean",
+        "jsonl:a.jsonl",
+        "out",
+        "--workers",
+        1,
+        "--set",
+        "sources.max_bad_fraction=0.1",
+        ends=0,
+    )
     assert made.out.startswith("clean out: 27 documents of 30, ")
     assert made.out.endswith("; warning: 3 of 30 lines are no documents, see quarantine.jsonl\n")
 
@@ -281,7 +393,9 @@ def test_overlap_is_measured(cli: Command) -> None:
     planted = sentences(4, 7).split(" ")
     write_jsonl(Path("t.jsonl"), [" ".join(planted), sentences(3, 8)])
     write_jsonl(Path("a.jsonl"), [sentences(8, 1), " ".join(planted[:20])])
-    outcome = cli("overlap", "jsonl:a.jsonl", "out", "--set", "overlap.test_sets=['jsonl:t.jsonl']", ends=0)
+    outcome = cli(
+        "overlap", "jsonl:a.jsonl", "out", "--set", "overlap.test_sets=['jsonl:t.jsonl']", ends=0
+    )
     found = json.loads(Path("out/overlap.json").read_text())["test_sets"]["jsonl:t.jsonl"]
     assert found["texts"] == 2
     assert found["occurrences"]["found"] == 13
@@ -289,11 +403,23 @@ def test_overlap_is_measured(cli: Command) -> None:
 
 
 def test_wikitext_is_held_against_its_own_training_text(cli: Command) -> None:
-    """Runs stop at unknown words of the test text; the training text is one file, as it is published."""
+    """Runs stop at unknown words of the test text; the training text is one file, as it is
+    published."""
     words = [f"word{place}" for place in range(24)]
-    Path("wiki.test.tokens").write_text(f" \n = A title = \n \n {' '.join([*words[:12], '<unk>', *words[12:]])} \n")
-    Path("wiki.train.tokens").write_text(f" \n = Another = \n \n {' '.join([*words[:10], '<unk>', *words[10:]])} . \n")
-    cli("overlap", "text:wiki.train.tokens", "out", "--set", "overlap.test_sets=['text:wiki.test.tokens']", ends=0)
+    Path("wiki.test.tokens").write_text(
+        f" \n = A title = \n \n {' '.join([*words[:12], '<unk>', *words[12:]])} \n"
+    )
+    Path("wiki.train.tokens").write_text(
+        f" \n = Another = \n \n {' '.join([*words[:10], '<unk>', *words[10:]])} . \n"
+    )
+    cli(
+        "overlap",
+        "text:wiki.train.tokens",
+        "out",
+        "--set",
+        "overlap.test_sets=['text:wiki.test.tokens']",
+        ends=0,
+    )
     found = json.loads(Path("out/overlap.json").read_text())["test_sets"]["text:wiki.test.tokens"]
     assert found["occurrences"] == {"ngrams": 10, "found": 3 + 5}
 
@@ -301,23 +427,35 @@ def test_wikitext_is_held_against_its_own_training_text(cli: Command) -> None:
 def test_nothing_is_written_outside_the_output(cli: Command, tmp_path: Path) -> None:
     """Hostile ids and links in the input stay text."""
     Path("in").mkdir()
-    lines = [{"id": "../../escape", "text": sentences(5, 1)}, {"id": "/etc/passwd\x00", "text": sentences(5, 2)}]
+    lines = [
+        {"id": "../../escape", "text": sentences(5, 1)},
+        {"id": "/etc/passwd\x00", "text": sentences(5, 2)},
+    ]
     Path("in/shard-00000.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
     (tmp_path / "in" / "link.txt").symlink_to(secret)
     before = {path: sha256_file(path) for path in tmp_path.rglob("*") if path.is_file()}
     assert cli("clean", "jsonl:in", "out", "--workers", 1).code == 0
-    after = {path: sha256_file(path) for path in tmp_path.rglob("*") if path.is_file() and "out" not in path.parts}
+    after = {
+        path: sha256_file(path)
+        for path in tmp_path.rglob("*")
+        if path.is_file() and "out" not in path.parts
+    }
     assert after == before
-    assert subprocess.run(["find", "out", "-type", "l"], capture_output=True, check=True).stdout == b""
+    assert (
+        subprocess.run(["find", "out", "-type", "l"], capture_output=True, check=True).stdout == b""
+    )
 
 
 def test_text_made_to_be_slow_is_in_quarantine(cli: Command) -> None:
     slow = ["a" + "\u0301\u0323" * 400_000, "&" + "amp;" * 400_000]
     write_jsonl(Path("corpus.jsonl"), [sentences(20, 1), *slow, sentences(20, 2)])
     cli("clean", "jsonl:corpus.jsonl", "out", "--workers", 1, *ANY_LOSS, ends=0)
-    quarantined = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text(encoding="utf-8").splitlines()]
+    quarantined = [
+        json.loads(line)
+        for line in Path("out/quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [(each["source"], each["reason"]) for each in quarantined] == [
         ("corpus.jsonl:2", "more than 1,000 marks on one character"),
         ("corpus.jsonl:3", "not repaired after 64 passes"),
@@ -330,7 +468,9 @@ def test_ctrl_c_is_heard_in_text_made_to_be_slow(tmp_path: Path) -> None:
     """The command ends long before its forty texts are read."""
     slow = "&" + "amp;" * 400_000
     write_jsonl(tmp_path / "corpus.jsonl", [slow] * 40)
-    command = Program("mlm-data", "clean", "jsonl:corpus.jsonl", "out", "--workers", 1, folder=tmp_path)
+    command = Program(
+        "mlm-data", "clean", "jsonl:corpus.jsonl", "out", "--workers", 1, folder=tmp_path
+    )
     while not list(tmp_path.glob("out/.work/*/.*.partial-*")):
         assert command.poll() is None, command.err
         time.sleep(0.01)
@@ -346,7 +486,16 @@ def test_ctrl_c_is_heard_while_one_word_is_cut_into_tokens(tmp_path: Path) -> No
     """A vocabulary is trained on a word of 16 million letters, and cuts it."""
     write_jsonl(tmp_path / "corpus.jsonl", ["a" * (16 << 20)])
     settings = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=270")
-    command = Program("mlm-data", "tokenize", "jsonl:corpus.jsonl", "out", "--workers", 1, *settings, folder=tmp_path)
+    command = Program(
+        "mlm-data",
+        "tokenize",
+        "jsonl:corpus.jsonl",
+        "out",
+        "--workers",
+        1,
+        *settings,
+        folder=tmp_path,
+    )
     code, seconds = command.interrupt_at(4, timeout=60)
     assert code == 7
     assert seconds < 5

@@ -44,12 +44,16 @@ def variants(pieces: list[str]) -> Iterator[str]:
 
 @settings(max_examples=300)
 @given(
-    passages=st.lists(st.text(st.sampled_from(LETTERS + OTHERS + "   "), max_size=30), min_size=1, max_size=4),
+    passages=st.lists(
+        st.text(st.sampled_from(LETTERS + OTHERS + "   "), max_size=30), min_size=1, max_size=4
+    ),
     between=st.text(st.characters(codec=None), max_size=20),
     length=st.integers(1, 5),
     shortest=st.integers(1, 5),
 )
-def test_both_searches_are_the_naive_one(passages: list[str], between: str, length: int, shortest: int) -> None:
+def test_both_searches_are_the_naive_one(
+    passages: list[str], between: str, length: int, shortest: int
+) -> None:
     ngrams = ngrams_in(passages, length, shortest)
     if not ngrams.ngrams:
         assert list(ngrams.matches("a b c")) == []
@@ -82,7 +86,10 @@ def test_every_character_is_found_in_both_cases() -> None:
     letters = [chr(code) for code in range(sys.maxunicode + 1) if re.match(r"\w", chr(code))]
     assert len(letters) > 100_000
     ngrams = Ngrams.of(f"x{letter.lower()}y z" for letter in letters)
-    for text in (" . ".join(f"x{form(letter)}y z" for letter in letters) for form in (str, str.lower, str.swapcase)):
+    for text in (
+        " . ".join(f"x{form(letter)}y z" for letter in letters)
+        for form in (str, str.lower, str.swapcase)
+    ):
         found = list(ngrams.search(text))
         assert len(found) > 100_000
         assert found == reference_search(ngrams)(text)

@@ -1,4 +1,5 @@
-"""Every erratum follows from the digits that stand in its quotations, and its command shows the printed numbers."""
+"""Every erratum follows from the digits that stand in its quotations, and its command shows the
+printed numbers."""
 
 import math
 import re
@@ -51,9 +52,13 @@ def shown(values: Sequence[float], form: str = "{:.1f} %") -> list[str]:
 
 
 def operations(hidden: float, layers: float, sequence: float, rows: float, again: float) -> float:
-    """Per sequence: matrix products forward and, twice as many, backward; `again` times attention's two once more."""
+    """Per sequence: matrix products forward and, twice as many, backward; `again` times attention's
+    two once more."""
     layer = 2 * sequence * (4 + 8) * hidden**2 + 2 * 2 * sequence**2 * hidden
-    return 3 * (layers * layer + 2 * sequence * hidden * rows) + layers * again * 2 * 2 * sequence**2 * hidden
+    return (
+        3 * (layers * layer + 2 * sequence * hidden * rows)
+        + layers * again * 2 * 2 * sequence**2 * hidden
+    )
 
 
 def parameters(layers: int, hidden: int, rows: int) -> tuple[float, float]:
@@ -71,10 +76,16 @@ def hardware_utilisation(erratum: Erratum) -> list[str]:
         _, seconds, _, model, hardware = row(table, name)
         _, hidden, layers, _, _, gpus, batch, _ = (each.value for each in row(models, name))
         counts = [operations(hidden, layers, sequence, rows, times) for times in (0, 1, 3)]
-        equation_8 = 72 * layers * sequence * hidden**2 * (
-            1 + sequence / (3 * hidden) + rows / (12 * hidden * layers)
-        )  # fmt: skip
-        assert counts[2] == pytest.approx(equation_8), "Equation 8 counts the two products three times"
+        equation_8 = (
+            72
+            * layers
+            * sequence
+            * hidden**2
+            * (1 + sequence / (3 * hidden) + rows / (12 * hidden * layers))
+        )
+        assert counts[2] == pytest.approx(equation_8), (
+            "Equation 8 counts the two products three times"
+        )
         of = [100 * batch * count / (seconds * gpus * PEAK) for count in counts]
         assert not apart(of[0], model)
         assert not apart(of[2], hardware)
@@ -83,12 +94,19 @@ def hardware_utilisation(erratum: Erratum) -> list[str]:
         for kind, value in zip(found, (of[0], of[2], of[1]), strict=True):
             found[kind].append(value.value)
         for kind, ratio in zip(
-            ratios, (hardware.value / model.value, counts[2] / counts[0], counts[1] / counts[0]), strict=True
+            ratios,
+            (hardware.value / model.value, counts[2] / counts[0], counts[1] / counts[0]),
+            strict=True,
         ):
             ratios[kind].append(ratio)
-    said = [", ".join(shown(values[:-1], "{:.1f}")) + f" and {values[-1]:.1f} %" for values in found.values()]
+    said = [
+        ", ".join(shown(values[:-1], "{:.1f}")) + f" and {values[-1]:.1f} %"
+        for values in found.values()
+    ]
     said[2] = ", ".join(shown(found["appendix"][:-1])) + f" and {found['appendix'][-1]:.1f} %"
-    return said + [", ".join(shown(each[:-1], "{:.3f}")) + f" and {each[-1]:.3f}" for each in ratios.values()]
+    return said + [
+        ", ".join(shown(each[:-1], "{:.3f}")) + f" and {each[-1]:.3f}" for each in ratios.values()
+    ]
 
 
 def selective(erratum: Erratum) -> list[str]:
@@ -98,8 +116,14 @@ def selective(erratum: Erratum) -> list[str]:
     said = []
     for words, claim in zip(models, printed, strict=True):
         _, sequence, hidden = map(float, numbers(words)[-3:])
-        share = [100 * (operations(hidden, 1, sequence, 0, times) / operations(hidden, 1, sequence, 0, 0) - 1)
-                 for times in (1, 3)]  # fmt: skip
+        share = [
+            100
+            * (
+                operations(hidden, 1, sequence, 0, times) / operations(hidden, 1, sequence, 0, 0)
+                - 1
+            )
+            for times in (1, 3)
+        ]
         assert not claim.low <= share[0] <= claim.high
         assert claim.low <= share[1] <= claim.high
         said += [f"{share[0]:.2f} %", f"{share[1]:.2f}"]
@@ -113,19 +137,30 @@ def outside_the_layers(erratum: Erratum) -> list[str]:
     inside = 34 + 5 * heads * sequence / hidden
     share = 100 * extra / (inside + extra)
     assert share > number(erratum.quotations[0].words, r"less than ([\d.]+)%").high
-    return [f"{share:.2f} %", f"{extra:.3f}", f"{inside:.1f}", f"{100 * extra / (34 + extra):.1f} %",
-            f"{share / 100:.4f}"]  # fmt: skip
+    return [
+        f"{share:.2f} %",
+        f"{extra:.3f}",
+        f"{inside:.1f}",
+        f"{100 * extra / (34 + extra):.1f} %",
+        f"{share / 100:.4f}",
+    ]
 
 
 def appendix_c(erratum: Erratum) -> list[str]:
     words, table = quoted(erratum, "Appendix C"), quoted(erratum, "Table 5")
-    to = {"175B": (r"to ([\d.]+)%", r"\(\+([\d.]+)%\) and"), "530B": (r"and ([\d.]+)%", r"\(\+([\d.]+)%\), resp")}
+    to = {
+        "175B": (r"to ([\d.]+)%", r"\(\+([\d.]+)%\) and"),
+        "530B": (r"and ([\d.]+)%", r"\(\+([\d.]+)%\), resp"),
+    }
     gains = {name: number(words, end) - row(table, name)[3] for name, (end, _) in to.items()}
     printed = {name: number(words, gain) for name, (_, gain) in to.items()}
     assert apart(gains["175B"], printed["175B"])
     assert not apart(gains["530B"], printed["530B"])
-    return [f"+{gains['175B'].value:.1f} %", f"{gains['175B'].low:.1f} to {gains['175B'].high:.1f}",
-            f"+{printed['530B'].value}"]  # fmt: skip
+    return [
+        f"+{gains['175B'].value:.1f} %",
+        f"{gains['175B'].low:.1f} to {gains['175B'].high:.1f}",
+        f"+{printed['530B'].value}",
+    ]
 
 
 def whose_batch(erratum: Erratum) -> list[str]:
@@ -147,16 +182,25 @@ def whose_batch(erratum: Erratum) -> list[str]:
 
 def points(erratum: Erratum) -> list[list[Range]]:
     """The two lists of points of a figure."""
-    return [[Range.printed(each) for each in numbers(one.words)] for one in erratum.quotations
-            if one.place.startswith("Figure")]  # fmt: skip
+    return [
+        [Range.printed(each) for each in numbers(one.words)]
+        for one in erratum.quotations
+        if one.place.startswith("Figure")
+    ]
 
 
 def small_batches(erratum: Erratum) -> list[str]:
     losses = [100 * (1 - one / other) for one, other in zip(*points(erratum), strict=True)]
-    assert max(loss.high for loss in losses) < number(erratum.quotations[0].words, r"up to (\d+)%").low
+    assert (
+        max(loss.high for loss in losses) < number(erratum.quotations[0].words, r"up to (\d+)%").low
+    )
     most = max(loss.high for loss in losses)
-    return [*shown([loss.value for loss in losses], "{:.0f} %"), f"{most:.0f} %", f"{100 * (1 - 3 / 4):.0f} %",
-            f"{100 * (4 / 3 - 1):.0f} %"]  # fmt: skip
+    return [
+        *shown([loss.value for loss in losses], "{:.0f} %"),
+        f"{most:.0f} %",
+        f"{100 * (1 - 3 / 4):.0f} %",
+        f"{100 * (4 / 3 - 1):.0f} %",
+    ]
 
 
 def interleaved(erratum: Erratum) -> list[str]:
@@ -173,7 +217,9 @@ def equation_4(erratum: Erratum) -> list[str]:
         re.findall(r"/(\d+)lh\)", quoted(erratum, "Equation 2"))[0]: "(V + s)",
         re.findall(r"/(\d+)lh\)", quoted(erratum, "Equation 3"))[0]: "V",
     }
-    assert printed == {small: dropped[other] for small, other in zip(dropped, reversed(dropped), strict=True)}
+    assert printed == {
+        small: dropped[other] for small, other in zip(dropped, reversed(dropped), strict=True)
+    }
     return [f"{factor}lh ≫ {term}" for factor, term in dropped.items()]
 
 
@@ -184,7 +230,11 @@ def two_definitions(erratum: Erratum) -> list[str]:
     assert "where b′ := B/b" in quoted(erratum, "Section 3.3.1")
     assert "define b′ as B/d" in quoted(erratum, "Section 3.4")
     assert definitions["B/b"] / data_parallel == microbatches, "the first is right where it stands"
-    right = [words for words, value in definitions.items() if value / micro + stages - 1 == microbatches + stages - 1]
+    right = [
+        words
+        for words, value in definitions.items()
+        if value / micro + stages - 1 == microbatches + stages - 1
+    ]
     assert right == ["B/d"], "Equation 1 needs the second"
     return ["B/b", *right]
 
@@ -210,7 +260,11 @@ def three_batches(erratum: Erratum) -> list[str]:
     curves = [int(each) for each in numbers(erratum.quotations[1].words)]
     assert {f"B={each}" for each in curves} == drawn
     assert "three different batch sizes" in erratum.quotations[0].words
-    beside = {int(claim.series[2:]) for claim in every_claim() if fnmatchcase(claim.id, "2021/figure-15/*")}
+    beside = {
+        int(claim.series[2:])
+        for claim in every_claim()
+        if fnmatchcase(claim.id, "2021/figure-15/*")
+    }
     return ["two curves", ", ".join(map(str, sorted(beside)[:-1])) + f" and {max(beside)}"]
 
 
@@ -227,7 +281,10 @@ def sizes(erratum: Erratum) -> list[str]:
         (small, r"(\d+) billion", r"(\d+) transformer layers", 12_288),
     ):
         printed = number(words, size)
-        inside, whole = (each / 1e9 for each in parameters(int(number(words, layers).value), hidden, rows + sequence))
+        inside, whole = (
+            each / 1e9
+            for each in parameters(int(number(words, layers).value), hidden, rows + sequence)
+        )
         assert not printed.low <= whole <= printed.high
         assert printed.low <= inside <= printed.high
         said += [f"{inside:.1f}", f"{whole:.1f}B"]
@@ -239,7 +296,11 @@ def sizes(erratum: Erratum) -> list[str]:
 
 def scaling_512(erratum: Erratum) -> list[str]:
     abstract, section = quoted(erratum, "abstract"), quoted(erratum, "Section 5.1.1")
-    share = 100_000 * number(abstract, r"sustain ([\d.]+) Peta") / (512 * number(abstract, r"sustains (\d+) Tera"))
+    share = (
+        100_000
+        * number(abstract, r"sustain ([\d.]+) Peta")
+        / (512 * number(abstract, r"sustains (\d+) Tera"))
+    )
     assert "512 GPUs" in section
     assert apart(number(abstract, r"with (\d+)%"), number(section, r"(\d+)% scaling"))
     return [f"{share.value:.1f} %", f"{share.low:.1f} to {share.high:.1f} %"]
@@ -258,7 +319,10 @@ def bert_large(erratum: Erratum) -> list[str]:
 
 def token_ratio(erratum: Erratum) -> list[str]:
     words = quoted(erratum, "Section 5.3")
-    ratio = number(words, r"for ([\d.]+) million iterations and").value / number(words, r"for (\d+) million").value
+    ratio = (
+        number(words, r"for ([\d.]+) million iterations and").value
+        / number(words, r"for (\d+) million").value
+    )
     printed = numbers(quoted(erratum, "Table 5: trained").removeprefix("Megatron-3.9B"))[0]
     assert printed == 1
     assert math.floor(ratio + 0.5) == printed, "a question, for it rounds so"
@@ -302,7 +366,8 @@ DERIVED: dict[str, Callable[[Erratum], list[str]]] = {
     "3.8B and 3.9B": bert_sizes,
     "Which corpus was split": which_corpus,
 }
-"""Each asserts that the document disagrees with itself, or what else the class says, and returns words that follow."""
+"""Each asserts that the document disagrees with itself, or what else the class says, and returns
+words that follow."""
 
 
 def test_every_erratum_is_derived() -> None:
@@ -314,7 +379,9 @@ def test_an_erratum_follows_from_the_digits_in_its_quotations(title: str) -> Non
     erratum = ERRATA[title]
     said = f"{erratum.printed} | {erratum.follows} | {erratum.text}"
     for words in DERIVED[title](erratum):
-        assert re.search(rf"(?<![\d.]){re.escape(words)}(?!\d)", said), f"{title} does not say {words}"
+        assert re.search(rf"(?<![\d.]){re.escape(words)}(?!\d)", said), (
+            f"{title} does not say {words}"
+        )
 
 
 @pytest.mark.parametrize("title", ERRATA)
@@ -322,7 +389,9 @@ def test_what_is_printed_stands_in_a_quotation(title: str) -> None:
     erratum = ERRATA[title]
     quotations = " ".join(each.words for each in erratum.quotations)
     for printed in numbers(erratum.printed.replace("B ", " ").replace("%", "")):
-        assert printed in numbers(re.sub(r"[BM%x]\b|%", " ", quotations)) or f"{printed}" in quotations, printed
+        assert (
+            printed in numbers(re.sub(r"[BM%x]\b|%", " ", quotations)) or f"{printed}" in quotations
+        ), printed
 
 
 @pytest.mark.parametrize("title", ERRATA)
@@ -348,7 +417,10 @@ def test_what_was_cleared_is_no_erratum() -> None:
     size = Range.printed(Decimal("8.3")) / Range.printed(Decimal("1.5"))
     expected = {
         "did not fit on 560 GPUs": ["640"],
-        "by 15%": [f"{100 * (max(curve) / min(curve) - 1):.0f} %", f"{max(curve):.0f} over {min(curve):.0f}"],
+        "by 15%": [
+            f"{100 * (max(curve) / min(curve) - 1):.0f} %",
+            f"{max(curve):.0f} over {min(curve):.0f}",
+        ],
         "2× lower": [f"{max(ends) / min(ends):.2f}", f"{max(ends):.0f} over {min(ends):.0f}"],
         "about 40 months": [f"{months:.1f} months"],
         "13.8 terabytes": [f"{14 * 1008:,} GB", f"{14 * 1008 / 1024:.1f} times 1,024 GB"],
@@ -371,7 +443,11 @@ def test_a_command_shows_the_printed_numbers(title: str, command: Command) -> No
     done = command(main, *shlex.split(erratum.command))
     assert done.code in (0, 3), done.err
     rows = {line.partition(" ")[0]: line for line in done.out.splitlines()}
-    claims = {claim.id: claim for claim in every_claim() if any(fnmatchcase(claim.id, each) for each in erratum.claims)}
+    claims = {
+        claim.id: claim
+        for claim in every_claim()
+        if any(fnmatchcase(claim.id, each) for each in erratum.claims)
+    }
     for name, claim in claims.items():
         assert claim.published in rows[name]
 

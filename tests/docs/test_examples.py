@@ -40,20 +40,25 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def change(before: str, diff: str) -> str:
-    """The text with the lines of each hunk replaced; what stands in the hunk must stand once in the text."""
+    """The text with the lines of each hunk replaced; what stands in the hunk must stand once in the
+    text."""
     for hunk in diff.split("@@\n"):
         lines = hunk.splitlines(keepends=True)
         old = "".join(line[1:] for line in lines if line[0] in " -")
         new = "".join(line[1:] for line in lines if line[0] in " +")
-        assert before.count(old) == 1, f"the documentation changes lines that are no longer there:\n{old}"
+        assert before.count(old) == 1, (
+            f"the documentation changes lines that are no longer there:\n{old}"
+        )
         before = before.replace(old, new)
     return before
 
 
 def follow(page: str, folder: Path, changes: bool = True) -> list[str]:
-    """Do what the page says in `folder`, a copy of the package; the output of each block of commands.
+    """Do what the page says in `folder`, a copy of the package; the output of each block of
+    commands.
 
-    Where it `changes` nothing of the package, commands are forked from a process that has imported it.
+    Where it `changes` nothing of the package, commands are forked from a process that has imported
+    it.
     """
     environment, outputs = variables(folder), list[str]()
     for block in blocks(page):
@@ -71,7 +76,12 @@ def follow(page: str, folder: Path, changes: bool = True) -> list[str]:
                     outputs[-1] += call(environment, *shlex.split(line), folder=folder, ends=0).out
                     continue
                 done = subprocess.run(
-                    shlex.split(line), cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+                    shlex.split(line),
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
                 )
                 assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
                 outputs[-1] += done.stdout
@@ -84,9 +94,12 @@ def follow(page: str, folder: Path, changes: bool = True) -> list[str]:
 def variables(folder: Path) -> dict[str, str]:
     """Environment of commands of the package in `folder`."""
     return {name: value for name, value in os.environ.items() if name != "MLM_DATA_DIR"} | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(folder / "sources"),
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"),
-    }  # fmt: skip
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(folder / "sources"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
 
 
 def words(text: str) -> str:
@@ -121,8 +134,18 @@ def test_a_new_stage_changes_no_recipe_and_passes_the_tests_of_stages(copy: Path
     (new,) = (block for block in blocks(page) if block.title.startswith("data_pipeline/stages/"))
     (copy / new.title).write_text(new.text, encoding="utf-8")
     assert dry_runs(copy) == before
-    tests = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "tests/data_pipeline/test_stages.py"]
-    done = subprocess.run(tests, cwd=ROOT, env=variables(copy), capture_output=True, text=True, timeout=600)
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-vv",
+        "-p",
+        "no:cacheprovider",
+        "tests/data_pipeline/test_stages.py",
+    ]
+    done = subprocess.run(
+        tests, cwd=ROOT, env=variables(copy), capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stdout
     assert "test_a_filter_of_texts_does_what_its_examples_say[letters] PASSED" in done.stdout
 
@@ -131,21 +154,30 @@ def dry_runs(copy: Path) -> list[str]:
     """Recipe and digest that a dry run of each shipped recipe prints."""
     recipes = sorted((copy / "data_pipeline" / "recipes").glob("*.toml"))
     commands = (["mlm-data", "run", str(recipe), "--dry-run"] for recipe in recipes)
-    done = [subprocess.run(each, cwd=copy, env=variables(copy), capture_output=True, timeout=300) for each in commands]
+    done = [
+        subprocess.run(each, cwd=copy, env=variables(copy), capture_output=True, timeout=300)
+        for each in commands
+    ]
     assert len({each.stdout.split()[-1] for each in done}) == len(recipes) > 4
     return [each.stdout.decode() for each in done]
 
 
 def test_a_corpus_of_ones_own_trains(tmp_path: Path) -> None:
-    *_, traced = follow((ROOT / "docs" / "corpus.md").read_text(encoding="utf-8"), tmp_path, changes=False)
+    *_, traced = follow(
+        (ROOT / "docs" / "corpus.md").read_text(encoding="utf-8"), tmp_path, changes=False
+    )
     assert "(https://beispiel.de/" in traced
 
 
 def test_own_text_becomes_a_sentence(tmp_path: Path) -> None:
-    *_, sentence, place = follow((ROOT / "docs" / "walk.md").read_text(encoding="utf-8"), tmp_path, changes=False)
+    *_, sentence, place = follow(
+        (ROOT / "docs" / "walk.md").read_text(encoding="utf-8"), tmp_path, changes=False
+    )
     assert sentence.startswith("The statement")
     page = tmp_path / place.strip()
-    assert json.loads((tmp_path / "runs" / "sentence.json").read_bytes())["continuation"] in unescape(page.read_text())
+    assert json.loads((tmp_path / "runs" / "sentence.json").read_bytes())[
+        "continuation"
+    ] in unescape(page.read_text())
     if BROWSER:
         opened = browse(page, tmp_path / "profile", "--dump-dom")
         assert "CONSOLE" not in opened.stderr
@@ -154,11 +186,19 @@ def test_own_text_becomes_a_sentence(tmp_path: Path) -> None:
 
 def test_there_is_an_example_of_each_kind() -> None:
     assert [page.stem for page in EXAMPLES] == [
-        "experiment", "kernel", "measurement", "model", "optimizer", "protocol", "stage",
-    ]  # fmt: skip
+        "experiment",
+        "kernel",
+        "measurement",
+        "model",
+        "optimizer",
+        "protocol",
+        "stage",
+    ]
 
 
 def test_an_example_that_no_longer_fits_is_named() -> None:
     with pytest.raises(AssertionError, match="no longer there"):
         change("a = 1\n", " a = 2\n+b = 3\n")
-    assert change("a = 1\nc = 3\n", " a = 1\n+b = 2\n@@\n-c = 3\n+c = 4\n") == "a = 1\nb = 2\nc = 4\n"
+    assert (
+        change("a = 1\nc = 3\n", " a = 1\n+b = 2\n@@\n-c = 3\n+c = 4\n") == "a = 1\nb = 2\nc = 4\n"
+    )

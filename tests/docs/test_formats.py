@@ -24,15 +24,21 @@ LATER = {"warning"}
 
 
 def check_schema(values: Any, model: type[FileSchema], *lacking: str) -> None:
-    """The class has a field for every key at every depth, and every field but those lacking is there."""
+    """The class has a field for every key at every depth, and every field but those lacking is
+    there."""
     assert set(model.model_fields) - set(lacking) == set(values)
     read = parse_document(values, model, "the file")
-    assert json.dumps(read.to_json()) == json.dumps(values)  # an unknown key would be lost; the order is kept
+    assert json.dumps(read.to_json()) == json.dumps(
+        values
+    )  # an unknown key would be lost; the order is kept
 
 
 def tables(heading: str) -> list[dict[str, str]]:
-    """The tables below a heading: what stands in the first column's backticks, with the last column."""
-    (part,) = re.findall(rf"^###? {re.escape(heading)}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    """The tables below a heading: what stands in the first column's backticks, with the last
+    column."""
+    (part,) = re.findall(
+        rf"^###? {re.escape(heading)}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL
+    )
     found = []
     for table in re.findall(r"^\|---.*\n((?:\|.*\n)+)", part, re.MULTILINE):
         rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
@@ -71,7 +77,10 @@ def test_keys_of_a_stage() -> None:
 
 
 def test_keys_of_the_metrics(run: Path) -> None:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     iteration, validation = tables("metrics.jsonl")
     assert set(iteration) == set(next(line for line in lines if line["kind"] == "train"))
     assert {line["kind"] for line in lines} == {"train", "validation", "final-validation"}
@@ -101,18 +110,34 @@ def test_files_and_keys_of_a_checkpoint(run: Path) -> None:
 
 def test_a_dataset_is_read_whole(tmp_path: Path) -> None:
     dataset = build(tmp_path, config_for(f"jsonl:{write_mixed(tmp_path, 60)}"), "runs")
-    for name, model in (("manifest.json", Manifest), ("ledger.json", Ledger), ("dataset.json", DataCard)):
-        check_schema(read(dataset / name), model, *(["layouts", "attempts"] if model is Manifest else []))
+    for name, model in (
+        ("manifest.json", Manifest),
+        ("ledger.json", Ledger),
+        ("dataset.json", DataCard),
+    ):
+        check_schema(
+            read(dataset / name), model, *(["layouts", "attempts"] if model is Manifest else [])
+        )
 
 
 def test_what_was_not_given_is_not_written() -> None:
-    step = Step(kind="train", iteration=1, loss=2.0, learning_rate=0.1, gradient_norm=None, seconds=1.0,
-                tokens_per_second=1.0, model_tflops=1.0)  # fmt: skip
+    step = Step(
+        kind="train",
+        iteration=1,
+        loss=2.0,
+        learning_rate=0.1,
+        gradient_norm=None,
+        seconds=1.0,
+        tokens_per_second=1.0,
+        model_tflops=1.0,
+    )
     assert "warning" not in step.to_json()
     assert '"gradient_norm": null' in step.to_line()
 
 
 def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"parameters": "many"}')
-    with pytest.raises(IntegrityFailure, match=r"^summary.json is not what it should be: parameters: "):
+    with pytest.raises(
+        IntegrityFailure, match=r"^summary.json is not what it should be: parameters: "
+    ):
         read_document(tmp_path / "summary.json", TrainingSummary)

@@ -1,4 +1,5 @@
-"""NOTICE names every package that is pinned, with the licence that it states; so does the bill of a wheel."""
+"""NOTICE names every package that is pinned, with the licence that it states; so does the bill of a
+wheel."""
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,7 +37,9 @@ def test_a_package_without_a_word_in_its_metadata_is_known_by_its_text() -> None
     assert licence("no-such-package") == NOT_HERE
 
 
-def test_the_list_is_replaced_and_the_rest_of_the_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_is_replaced_and_the_rest_of_the_file_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = (ROOT / "NOTICE").read_text(encoding="utf-8")
     assert notice().partition(BEGIN)[0] == before.partition(BEGIN)[0]
     monkeypatch.setattr("docs.hooks.licences.pins", lambda: [])

@@ -53,22 +53,27 @@ def test_the_pictures_are_what_their_command_draws(tmp_path: Path) -> None:
 
 def test_generated_parts_are_current() -> None:
     for page in pages():
-        assert generated.rewrite(page.read_text(encoding="utf-8")) == page.read_text(encoding="utf-8"), (
-            f"{page.name}: run `python -m docs.hooks.generated`"
-        )
+        assert generated.rewrite(page.read_text(encoding="utf-8")) == page.read_text(
+            encoding="utf-8"
+        ), f"{page.name}: run `python -m docs.hooks.generated`"
     assert len(pages()) >= 5
 
 
 def test_what_the_page_on_lamb_says_of_its_table_is_so() -> None:
-    """Both answers are no; a factor on the gradients shows in no mean, a warm-up without correction in no end."""
-    (run,) = (ROOT / "results" / "ablations").glob("experiment-transformer-xl-trust-ratio-effects-*")
+    """Both answers are no; a factor on the gradients shows in no mean, a warm-up without correction
+    in no end."""
+    (run,) = (ROOT / "results" / "ablations").glob(
+        "experiment-transformer-xl-trust-ratio-effects-*"
+    )
     findings, _ = derive_effects(run)
     assert [finding.outcome for finding in findings] == ["contradicted", "contradicted"]
     page = (ROOT / "docs" / "lamb.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (.+? − .+?) \| (.+) \|$", page, re.MULTILINE))
     assert len(rows) == len(PAIRS)
     for name, cells in rows.items():
-        early, end = (list(map(float, re.findall(r"[-+][\d.]+", cell))) for cell in cells.split(" | "))
+        early, end = (
+            list(map(float, re.findall(r"[-+][\d.]+", cell))) for cell in cells.split(" | ")
+        )
         if "1024" in name:
             assert max(abs(early[0]), abs(end[0])) < 0.01
         elif name.startswith("none"):
@@ -78,13 +83,24 @@ def test_what_the_page_on_lamb_says_of_its_table_is_so() -> None:
 
 def test_what_was_forecast_is_told_apart_from_what_was_not() -> None:
     """Each step of the order has the verdict of the sealed forecast, whatever that is."""
-    (small, large) = (each for each in every_verdict() if each.experiment == "2019/size" and each.scale == "reduced")
+    (small, large) = (
+        each
+        for each in every_verdict()
+        if each.experiment == "2019/size" and each.scale == "reduced"
+    )
     for outcomes in (("confirmed", "undecided"), ("contradicted", "confirmed")):
-        steps = [replace(each, outcome=outcome) for each, outcome in zip((small, large), outcomes, strict=True)]
+        steps = [
+            replace(each, outcome=outcome)
+            for each, outcome in zip((small, large), outcomes, strict=True)
+        ]
         said = forecast_of_order([*every_verdict()[:5], *steps])
-        assert said.startswith("In other runs, whose forecast was sealed before they were trained, ")
+        assert said.startswith(
+            "In other runs, whose forecast was sealed before they were trained, "
+        )
         assert [f"is {outcome}" in said for outcome in outcomes] == [True, True]
-        assert said.index(small.claim.id.rpartition("/")[2]) < said.index(large.claim.id.rpartition("/")[2])
+        assert said.index(small.claim.id.rpartition("/")[2]) < said.index(
+            large.claim.id.rpartition("/")[2]
+        )
     assert forecast_of_order(every_verdict()[:5]) == ""
 
 

@@ -1,4 +1,5 @@
-"""The documentation builds strictly, loads nothing from elsewhere and leaves out no verb, protocol or exit code."""
+"""The documentation builds strictly, loads nothing from elsewhere and leaves out no verb, protocol
+or exit code."""
 
 import os
 import re
@@ -22,7 +23,9 @@ def build(root: Path, out: Path) -> "subprocess.CompletedProcess[str]":
     """`mkdocs build --strict` in `root`."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +46,18 @@ def sections(page: Path) -> dict[str, str]:
 
 def test_every_page_is_built_and_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
-    assert {page.stem for page in pages} >= {"index", "architecture", "security", "contributing", "kernel"}
+    assert {page.stem for page in pages} >= {
+        "index",
+        "architecture",
+        "security",
+        "contributing",
+        "kernel",
+    }
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        assert not re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?:https?:)?//[^"]*"', text), page
+        assert not re.findall(
+            r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(?:https?:)?//[^"]*"', text
+        ), page
 
 
 def verbs_of(name: str) -> dict[str, Any]:
@@ -57,7 +68,12 @@ def verbs_of(name: str) -> dict[str, Any]:
 
 def options_of(verb: Any) -> set[str]:
     """The options of a verb, `--help` among them."""
-    return {name for parameter in verb.params if parameter.param_type_name == "option" for name in parameter.opts}
+    return {
+        name
+        for parameter in verb.params
+        if parameter.param_type_name == "option"
+        for name in parameter.opts
+    }
 
 
 @pytest.mark.parametrize("name", command_names())
@@ -72,7 +88,9 @@ def test_every_verb_has_a_section_with_its_options(site: Path, name: str) -> Non
 
 
 def test_a_page_names_only_commands_that_exist() -> None:
-    targets = re.findall(r"^([a-z0-9. -]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(
+        r"^([a-z0-9. -]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     count = 0
     for page in (ROOT / "docs").rglob("*.md"):
         text = page.read_text(encoding="utf-8")
@@ -85,8 +103,12 @@ def test_a_page_names_only_commands_that_exist() -> None:
                 elif program in command_names():
                     verbs = verbs_of(program)
                     verb = verbs[arguments[0] if arguments[0] in verbs else "run"]
-                    if not verb.context_settings.get("ignore_unknown_options"):  # else they are another program's
-                        assert {word for word in arguments if word.startswith("--")} <= options_of(verb), page
+                    if not verb.context_settings.get(
+                        "ignore_unknown_options"
+                    ):  # else they are another program's
+                        assert {word for word in arguments if word.startswith("--")} <= options_of(
+                            verb
+                        ), page
                     count += 1
     assert count > 10
 
@@ -94,7 +116,10 @@ def test_a_page_names_only_commands_that_exist() -> None:
 def windows(text: str) -> list[dict[str, list[str]]]:
     """The rows of a diagram's windows, by their heads."""
     blocks = re.split(r"^(?:window|example) \d+$", text, flags=re.MULTILINE)[1:]
-    return [{row[0]: row[1:] for line in block.splitlines() if (row := line.split())} for block in blocks]
+    return [
+        {row[0]: row[1:] for line in block.splitlines() if (row := line.split())}
+        for block in blocks
+    ]
 
 
 def test_every_protocol_has_a_diagram(site: Path) -> None:
@@ -127,7 +152,11 @@ def test_every_exit_code_is_on_the_page(site: Path) -> None:
 
 
 def test_the_menu_is_short_and_begins_with_what_was_found(site: Path) -> None:
-    menu = re.search(r"^nav:\n(.*?)\n\n", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    menu = re.search(
+        r"^nav:\n(.*?)\n\n",
+        (ROOT / "mkdocs.yml").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     assert menu
     pages = re.findall(r"\S+\.md", menu[1])
     assert len(pages) <= 15
@@ -144,7 +173,9 @@ def test_the_first_line_of_a_page_says_for_whom_it_is(site: Path) -> None:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_a_search_finds_words_in_a_site_that_is_opened_from_the_disk(site: Path, tmp_path: Path) -> None:
+def test_a_search_finds_words_in_a_site_that_is_opened_from_the_disk(
+    site: Path, tmp_path: Path
+) -> None:
     page = f"{(site / 'index.html').as_uri()}?q=microbatches"
     done = browse(page, tmp_path / "profile", "--virtual-time-budget=10000", "--dump-dom")
     assert re.search(r"\d+ matching documents", done.stdout)
@@ -156,7 +187,10 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     for name in ("pyproject.toml", "results", "SECURITY.md", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(ROOT / name)
-    for page, fault in (("index", "[a](nowhere.md)"), ("protocols", "[b](formats.md#no-such-heading)")):
+    for page, fault in (
+        ("index", "[a](nowhere.md)"),
+        ("protocols", "[b](formats.md#no-such-heading)"),
+    ):
         with (tmp_path / "docs" / f"{page}.md").open("a", encoding="utf-8") as file:
             file.write(f"\n{fault}\n")
     (tmp_path / "docs" / "alone.md").write_text("# No page of the menu\n", encoding="utf-8")

@@ -12,9 +12,25 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_siz
 from mlm_repro.lineage.digest import seal
 
 WORDS = (
-    "the", "a", "river", "house", "stone", "walks", "sleeps", "under", "over", "bright", "old", "wind", "and", "then",
-    "slowly", "child", "reads", "sings",
-)  # fmt: skip
+    "the",
+    "a",
+    "river",
+    "house",
+    "stone",
+    "walks",
+    "sleeps",
+    "under",
+    "over",
+    "bright",
+    "old",
+    "wind",
+    "and",
+    "then",
+    "slowly",
+    "child",
+    "reads",
+    "sings",
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,11 +49,20 @@ def write_dataset(directory: Path, seed: int = 0) -> Path:
     tokenizer = Tokenizer.train(texts, 290)
     tokenizer.save(directory / "tokenizer")
     for split, part in (("train", texts[:150]), ("valid", texts[150:])):
-        with TokenFileWriter(directory / f"{split}_text_document", token_dtype(tokenizer.vocab_size)) as writer:
+        with TokenFileWriter(
+            directory / f"{split}_text_document", token_dtype(tokenizer.vocab_size)
+        ) as writer:
             for text in part:
                 writer.add_document([*tokenizer.encode(text), tokenizer.end_of_text])
-    sizes = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size)}
-    made_by = {"name": "words", "seed": seed, "tokenizer": {"kind": "train", "digest": tokenizer.digest}}
+    sizes = {
+        "vocab_size": tokenizer.vocab_size,
+        "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size),
+    }
+    made_by = {
+        "name": "words",
+        "seed": seed,
+        "tokenizer": {"kind": "train", "digest": tokenizer.digest},
+    }
     (directory / "dataset.json").write_text(json.dumps(made_by | sizes), encoding="utf-8")
     seal(directory)
     return directory
@@ -72,7 +97,8 @@ def uninterrupted_long(dataset: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def rough(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the `checkpoint` of `rough_model` and what was `exported` from it for Hugging Face."""
+    """A folder with the `checkpoint` of `rough_model` and what was `exported` from it for Hugging
+    Face."""
     from mlm_repro.engine.formats.convert import export_checkpoint
     from tests.engine.test_formats_checkpoint import write_rough
 

@@ -1,8 +1,9 @@
-"""Run a process: what a GPU is given in one layer of a microbatch, and in an update, on tensors without values.
+"""Run a process: what a GPU is given in one layer of a microbatch, and in an update, on tensors
+without values.
 
-Prints JSON: by name of what is launched, how often and with how many bytes that are read and written;
-copies from the host have a name of their own. A layer is what a microbatch has more with one layer more. The update
-is what follows the last backward pass.
+Prints JSON: by name of what is launched, how often and with how many bytes that are read and
+written; copies from the host have a name of their own. A layer is what a microbatch has more with
+one layer more. The update is what follows the last backward pass.
 """
 
 import json
@@ -28,7 +29,15 @@ from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 
 S, B, H, HEADS = 1024, 8, 1920, 20
-NOTHING = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "_unsafe_view", "set_"}
+NOTHING = {
+    "empty",
+    "new_empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "set_",
+}
 """Operations that launch nothing, besides views."""
 Counts = dict[str, tuple[int, int]]
 
@@ -44,23 +53,37 @@ def count(name: str, read: Any, written: Any) -> None:
 
 
 class Counting(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         result = function(*arguments, **(options or {}))
         name = function.overloadpacket.__name__
-        devices = {each.device.type for each in tree_leaves(arguments) if isinstance(each, torch.Tensor)}
+        devices = {
+            each.device.type for each in tree_leaves(arguments) if isinstance(each, torch.Tensor)
+        }
         made = {each.device.type for each in tree_leaves(result) if isinstance(each, torch.Tensor)}
         if "meta" in devices | made and not function.is_view and name not in NOTHING:
             from_host = "cpu" in devices and name in ("_to_copy", "copy_")
-            count("copy from the host" if from_host else name, *passed(function, arguments, options or {}, result))
+            count(
+                "copy from the host" if from_host else name,
+                *passed(function, arguments, options or {}, result),
+            )
         return result
 
 
 def passed(function: Any, arguments: Any, options: Any, result: Any) -> tuple[Any, Any]:
-    """What an operation reads, and what it writes: its result, and what it changes in place without returning it."""
-    given = [(each, *arguments[i : i + 1], options.get(each.name)) for i, each in enumerate(function._schema.arguments)]
+    """What an operation reads, and what it writes: its result, and what it changes in place without
+    returning it."""
+    given = [
+        (each, *arguments[i : i + 1], options.get(each.name))
+        for i, each in enumerate(function._schema.arguments)
+    ]
     changed = [each[1] for each in given if each[0].alias_info and each[0].alias_info.is_write]
     overwrites = function.overloadpacket.__name__ in ("copy_", "fill_", "zero_")
-    return [each[1] for each in given if not overwrites or each[1] is not changed[0]], (changed, result)
+    return [each[1] for each in given if not overwrites or each[1] is not changed[0]], (
+        changed,
+        result,
+    )
 
 
 def launch(self: Any, *arguments: Any, **options: Any) -> None:
@@ -71,7 +94,9 @@ def launch(self: Any, *arguments: Any, **options: Any) -> None:
         [given[name] for name in set(re.findall(rf"tl\.{verb}\((\w+)", source)) & given.keys()]
         for verb in ("load", "store")
     )
-    if room != "adamw":  # which alone works in place: others are given a tensor twice where they store nothing
+    if (
+        room != "adamw"
+    ):  # which alone works in place: others are given a tensor twice where they store nothing
         written = [each for each in written if not any(each is other for other in read)]
     knows = room == "adamw" or room.startswith("bias")
     count(f"{room}.{self.__name__.strip('_')}", *((read, written) if knows else (arguments, ())))
@@ -88,17 +113,27 @@ for places in KERNELS.values():
 def launched(layers: int, microbatches: int, is_update: bool = False) -> tuple[Counter[str], ...]:
     """Of the second iteration of a model, or of its update alone."""
     model = ModelConfig(
-        num_layers=layers, hidden_size=H, num_heads=HEADS, seq_length=S, vocab_size=512, padded_vocab_size=512
+        num_layers=layers,
+        hidden_size=H,
+        num_heads=HEADS,
+        seq_length=S,
+        vocab_size=512,
+        padded_vocab_size=512,
     )
     train = TrainConfig(
-        iterations=2, global_batch_size=B * microbatches, microbatch_size=B, learning_rate=1e-3, warmup_iterations=0,
+        iterations=2,
+        global_batch_size=B * microbatches,
+        microbatch_size=B,
+        learning_rate=1e-3,
+        warmup_iterations=0,
         precision="bf16",
-    )  # fmt: skip
+    )
     _, training = step.build_step(model, train, ParallelConfig(), serial_mesh("meta"))
     tokens = torch.zeros(B, S, dtype=torch.int64, device="meta")
     for iteration in range(2):
         inputs = [
-            PipelineInput(tokens, tokens, Dropout(0.1, 1, iteration, tuple(range(B)))) for _ in range(microbatches)
+            PipelineInput(tokens, tokens, Dropout(0.1, 1, iteration, tuple(range(B))))
+            for _ in range(microbatches)
         ]
         with Counting():
             counts.clear()
@@ -118,7 +153,9 @@ def after_clearing(finish: Callable[[float], None]) -> Callable[[float], None]:
     return finish_alone
 
 
-def more(larger: tuple[Counter[str], ...], smaller: tuple[Counter[str], ...]) -> tuple[Counter[str], ...]:
+def more(
+    larger: tuple[Counter[str], ...], smaller: tuple[Counter[str], ...]
+) -> tuple[Counter[str], ...]:
     return tuple(
         Counter({name: a[name] - b[name] for name in a | b if a[name] != b[name]})
         for a, b in zip(larger, smaller, strict=True)

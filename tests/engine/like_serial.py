@@ -23,9 +23,13 @@ def whole(p: ShardedParameter, part: torch.Tensor) -> Any:
 
 
 def trained(
-    model: PartitionedModel, step: TrainingStep, train: TrainConfig, batch: Callable[[int], list[PipelineInput]]
+    model: PartitionedModel,
+    step: TrainingStep,
+    train: TrainConfig,
+    batch: Callable[[int], list[PipelineInput]],
 ) -> Result:
-    """Train on this rank's microbatches of each iteration: losses, norms, whole gradients and weights of its stages."""
+    """Train on this rank's microbatches of each iteration: losses, norms, whole gradients and
+    weights of its stages."""
     losses, norms = [], []
     for iteration in range(train.iterations):
         gradient = step.gradient(batch(iteration))
@@ -47,4 +51,6 @@ def assert_like_serial(ranks: Sequence[Result], serial: Result) -> None:
             np.testing.assert_allclose(rank[what], serial[what], rtol=0, atol=1e-10, err_msg=what)
         for what in tensors:
             for name, value in rank[what].items():
-                np.testing.assert_allclose(value, serial[what][name], rtol=0, atol=1e-10, err_msg=f"{what} {name}")
+                np.testing.assert_allclose(
+                    value, serial[what][name], rtol=0, atol=1e-10, err_msg=f"{what} {name}"
+                )

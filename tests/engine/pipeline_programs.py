@@ -1,4 +1,5 @@
-"""Holds the programs of a pipeline's ranks against what is asked of them, apart from how they were made."""
+"""Holds the programs of a pipeline's ranks against what is asked of them, apart from how they were
+made."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -8,12 +9,16 @@ from mlm_repro.engine.pipeline.schedule import Op
 
 
 def check_programs(
-    programs: Sequence[Sequence[Instruction]], chunks: int, microbatches: int, passes: Iterable[Op] = tuple(Op)
+    programs: Sequence[Sequence[Instruction]],
+    chunks: int,
+    microbatches: int,
+    passes: Iterable[Op] = tuple(Op),
 ) -> None:
     """Raise ValueError unless the programs are complete and safe.
 
-    Each chunk makes each of the `passes` of each microbatch once, the forward pass first; each message is sent and
-    received once, in the same order at both ends; what is consumed was received before.
+    Each chunk makes each of the `passes` of each microbatch once, the forward pass first; each
+    message is sent and received once, in the same order at both ends; what is consumed was received
+    before.
     """
     pp = len(programs)
     last = pp * chunks - 1
@@ -44,7 +49,10 @@ def check_programs(
         if seen != expected:
             raise ValueError(f"rank {rank} leaves out {sorted(expected - seen)[:3]}")
     for low, high in combinations(range(pp), 2):
-        theirs = [message._replace(send=not message.send, peer=high) for message in _between(programs[high], low)]
+        theirs = [
+            message._replace(send=not message.send, peer=high)
+            for message in _between(programs[high], low)
+        ]
         if _between(programs[low], high) != theirs:
             raise ValueError(f"ranks {low} and {high} disagree about the order of their messages")
 

@@ -45,7 +45,9 @@ def little_room(size: int) -> None:
         model = self.model
         if model.mesh.dp.rank == model.mesh.dp.size - 1:
             status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-            used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize:"))
+            used = next(
+                int(line.split()[1]) * 1024 for line in status if line.startswith("VmSize:")
+            )
             resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.RLIM_INFINITY))
         return original(self, *arguments)
 
@@ -79,7 +81,10 @@ def slow_down(seconds: float) -> None:
 
 def write_slowly(moments: str) -> None:
     """Each file of the checkpoints of iterations, `SECONDS@ITERATION,…`, takes so much longer."""
-    original, seconds = shards.write_shard, dict(reversed(moment.split("@")) for moment in moments.split(","))
+    original, seconds = (
+        shards.write_shard,
+        dict(reversed(moment.split("@")) for moment in moments.split(",")),
+    )
 
     def write(path: Path, *arguments: Any) -> str:
         time.sleep(float(seconds.get(str(int(path.parent.name.split("_")[1].split(".")[0])), 0)))

@@ -1,6 +1,8 @@
-"""A CUDA graph's rules on CPU tensors: what is captured is recorded operation by operation, and replayed in place.
+"""A CUDA graph's rules on CPU tensors: what is captured is recorded operation by operation, and
+replayed in place.
 
-Recording refuses what `torch.cuda.graph` does: numbers that the host reads, and tensors that it makes from its own.
+Recording refuses what `torch.cuda.graph` does: numbers that the host reads, and tensors that it
+makes from its own.
 """
 
 from collections.abc import Iterator
@@ -40,7 +42,9 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.graph = graph
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         name = function.overloadpacket.__name__
         if name in REFUSED:
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
@@ -61,7 +65,9 @@ def record_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         with _disable_current_modes():
             run(self, *arguments, **options)
         if recorded:
-            recorded[-1].steps.append((lambda *a, **o: run(self, *a, **o), arguments, options, None))
+            recorded[-1].steps.append(
+                (lambda *a, **o: run(self, *a, **o), arguments, options, None)
+            )
 
     @contextmanager
     def capture(graph: RecordedGraph, pool: object) -> Iterator[None]:

@@ -23,18 +23,28 @@ from tests.engine import planted
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "seq_length": 32}
 TRAIN = {
-    "iterations": 60, "global_batch_size": 8, "microbatch_size": 4, "learning_rate": 3e-3, "min_learning_rate": 1e-4,
-    "warmup_iterations": 5, "precision": "fp32", "validation_interval": 25, "validation_samples": 8,
+    "iterations": 60,
+    "global_batch_size": 8,
+    "microbatch_size": 4,
+    "learning_rate": 3e-3,
+    "min_learning_rate": 1e-4,
+    "warmup_iterations": 5,
+    "precision": "fp32",
+    "validation_interval": 25,
+    "validation_samples": 8,
     "checkpoint_interval": 20,
-}  # fmt: skip
+}
 LONG = {"iterations": 240, "checkpoint_interval": 80}
 
 
 def small_config(dataset: Path, model: dict[str, Any] | None = None, **train: Any) -> RunConfig:
     """The recipe, with keys of `train` changed."""
     values = {
-        "name": "small", "model": MODEL | (model or {}), "train": TRAIN | train, "data": {"dataset": str(dataset)},
-    }  # fmt: skip
+        "name": "small",
+        "model": MODEL | (model or {}),
+        "train": TRAIN | train,
+        "data": {"dataset": str(dataset)},
+    }
     return parse_config(values, RunConfig, "the test")
 
 
@@ -48,7 +58,9 @@ def train(config: RunConfig, root: Path, until: int | None = None) -> RunDirecto
     return train_resolved(resolved(config), root, until)
 
 
-def in_two_sessions(config: RunConfig, root: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_two_sessions(
+    config: RunConfig, root: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Directory of a run asked to stop in iteration `stop_after` and then begun again."""
     iterate = Trainer.iterate
 
@@ -76,7 +88,11 @@ def write_toml(path: Path, dataset: Path | None, **train: Any) -> Path:
 
 def start(*arguments: object, plant: str = "", **variables: str) -> Program:
     """Start `mlm-train arguments`, with a fault of `tests.engine.planted` if one is named."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     prepare = partial(planted.plant, plant) if plant else None
     return Program("mlm-train", *arguments, environment=clean | variables, prepare=prepare)
 
@@ -114,7 +130,9 @@ def ranks_of(launcher: int) -> list[int]:
 def is_running(process: int) -> bool:
     """True if a process with this id is running."""
     try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
+        return (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
+        )
     except OSError:
         return False
 
@@ -128,8 +146,14 @@ def assert_same_training(run: Path, expected: Path) -> None:
     """Losses, weights and optimizer state of two complete runs are equal bit for bit."""
     assert curve(run) == curve(expected)
     names = [path.name for path in sorted((expected / "checkpoints").iterdir())]
-    assert [path.name for path in sorted((run / "checkpoints").iterdir()) if not path.name.startswith(".")] == names
-    for file in sorted(path.name for path in (expected / "checkpoints" / names[-1]).glob("*.safetensors")):
+    assert [
+        path.name
+        for path in sorted((run / "checkpoints").iterdir())
+        if not path.name.startswith(".")
+    ] == names
+    for file in sorted(
+        path.name for path in (expected / "checkpoints" / names[-1]).glob("*.safetensors")
+    ):
         ours = load_file(run / "checkpoints" / names[-1] / file)
         theirs = load_file(expected / "checkpoints" / names[-1] / file)
         assert ours.keys() == theirs.keys()

@@ -1,4 +1,5 @@
-"""A new kind of axis has every collective or cannot be made; one rank alone is a world of one thread."""
+"""A new kind of axis has every collective or cannot be made; one rank alone is a world of one
+thread."""
 
 from typing import Any
 

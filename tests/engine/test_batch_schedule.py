@@ -1,4 +1,5 @@
-"""A growing batch is Megatron-LM's, and its samples come once each, in one order, on any layout and after any stop."""
+"""A growing batch is Megatron-LM's, and its samples come once each, in one order, on any layout and
+after any stop."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,28 +21,45 @@ from mlm_repro.lineage.errors import BadInput
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 
 GROWING: dict[str, Any] = {
-    "rampup_batch_size": [2, 2, 18], "global_batch_size": 8, "microbatch_size": 2, "iterations": 12,
-    "checkpoint_interval": 6, "validation_interval": 20,
-}  # fmt: skip
+    "rampup_batch_size": [2, 2, 18],
+    "global_batch_size": 8,
+    "microbatch_size": 2,
+    "iterations": 12,
+    "checkpoint_interval": 6,
+    "validation_interval": 20,
+}
 
 
 @given(
-    start=st.integers(1, 20), increment=st.integers(1, 10), steps=st.integers(1, 12), samples=st.integers(1, 2000)
-)  # fmt: skip
-def test_every_iteration_has_the_batch_of_megatron_core(start: int, increment: int, steps: int, samples: int) -> None:
+    start=st.integers(1, 20),
+    increment=st.integers(1, 10),
+    steps=st.integers(1, 12),
+    samples=st.integers(1, 2000),
+)
+def test_every_iteration_has_the_batch_of_megatron_core(
+    start: int, increment: int, steps: int, samples: int
+) -> None:
     from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
 
     largest = start + steps * increment
-    theirs = RampupBatchsizeNumMicroBatchesCalculator(largest, 1, 1, False, 1, start, increment, samples)
+    theirs = RampupBatchsizeNumMicroBatchesCalculator(
+        largest, 1, 1, False, 1, start, increment, samples
+    )
     ramp = (start, increment, samples)
-    ours = BatchSchedule(TrainConfig(global_batch_size=largest, microbatch_size=1, rampup_batch_size=ramp))
+    ours = BatchSchedule(
+        TrainConfig(global_batch_size=largest, microbatch_size=1, rampup_batch_size=ramp)
+    )
     taken = 0
     for iteration in range(60):
         assert ours.samples_before(iteration) == taken
         theirs.update(taken, consistency_check=False)
         found = theirs.get_current_global_batch_size()
-        on_edge = taken * steps % samples == 0  # where theirs depends on how a division in floating point rounds
-        assert found == ours.batch_size(iteration) or (on_edge and found == ours.batch_size(iteration) - increment)
+        on_edge = (
+            taken * steps % samples == 0
+        )  # where theirs depends on how a division in floating point rounds
+        assert found == ours.batch_size(iteration) or (
+            on_edge and found == ours.batch_size(iteration) - increment
+        )
         taken += ours.batch_size(iteration)
 
 
@@ -50,7 +68,15 @@ def test_a_run_takes_each_sample_once_and_says_how_many(dataset: Path, tmp_path:
     run = train(config, tmp_path / "whole").path
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     sizes = [line["batch_size"] for line in lines]
-    assert sizes == [2, 2, 2, 4, 4, 6, *[8] * 6]  # 6 samples a step, as far as whole iterations allow
+    assert sizes == [
+        2,
+        2,
+        2,
+        4,
+        4,
+        6,
+        *[8] * 6,
+    ]  # 6 samples a step, as far as whole iterations allow
     assert [line["samples"] for line in lines] == [sum(sizes[:end]) for end in range(1, 13)]
     assert read_summary(run).tokens == tokens_trained(config.model, config.train) == sum(sizes) * 32
 
@@ -62,21 +88,41 @@ def test_a_stop_on_the_way_up_changes_nothing(
     xl = {"family": "transformer-xl", "transformer_xl": {"memory_length": 16}, "dropout": 0.0}
     config = small_config(dataset, model=xl if stop_after == 5 else None, **GROWING)
     whole = train(config, tmp_path / "whole").path
-    assert_same_training(in_two_sessions(config, tmp_path / "parts", stop_after, monkeypatch), whole)
+    assert_same_training(
+        in_two_sessions(config, tmp_path / "parts", stop_after, monkeypatch), whole
+    )
 
 
 def test_the_rate_of_a_growing_batch_moves_by_the_samples_of_updates(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Megatron-Core's scheduler, which a skipped update does not move; fp16 from so large a scale skips some."""
+    """As Megatron-Core's scheduler, which a skipped update does not move; fp16 from so large a
+    scale skips some."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    settings = {"clock": "samples", "decay": "cosine", "decay_iterations": 7.5, "warmup_iterations": 1.25}
-    config = small_config(dataset, **GROWING, **settings, precision="fp16", initial_loss_scale=2.0**23)
+    settings = {
+        "clock": "samples",
+        "decay": "cosine",
+        "decay_iterations": 7.5,
+        "warmup_iterations": 1.25,
+    }
+    config = small_config(
+        dataset, **GROWING, **settings, precision="fp16", initial_loss_scale=2.0**23
+    )
     whole = train(config, tmp_path / "whole").path
     theirs = OptimizerParamScheduler(
-        SimpleNamespace(param_groups=[group := {}]), 0.0, 3e-3, 1e-4, 10, 60, "cosine", 0.0, 0.0, 1, "constant"  # type: ignore[arg-type]
-    )  # fmt: skip
+        SimpleNamespace(param_groups=[group := {}]),
+        0.0,
+        3e-3,
+        1e-4,
+        10,
+        60,
+        "cosine",
+        0.0,
+        0.0,
+        1,
+        "constant",  # type: ignore[arg-type]
+    )
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
     for line in lines:
         assert line["learning_rate"] == pytest.approx(group["lr"], rel=1e-12), line
@@ -88,12 +134,19 @@ def test_the_rate_of_a_growing_batch_moves_by_the_samples_of_updates(
 @pytest.mark.parametrize("dp", [1, 2])
 def test_ranks_share_one_order_of_samples(dp: int, dataset: Path) -> None:
     config = small_config(dataset, **GROWING)
-    batches = family_of(config.model).training_order(config, DatasetFacts.read(dataset).token_files("train"), 12, None)
+    batches = family_of(config.model).training_order(
+        config, DatasetFacts.read(dataset).token_files("train"), 12, None
+    )
     seen: dict[int, list[int]] = {}
     for iteration, before in ((2, 4), (3, 6), (5, 14), (6, 20), (7, 28)):
         for rank in range(dp):
-            for one in batches.microbatches(iteration, rank, dp) if dp == 1 or iteration > 5 else ():
-                seen |= {before + place: row.tolist() for place, row in zip(one.places, one.tokens, strict=True)}
+            for one in (
+                batches.microbatches(iteration, rank, dp) if dp == 1 or iteration > 5 else ()
+            ):
+                seen |= {
+                    before + place: row.tolist()
+                    for place, row in zip(one.places, one.tokens, strict=True)
+                }
     assert {*range(20, 36)} <= seen.keys()
     assert all(row == batches.take([number], ()).tokens[0].tolist() for number, row in seen.items())
 
@@ -116,7 +169,9 @@ def test_a_ramp_is_divided_over_ranks_or_refused() -> None:
     growing = TrainConfig(global_batch_size=16, microbatch_size=1, rampup_batch_size=(4, 4, 100))
     config = RunConfig(name="ramp", model=model, train=growing)
     assert layout_of(config, 4).dp == 4
-    with pytest.raises(BadInput, match=r"growing batch, 4 × microbatch_size = 1, does not divide over 8 data-par"):
+    with pytest.raises(
+        BadInput, match=r"growing batch, 4 × microbatch_size = 1, does not divide over 8 data-par"
+    ):
         layout_of(config, 8)
     interleaved = ParallelConfig(pp=2, chunks=2, schedule="interleaved")
     with pytest.raises(BadInput, match="wants multiples of pp = 2 microbatches"):

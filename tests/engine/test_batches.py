@@ -23,7 +23,12 @@ def token_file(tmp_path: Path) -> TokenFile:
 
 def test_validation_covers_each_target_once(token_file: TokenFile) -> None:
     validation = validation_text([(token_file, 1.0)], 4)
-    rows = [row for rank in range(2) for batch in validation.microbatches(100, 2, rank, 2) for row in batch.tokens]
+    rows = [
+        row
+        for rank in range(2)
+        for batch in validation.microbatches(100, 2, rank, 2)
+        for row in batch.tokens
+    ]
     targets = sorted(int(token) for row in rows for token in row[1:])
     assert targets == list(range(1, 25))
 

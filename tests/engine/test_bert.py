@@ -1,4 +1,5 @@
-"""BERT: transformers' BertForPreTraining in the original order, every layout like the serial run, and its trainings."""
+"""BERT: transformers' BertForPreTraining in the original order, every layout like the serial run,
+and its trainings."""
 
 from functools import cache
 from pathlib import Path
@@ -39,28 +40,45 @@ from tests.engine.like_serial import Result, assert_like_serial, trained, whole
 from tests.engine.small_run import assert_same_training, in_two_sessions, small_config, train
 
 MODEL = ModelConfig(
-    family="bert", num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32
+    family="bert",
+    num_layers=4,
+    hidden_size=16,
+    num_heads=4,
+    seq_length=8,
+    vocab_size=29,
+    padded_vocab_size=32,
 )
 TRAIN = TrainConfig(
-    iterations=3, global_batch_size=4, microbatch_size=1, learning_rate=1e-2, warmup_iterations=1, precision="fp64"
+    iterations=3,
+    global_batch_size=4,
+    microbatch_size=1,
+    learning_rate=1e-2,
+    warmup_iterations=1,
+    precision="fp64",
 )
 
 
 def random_pairs(rows: int, seed: int, dropout: Dropout | None = None) -> PipelineInput:
-    """Sequences of several lengths with about a third of the tokens masked; token 0 has no gradient in transformers."""
+    """Sequences of several lengths with about a third of the tokens masked; token 0 has no gradient
+    in transformers."""
     random = np.random.RandomState(seed)
     s = MODEL.seq_length
     is_token = np.arange(s) < random.randint(4, s + 1, rows)[:, None]
-    targets = np.where((random.random_sample((rows, s)) < 0.35) & is_token, random.randint(0, 29, (rows, s)), -1)
+    targets = np.where(
+        (random.random_sample((rows, s)) < 0.35) & is_token, random.randint(0, 29, (rows, s)), -1
+    )
     targets[:, 1] = 5
     types = (np.arange(s) >= random.randint(2, 4, rows)[:, None]) & is_token
     return PipelineInput(
-        torch.from_numpy(random.randint(1, 29, (rows, s))), torch.from_numpy(targets), dropout,
+        torch.from_numpy(random.randint(1, 29, (rows, s))),
+        torch.from_numpy(targets),
+        dropout,
         pairs=SentencePairs(
-            torch.from_numpy(types.astype(np.int64)), torch.from_numpy(is_token),
+            torch.from_numpy(types.astype(np.int64)),
+            torch.from_numpy(is_token),
             torch.from_numpy(random.randint(0, 2, rows)),
         ),
-    )  # fmt: skip
+    )
 
 
 def train_on(layout: Layout, parallel: ParallelConfig, order: str) -> Result:
@@ -72,7 +90,8 @@ def train_on(layout: Layout, parallel: ParallelConfig, order: str) -> Result:
     def batch(iteration: int) -> list[PipelineInput]:
         places = range(mesh.dp.rank, TRAIN.global_batch_size, layout.dp)
         return [
-            random_pairs(1, 100 * iteration + place, Dropout(0.1, TRAIN.seed, iteration, (place,))) for place in places
+            random_pairs(1, 100 * iteration + place, Dropout(0.1, TRAIN.seed, iteration, (place,)))
+            for place in places
         ]
 
     result = trained(model, step, TRAIN, batch)
@@ -92,8 +111,16 @@ def serial(order: str) -> Result:
         (Layout(pp=2), "original", {"recompute": "full"}),
         (Layout(dp=2), "rearranged", {"shard_optimizer": True}),
         (Layout(pp=2), "rearranged", {"schedule": "interleaved", "chunks": 2}),
-        (Layout(tp=2, pp=2, dp=2), "original", {"sequence_parallel": True, "shard_optimizer": True}),
-        (Layout(tp=2, pp=2), "rearranged", {"sequence_parallel": True, "recompute": "full", "schedule": "gpipe"}),
+        (
+            Layout(tp=2, pp=2, dp=2),
+            "original",
+            {"sequence_parallel": True, "shard_optimizer": True},
+        ),
+        (
+            Layout(tp=2, pp=2),
+            "rearranged",
+            {"sequence_parallel": True, "recompute": "full", "schedule": "gpipe"},
+        ),
     ],
     ids=str,
 )
@@ -123,12 +150,21 @@ def test_padding_changes_nothing() -> None:
     torch.testing.assert_close(*losses, rtol=0, atol=0)
 
 
-def write_theirs(directory: Path, kind: type[PreTrainedModel] = BertForPreTraining) -> PreTrainedModel:
-    """A random BERT of the other library, every value visible, with 31 rows of vocabulary and no dropout."""
+def write_theirs(
+    directory: Path, kind: type[PreTrainedModel] = BertForPreTraining
+) -> PreTrainedModel:
+    """A random BERT of the other library, every value visible, with 31 rows of vocabulary and no
+    dropout."""
     config = TheirConfig(
-        vocab_size=31, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=31,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model, generator = kind(config).eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -145,7 +181,9 @@ def loss_and_gradients(layout: Layout, checkpoint: Path) -> tuple[float, dict[st
     loss = model.batch_loss(model.run_stage(batch.tokens, batch), batch)
     loss.backward()
     parameters = sharded_parameters(model, mesh)
-    return loss.item(), {p.name: whole(p, p.local.grad) for p in parameters if p.local.grad is not None}
+    return loss.item(), {
+        p.name: whole(p, p.local.grad) for p in parameters if p.local.grad is not None
+    }
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -155,9 +193,12 @@ def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
     batch = random_pairs(4, 2)
     assert batch.pairs is not None
     output = theirs(
-        batch.tokens, attention_mask=batch.pairs.is_token.long(), token_type_ids=batch.pairs.token_types,
-        labels=torch.where(batch.targets < 0, -100, batch.targets), next_sentence_label=batch.pairs.is_swapped,
-    )  # fmt: skip
+        batch.tokens,
+        attention_mask=batch.pairs.is_token.long(),
+        token_type_ids=batch.pairs.token_types,
+        labels=torch.where(batch.targets < 0, -100, batch.targets),
+        next_sentence_label=batch.pairs.is_swapped,
+    )
     output.loss.backward()
     config = load_for_inference(checkpoint).config
     parts = dict(theirs.named_parameters())
@@ -176,11 +217,16 @@ def test_a_step_is_that_of_transformers(tp: int, tmp_path: Path) -> None:
 def test_a_body_alone_and_old_names_are_read(tmp_path: Path) -> None:
     """Heads that the files lack are zeros, the first published files say gamma and beta."""
     body = write_theirs(tmp_path / "body", BertModel)
-    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in body.state_dict().items()}
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor
+        for name, tensor in body.state_dict().items()
+    }
     old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): tensor for name, tensor in old.items()}
     save_file(old, tmp_path / "body" / "model.safetensors", metadata={"format": "pt"})
     ours = load_for_inference(import_checkpoint(tmp_path / "body", tmp_path / "ours")).model
-    assert ours.get_parameter("layers.0.input_layernorm.weight").equal(body.embeddings.LayerNorm.weight)
+    assert ours.get_parameter("layers.0.input_layernorm.weight").equal(
+        body.embeddings.LayerNorm.weight
+    )
     assert not ours.get_parameter("order_head.weight").any()
     assert (tmp_path / "ours" / "huggingface" / "config.json").is_file()
 
@@ -192,7 +238,13 @@ def test_a_bert_is_not_read_as_a_gpt2(tmp_path: Path) -> None:
 
 
 TINY = ModelConfig(
-    family="bert", num_layers=2, hidden_size=16, num_heads=2, seq_length=16, vocab_size=60, padded_vocab_size=64
+    family="bert",
+    num_layers=2,
+    hidden_size=16,
+    num_heads=2,
+    seq_length=16,
+    vocab_size=60,
+    padded_vocab_size=64,
 )
 BERT_MODEL = {"family": "bert"}
 SHORT = {"iterations": 40, "checkpoint_interval": 20, "validation_interval": 20, "decay": "linear"}
@@ -211,13 +263,21 @@ def test_a_run_learns_and_says_so(bert_run: Path) -> None:
     assert np.mean(training[-5:]) < 0.75 * guess
     validation = [line for line in lines if line["kind"].endswith("validation")]
     assert validation[0]["loss"] == pytest.approx(np.log(294), abs=0.3)  # masked tokens alone
-    assert read_summary(bert_run).validation_perplexity == pytest.approx(np.exp(validation[-1]["loss"]))
+    assert read_summary(bert_run).validation_perplexity == pytest.approx(
+        np.exp(validation[-1]["loss"])
+    )
 
 
-def test_a_checkpoint_is_the_model_with_the_dataset_s_vocabulary_and_special_tokens(bert_run: Path) -> None:
+def test_a_checkpoint_is_the_model_with_the_dataset_s_vocabulary_and_special_tokens(
+    bert_run: Path,
+) -> None:
     loaded = load_for_inference(bert_run)
     assert isinstance(loaded.model, BERT)
-    assert (loaded.config.vocab_size, loaded.config.padded_vocab_size, loaded.config.text_vocab_size) == (294, 384, 290)
+    assert (
+        loaded.config.vocab_size,
+        loaded.config.padded_vocab_size,
+        loaded.config.text_vocab_size,
+    ) == (294, 384, 290)
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(
@@ -230,24 +290,42 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 def losses_of(config: RunConfig, layout: Layout) -> list[tuple[float, float]]:
     """Loss and gradient norm of each of five iterations on the run's own batches."""
     resolved_run = resolve(config, layout.world_size)
-    mesh, data = build_mesh(resolved_run.layout, config.parallel.sequence_parallel), resolved_run.data
+    mesh, data = (
+        build_mesh(resolved_run.layout, config.parallel.sequence_parallel),
+        resolved_run.data,
+    )
     inputs = TrainingInputs(resolved_run.config, 5, data.token_files("train"), data.tokenizer, mesh)
     _, step = build_step(resolved_run.config.model, config.train, config.parallel, mesh)
-    return [(g.loss, g.norm) for g in (step.run(inputs.of(iteration), 1e-3) for iteration in range(5))]
+    return [
+        (g.loss, g.norm) for g in (step.run(inputs.of(iteration), 1e-3) for iteration in range(5))
+    ]
 
 
 @pytest.mark.parametrize(
     ("size", "parallel", "dp"),
-    [(1, {}, 1), (2, {}, 1), (8, {}, 1), (2, {}, 4), (1, {"tp": 2}, 2), (2, {"pp": 2}, 2),
-     (1, {"tp": 2, "pp": 2, "sequence_parallel": True, "shard_optimizer": True}, 2)],
-)  # fmt: skip
+    [
+        (1, {}, 1),
+        (2, {}, 1),
+        (8, {}, 1),
+        (2, {}, 4),
+        (1, {"tp": 2}, 2),
+        (2, {"pp": 2}, 2),
+        (1, {"tp": 2, "pp": 2, "sequence_parallel": True, "shard_optimizer": True}, 2),
+    ],
+)
 def test_a_mean_over_the_batch_depends_on_no_division(
     size: int, parallel: dict[str, Any], dp: int, dataset: Path
 ) -> None:
-    """The loss of the whole batch in one microbatch on one rank; the papers' mean over microbatches differs."""
+    """The loss of the whole batch in one microbatch on one rank; the papers' mean over microbatches
+    differs."""
 
     def found(size: int, dp: int, normalise: str, **parallel: Any) -> list[tuple[float, float]]:
-        settings = {"microbatch_size": size, "normalise": normalise, "precision": "fp64", "global_batch_size": 8}
+        settings = {
+            "microbatch_size": size,
+            "normalise": normalise,
+            "precision": "fp64",
+            "global_batch_size": 8,
+        }
         config = small_config(dataset, BERT_MODEL, **settings)
         config = config.model_copy(update={"parallel": ParallelConfig(**parallel)})
         layout = Layout(tp=config.parallel.tp, pp=config.parallel.pp, dp=dp)
@@ -261,12 +339,19 @@ def test_a_mean_over_the_batch_depends_on_no_division(
 
 def test_parity_trains_a_bert_on_random_pairs(tmp_path: Path) -> None:
     config = RunConfig(name="bert", model=TINY)
-    train = config.train.model_copy(update={"global_batch_size": 4, "microbatch_size": 2, "precision": "fp64"})
+    train = config.train.model_copy(
+        update={"global_batch_size": 4, "microbatch_size": 2, "precision": "fp64"}
+    )
     config = config.model_copy(update={"train": train})
     tokens = ((write_random_tokens(config, 2, tmp_path / "random"), 1.0),)
     whole = assemble(train_rank(Ours, Work(config, 2, tokens, None), SERIAL).parts)
     names = {tensor for _, tensor in whole}
-    assert {"output of embedding", "output of layers.1", "gradient of order_head.weight", "loss"} <= names
+    assert {
+        "output of embedding",
+        "output of layers.1",
+        "gradient of order_head.weight",
+        "loss",
+    } <= names
     assert len({float(whole[iteration, "mean loss"]) for iteration in range(2)}) == 2
     assert all(np.isfinite(value).all() for value in whole.values())
 
@@ -279,7 +364,9 @@ def test_presets_have_the_published_sizes(name: str, billions: float) -> None:
 
 def test_costs_count_what_the_model_has() -> None:
     train_config = RunConfig(name="x", model=TINY).train.model_copy(update={"global_batch_size": 1})
-    layers = 3 * 2 * 16 * (2 * 12 * 16 * 16 + 4 * 16 * 16)  # 3 passes, 2 layers, 16 tokens: weights, then attention
+    layers = (
+        3 * 2 * 16 * (2 * 12 * 16 * 16 + 4 * 16 * 16)
+    )  # 3 passes, 2 layers, 16 tokens: weights, then attention
     head = 3 * 16 * (2 * 16 * 16 + 0.15 * 2 * 16 * 64)
     assert flops_per_iteration(TINY, train_config) == pytest.approx(layers + head)
 
@@ -287,10 +374,16 @@ def test_costs_count_what_the_model_has() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"family": "gpt2", "bert": {"layer_norm_order": "original"}}, "bert is not for family = 'gpt2'"),
+        (
+            {"family": "gpt2", "bert": {"layer_norm_order": "original"}},
+            "bert is not for family = 'gpt2'",
+        ),
         ({"family": "bert", "bert": {"layer_norm_order": "sideways"}}, "layer_norm_order"),
         ({"family": "bert", "seq_length": 4}, "has no room for"),
-        ({"family": "bert", "bert": {"layer_norm_epsilon": 0}}, "layer_norm_epsilon: 0 should be greater than 0"),
+        (
+            {"family": "bert", "bert": {"layer_norm_epsilon": 0}},
+            "layer_norm_epsilon: 0 should be greater than 0",
+        ),
     ],
 )
 def test_a_wrong_model_is_refused(values: dict[str, object], sentence: str, dataset: Path) -> None:

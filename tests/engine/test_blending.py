@@ -1,4 +1,5 @@
-"""Training from several datasets: shares and digests are recorded, and what does not fit is refused."""
+"""Training from several datasets: shares and digests are recorded, and what does not fit is
+refused."""
 
 import json
 import shutil
@@ -23,7 +24,9 @@ def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     other = tmp_path_factory.mktemp("pair") / "other"
     shutil.copytree(dataset, other)
     for ending in ("bin", "idx"):
-        train_file, valid_file = (other / f"{split}_text_document.{ending}" for split in ("train", "valid"))
+        train_file, valid_file = (
+            other / f"{split}_text_document.{ending}" for split in ("train", "valid")
+        )
         train_file.rename(other / "kept")
         valid_file.rename(train_file)
         (other / "kept").rename(valid_file)
@@ -52,7 +55,9 @@ def test_a_run_on_a_blend_records_it(pair: tuple[Path, Path], tmp_path: Path) ->
     assert np.isfinite(losses).all()
 
 
-def test_other_weights_or_another_order_are_another_run(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_other_weights_or_another_order_are_another_run(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     configs = [blend(pair, 3, 1), blend(pair, 1, 3), blend(pair[::-1], 3, 1), small_config(pair[0])]
     assert len({resolved(config).begin(tmp_path).path for config in configs}) == 4
 
@@ -87,6 +92,8 @@ def test_impossible_blends_are_refused(value: str, words: str, dataset: Path) ->
 
 
 def test_a_blend_is_written_in_toml(dataset: Path) -> None:
-    config = override_config(small_config(dataset), ['data.dataset=[["runs/a", 7], ["runs/b", 3.5]]'])
+    config = override_config(
+        small_config(dataset), ['data.dataset=[["runs/a", 7], ["runs/b", 3.5]]']
+    )
     assert config.data.dataset == ((Path("runs/a"), 7.0), (Path("runs/b"), 3.5))
     assert parse_config(config.model_dump(mode="json"), RunConfig, "manifest") == config

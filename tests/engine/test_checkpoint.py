@@ -30,7 +30,13 @@ from mlm_repro.lineage.errors import BadInput, Diverged, IntegrityFailure
 CONFIG = RunConfig(
     name="tiny",
     model=ModelConfig(
-        num_layers=2, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.0
+        num_layers=2,
+        hidden_size=16,
+        num_heads=4,
+        seq_length=8,
+        vocab_size=29,
+        padded_vocab_size=32,
+        dropout=0.0,
     ),
     train=TrainConfig(iterations=9, warmup_iterations=1, keep_checkpoints=2, clip_gradient=0.0),
 )
@@ -38,7 +44,9 @@ TOKENS = torch.randint(0, 29, (3, 9), generator=torch.Generator().manual_seed(0)
 
 
 def with_precision(precision: str) -> RunConfig:
-    return CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"precision": precision})})
+    return CONFIG.model_copy(
+        update={"train": CONFIG.train.model_copy(update={"precision": precision})}
+    )
 
 
 @dataclass
@@ -58,7 +66,9 @@ class Built:
         self.optimizer.step(1e-2, self.optimizer.gradient_norm())
 
     def save(self, run: Path, config: RunConfig, state: TrainingState, tokenizer: Path) -> None:
-        save_checkpoint(run, config, state, self.parameters, self.optimizer, self.model.mesh, tokenizer)
+        save_checkpoint(
+            run, config, state, self.parameters, self.optimizer, self.model.mesh, tokenizer
+        )
 
 
 def build(config: RunConfig, layout: Layout, shard: bool = False) -> Built:
@@ -78,7 +88,7 @@ def logits(model: GPT2) -> Any:
 
 def train_and_save(
     layout: Layout, run: Path, tokenizer: Path, precision: str, shard: bool = False
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[Any, Any]:
     """Logits after two steps, where the checkpoint is written, and after a third."""
     config = with_precision(precision)
     built = build(config, layout, shard)
@@ -90,7 +100,9 @@ def train_and_save(
     return saved, logits(built.model)
 
 
-def load_and_step(layout: Layout, path: Path, precision: str, shard: bool = False) -> tuple[TrainingState, Any]:
+def load_and_step(
+    layout: Layout, path: Path, precision: str, shard: bool = False
+) -> tuple[TrainingState, Any]:
     built = build(with_precision(precision), layout, shard)
     state, _ = load_checkpoint(path, built.parameters, built.optimizer)
     built.step()
@@ -113,8 +125,12 @@ def run(tmp_path: Path, tokenizer: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=2, dp=2), Layout(tp=4)], ids=str)
-def test_inference_on_one_rank_equals_the_model_that_was_saved(layout: Layout, tmp_path: Path, tokenizer: Path) -> None:
-    saved, _ = run_threads(train_and_save, layout.world_size, layout, tmp_path / "run", tokenizer, "fp32")[0]
+def test_inference_on_one_rank_equals_the_model_that_was_saved(
+    layout: Layout, tmp_path: Path, tokenizer: Path
+) -> None:
+    saved, _ = run_threads(
+        train_and_save, layout.world_size, layout, tmp_path / "run", tokenizer, "fp32"
+    )[0]
     loaded = load_for_inference(tmp_path / "run")
     assert not loaded.model.training
     assert loaded.config == CONFIG.model
@@ -124,7 +140,9 @@ def test_inference_on_one_rank_equals_the_model_that_was_saved(layout: Layout, t
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 2)])
-def test_training_goes_on_at_another_layout(before: int, after: int, tmp_path: Path, tokenizer: Path) -> None:
+def test_training_goes_on_at_another_layout(
+    before: int, after: int, tmp_path: Path, tokenizer: Path
+) -> None:
     run = tmp_path / "run"
     _, expected = run_threads(train_and_save, before, Layout(tp=before), run, tokenizer, "fp64")[0]
     path = resolve_checkpoint(run)
@@ -146,8 +164,12 @@ def test_a_divided_optimizer_holds_half_and_its_checkpoint_is_anybody_s(
     whole, half = (run_threads(state_held, 2, divided)[0] for divided in (False, True))
     assert whole / 2 <= half <= whole / 2 + 4
     layout = Layout(dp=2)
-    _, expected = run_threads(train_and_save, 2, layout, tmp_path / "run", tokenizer, precision, shard)[0]
-    for _, found in run_threads(load_and_step, 2, layout, resolve_checkpoint(tmp_path / "run"), precision, not shard):
+    _, expected = run_threads(
+        train_and_save, 2, layout, tmp_path / "run", tokenizer, precision, shard
+    )[0]
+    for _, found in run_threads(
+        load_and_step, 2, layout, resolve_checkpoint(tmp_path / "run"), precision, not shard
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -155,15 +177,26 @@ def test_the_index_says_where_the_parts_of_a_tensor_are(run: Path) -> None:
     path = resolve_checkpoint(run)
     files = [f"model-tp{rank:02d}-pp000.safetensors" for rank in range(2)]
     index = json.loads((path / "index.json").read_text(encoding="utf-8"))
-    assert index["embedding.word_embeddings.weight"] == {"shape": [32, 16], "dim": 0, "files": files}
-    assert index["layers.1.self_attention.dense.weight"] == {"shape": [16, 16], "dim": 1, "files": files}
+    assert index["embedding.word_embeddings.weight"] == {
+        "shape": [32, 16],
+        "dim": 0,
+        "files": files,
+    }
+    assert index["layers.1.self_attention.dense.weight"] == {
+        "shape": [16, 16],
+        "dim": 1,
+        "files": files,
+    }
     assert index["final_layernorm.bias"] == {"shape": [16], "dim": None, "files": files[:1]}
-    parts = [load_file(path / file)["layers.1.self_attention.query_key_value.weight"] for file in files]
+    parts = [
+        load_file(path / file)["layers.1.self_attention.query_key_value.weight"] for file in files
+    ]
     assert [list(part.shape) for part in parts] == [[24, 16], [24, 16]]
 
 
 @pytest.mark.parametrize(
-    "name", ["model-tp01-pp000.safetensors", "index.json", "config.json", "tokenizer/tokenizer.json"]
+    "name",
+    ["model-tp01-pp000.safetensors", "index.json", "config.json", "tokenizer/tokenizer.json"],
 )
 def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
     path = resolve_checkpoint(run) / name
@@ -180,17 +213,33 @@ def test_a_changed_byte_is_noticed(name: str, run: Path) -> None:
     [
         ({"final_layernorm.bias": None}, "'final_layernorm.bias' is missing"),
         ({"layers.9.extra": {"dim": None}}, "'layers.9.extra' is unexpected"),
-        ({"embedding.position_embeddings.weight": {"shape": [16, 8]}},
-         r"embedding.position_embeddings.weight has shape \[16, 8\], the model's is \[8, 16\]"),
-        ({"final_layernorm.bias": {"files": ["../../other.safetensors"]}}, "which is not a file of the checkpoint"),
-        ({"final_layernorm.bias": {"files": ["optimizer-tp00-pp000.safetensors"]}}, "cannot be read"),
-        ({"final_layernorm.bias": {"files": []}}, "does not say where tensor 'final_layernorm.bias' is"),
+        (
+            {"embedding.position_embeddings.weight": {"shape": [16, 8]}},
+            r"embedding.position_embeddings.weight has shape \[16, 8\], the model's is \[8, 16\]",
+        ),
+        (
+            {"final_layernorm.bias": {"files": ["../../other.safetensors"]}},
+            "which is not a file of the checkpoint",
+        ),
+        (
+            {"final_layernorm.bias": {"files": ["optimizer-tp00-pp000.safetensors"]}},
+            "cannot be read",
+        ),
+        (
+            {"final_layernorm.bias": {"files": []}},
+            "does not say where tensor 'final_layernorm.bias' is",
+        ),
     ],
-)  # fmt: skip
-def test_tensors_that_do_not_fit_are_named(change: dict[str, Any], sentence: str, run: Path) -> None:
+)
+def test_tensors_that_do_not_fit_are_named(
+    change: dict[str, Any], sentence: str, run: Path
+) -> None:
     path = resolve_checkpoint(run)
     index = json.loads((path / "index.json").read_text(encoding="utf-8"))
-    index |= {name: entry and index.get(name, index["final_layernorm.bias"]) | entry for name, entry in change.items()}
+    index |= {
+        name: entry and index.get(name, index["final_layernorm.bias"]) | entry
+        for name, entry in change.items()
+    }
     index = {name: entry for name, entry in index.items() if entry is not None}
     (path / "index.json").write_text(json.dumps(index), encoding="utf-8")
     seal(path)
@@ -224,6 +273,8 @@ def test_resolve_refuses_what_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_tensor_that_is_not_finite_is_not_saved(tmp_path: Path, tokenizer: Path) -> None:
     built = build(CONFIG, Layout())
     built.optimizer.groups[1].exp_avg[3] = torch.nan
-    with pytest.raises(Diverged, match=r"exp_avg\..* holds 1 numbers that are not finite: no checkpoint"):
+    with pytest.raises(
+        Diverged, match=r"exp_avg\..* holds 1 numbers that are not finite: no checkpoint"
+    ):
         built.save(tmp_path / "run", CONFIG, TrainingState(2, 2), tokenizer)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []

@@ -1,4 +1,5 @@
-"""`mlm-train` says what is wrong in one sentence, with the documented exit code and never a traceback."""
+"""`mlm-train` says what is wrong in one sentence, with the documented exit code and never a
+traceback."""
 
 import json
 import re
@@ -20,7 +21,8 @@ MODELS = sorted((Path(experiments.__file__).parent / "models").glob("*.toml"))
 
 
 def test_a_dry_run_says_what_would_be_trained(dataset: Path, tmp_path: Path) -> None:
-    """The configuration with the dataset's vocabulary; every shipped model is looked at in tests/architecture."""
+    """The configuration with the dataset's vocabulary; every shipped model is looked at in
+    tests/architecture."""
     toml = write_toml(tmp_path / "small.toml", dataset)
     code, out, err = mlm_train(toml, "--dry-run", "--runs", tmp_path / "runs", "--ranks", 1)
     assert (code, err) == (0, "")
@@ -28,7 +30,9 @@ def test_a_dry_run_says_what_would_be_trained(dataset: Path, tmp_path: Path) -> 
     assert (run.config.model.vocab_size, run.config.model.padded_vocab_size) == (290, 384)
     resolved, _, facts = out.partition("\n}\n")
     assert json.loads(resolved + "}") == run.config.model_dump(mode="json")
-    values = dict(line.split(None, 1) for line in facts.replace("config digest", "digest").splitlines())
+    values = dict(
+        line.split(None, 1) for line in facts.replace("config digest", "digest").splitlines()
+    )
     assert len(values["digest"].strip()) == 64
     assert values["parameters"] == f"{parameter_count(run.config.model):,}"
     assert "attention counted whole" in values["FLOPs"]
@@ -37,9 +41,14 @@ def test_a_dry_run_says_what_would_be_trained(dataset: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("stated", "options", "code"),
-    [("", ["--set=model.vocab_size=500"], 2), ("vocab_size = 500\n", [], 2), ("", ["--set=model.vocab_size=290"], 0),
-     ("vocab_size = 50000\n", ["--twin"], 0), ("", ["--twin", "--set=model.vocab_size=500"], 2)],
-)  # fmt: skip
+    [
+        ("", ["--set=model.vocab_size=500"], 2),
+        ("vocab_size = 500\n", [], 2),
+        ("", ["--set=model.vocab_size=290"], 0),
+        ("vocab_size = 50000\n", ["--twin"], 0),
+        ("", ["--twin", "--set=model.vocab_size=500"], 2),
+    ],
+)
 def test_a_vocabulary_that_contradicts_the_dataset_is_refused(
     stated: str, options: list[str], code: int, dataset: Path, tmp_path: Path
 ) -> None:
@@ -47,7 +56,10 @@ def test_a_vocabulary_that_contradicts_the_dataset_is_refused(
     if "--twin" in options:
         shape = {"num_layers": 12, "hidden_size": 512, "num_heads": 16, "seq_length": 256}
         options = [*options, *(f"--set=model.{key}={value}" for key, value in shape.items())]
-    toml.write_text(toml.read_text(encoding="utf-8").replace("[model]\n", f"[model]\n{stated}"), encoding="utf-8")
+    toml.write_text(
+        toml.read_text(encoding="utf-8").replace("[model]\n", f"[model]\n{stated}"),
+        encoding="utf-8",
+    )
     ended, out, err = mlm_train(toml, "--dry-run", *options)
     assert ended == code, err
     sentence = f"model.vocab_size = 500 contradicts the dataset {dataset}, with which it is 290"
@@ -79,7 +91,9 @@ def test_the_digest_is_that_of_the_resolved_configuration() -> None:
         ("name=a/b", ["name = 'a/b'"]),
     ],
 )
-def test_an_impossible_configuration_is_refused(override: str, words: list[str], dataset: Path, tmp_path: Path) -> None:
+def test_an_impossible_configuration_is_refused(
+    override: str, words: list[str], dataset: Path, tmp_path: Path
+) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
     code, out, err = mlm_train(toml, "--set", override, "--runs", tmp_path / "runs", "--ranks", 1)
     assert (code, out) == (2, "")
@@ -92,7 +106,11 @@ def test_an_impossible_configuration_is_refused(override: str, words: list[str],
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     broken.write_text("name = \n", encoding="utf-8")
-    for path, word in ((missing, "there is no model"), (broken, "not valid TOML"), (tmp_path, "cannot be read")):
+    for path, word in (
+        (missing, "there is no model"),
+        (broken, "not valid TOML"),
+        (tmp_path, "cannot be read"),
+    ):
         code, _, err = mlm_train(path)
         assert code == 2
         assert str(path) in err
@@ -118,9 +136,14 @@ def test_datasets_that_are_not_there_or_not_finished(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_one_of_two_ranks_says_the_cost_and_quiet_silences_both(dataset: Path, tmp_path: Path) -> None:
+def test_one_of_two_ranks_says_the_cost_and_quiet_silences_both(
+    dataset: Path, tmp_path: Path
+) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
-    short = [f"--set=train.{name}" for name in ("iterations=4", "warmup_iterations=1", "checkpoint_interval=2")]
+    short = [
+        f"--set=train.{name}"
+        for name in ("iterations=4", "warmup_iterations=1", "checkpoint_interval=2")
+    ]
     code, out, err = mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "loud")
     assert code == 0, err
     [run] = (path for path in (tmp_path / "loud").iterdir() if not path.is_symlink())
@@ -129,7 +152,11 @@ def test_one_of_two_ranks_says_the_cost_and_quiet_silences_both(dataset: Path, t
     assert err.count("cost: ") == 2
     assert re.search(r"cost: about \d+:\d\d and \S+ MB a rank, by a rehearsed iteration of", err)
     assert out == f"complete: {run}\n"
-    assert mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "loud") == (0, f"already complete: {run}\n", "")
+    assert mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "loud") == (
+        0,
+        f"already complete: {run}\n",
+        "",
+    )
     code, out, err = mlm_train(toml, *short, "--ranks", 2, "--runs", tmp_path / "quiet", "--quiet")
     assert (code, out.startswith("complete: "), err) == (0, True, "")
 
@@ -176,7 +203,9 @@ def test_resume_refuses_what_it_would_not_go_on_with(tmp_path: Path) -> None:
     code, _, err = mlm_train("resume", run)
     assert code == 6
     assert f"the dataset {dataset} has changed" in err
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["renamed", "small", run.name])
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(
+        ["renamed", "small", run.name]
+    )
 
 
 def test_a_run_whose_settings_mean_something_else_now_is_not_resumed(
@@ -189,11 +218,17 @@ def test_a_run_whose_settings_mean_something_else_now_is_not_resumed(
     (begun,) = (path for path in tmp_path.glob("small-*"))
     assert "older identity" not in capfd.readouterr().err
     monkeypatch.setattr("mlm_repro.engine.run.resolved.SCHEMA", 2)
-    with pytest.raises(BadInput, match=r"mean something else here \(schema 1 of .* 2\); `mlm-train run CONFIG --cont"):
+    with pytest.raises(
+        BadInput,
+        match=r"mean something else here \(schema 1 of .* 2\); `mlm-train run CONFIG --cont",
+    ):
         resolve_begun(RunDirectory.open(begun, "training"))
     with pytest.raises(Interrupted):
         train(config, tmp_path, until=3)
-    note = f"note: {begun} is the same work under an older identity, unfinished: `mlm-train resume {begun}` goes on"
+    note = (
+        f"note: {begun} is the same work under an older identity, unfinished: `mlm-train resume"
+        f" {begun}` goes on"
+    )
     assert note in capfd.readouterr().err
     assert len([path for path in tmp_path.glob("small-*") if path.is_dir()]) == 2
 

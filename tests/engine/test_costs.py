@@ -26,8 +26,16 @@ from mlm_repro.engine.run.resolved import read_run_config
 from tests.engine.small_run import MODEL
 
 MODELS = Path(experiments.__file__).parent / "models"
-PARAMETERS = {"gpt2-124m": 0.1245, "355m": 0.3558, "1.2b": 1.2135, "2.5b": 2.4904, "4.2b": 4.1991, "8.3b": 8.3170}
-"""Billions, at 51,200 rows of vocabulary, nanoGPT's at 50,304; Table 1 of the 2019 paper rounds them."""
+PARAMETERS = {
+    "gpt2-124m": 0.1245,
+    "355m": 0.3558,
+    "1.2b": 1.2135,
+    "2.5b": 2.4904,
+    "4.2b": 4.1991,
+    "8.3b": 8.3170,
+}
+"""Billions, at 51,200 rows of vocabulary, nanoGPT's at 50,304; Table 1 of the 2019 paper rounds
+them."""
 
 
 def published(name: str) -> ModelConfig:
@@ -44,7 +52,9 @@ def test_parameters_of_the_published_models(name: str) -> None:
     assert parameter_count(published(name)) == pytest.approx(1e9 * PARAMETERS[name], abs=0.5e5)
 
 
-@pytest.mark.parametrize("config", [ModelConfig(**MODEL), *map(published, PARAMETERS)], ids=["small", *PARAMETERS])
+@pytest.mark.parametrize(
+    "config", [ModelConfig(**MODEL), *map(published, PARAMETERS)], ids=["small", *PARAMETERS]
+)
 def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
     with torch.device("meta"):
         model = GPT2(config, serial_mesh("meta"))
@@ -54,7 +64,9 @@ def test_the_count_is_that_of_the_model(config: ModelConfig) -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("family", get_args(ModelConfig.model_fields["family"].annotation))
 def test_the_count_of_a_stage_is_that_of_its_ranks(family: str, tp: int) -> None:
-    model = ModelConfig.model_validate(MODEL | {"family": family, "vocab_size": 250, "padded_vocab_size": 256})
+    model = ModelConfig.model_validate(
+        MODEL | {"family": family, "vocab_size": 250, "padded_vocab_size": 256}
+    )
     mesh = replace(serial_mesh("meta"), tp=LoneAxis(tp), pp=LoneAxis(2))
     for stage in split_layers(model.num_layers, 2, 1):
         with torch.device("meta"):
@@ -65,7 +77,8 @@ def test_the_count_of_a_stage_is_that_of_its_ranks(family: str, tp: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("precision", "state", "saved"), [("fp64", 32, 24), ("fp32", 16, 12), ("fp16", 18, 14), ("fp16-pure", 8, 6)]
+    ("precision", "state", "saved"),
+    [("fp64", 32, 24), ("fp32", 16, 12), ("fp16", 18, 14), ("fp16-pure", 8, 6)],
 )
 def test_bytes_per_parameter(precision: Precision, state: int, saved: int) -> None:
     model = ModelConfig(**MODEL)
@@ -84,14 +97,23 @@ def test_parallelism_divides_memory() -> None:
     assert whole.state / 8 < eighth.state < whole.state / 7
     assert whole.activations / 8 < eighth.activations < whole.activations / 3
     assert memory(pp=8).state < whole.state / 7
-    assert memory(pp=8).activations > 0.9 * whole.activations  # eight microbatches in flight on an eighth
+    assert (
+        memory(pp=8).activations > 0.9 * whole.activations
+    )  # eight microbatches in flight on an eighth
     assert memory(pp=8, schedule="gpipe").activations > 7 * memory(pp=8).activations
 
 
 def test_memory_by_hand() -> None:
-    """One layer a rank: state, activations of the microbatches in flight, one layer recomputed, head and logits."""
-    model = ModelConfig(num_layers=4, hidden_size=256, num_heads=4, seq_length=128, vocab_size=1024,
-                        padded_vocab_size=1024)  # fmt: skip
+    """One layer a rank: state, activations of the microbatches in flight, one layer recomputed,
+    head and logits."""
+    model = ModelConfig(
+        num_layers=4,
+        hidden_size=256,
+        num_heads=4,
+        seq_length=128,
+        vocab_size=1024,
+        padded_vocab_size=1024,
+    )
     train = TrainConfig(global_batch_size=32, microbatch_size=2, precision="fp16")
     ranks = memory_of_ranks(model, train, ParallelConfig(pp=4, recompute="full"))
     sbh = 128 * 2 * 256
@@ -99,10 +121,17 @@ def test_memory_by_hand() -> None:
     again = sbh * (34 + 5 * 4 * 128 / 256 - 2)
     head = 2 * 2 * sbh + 4 * 2 * 128 * 1024
     assert [one.state for one in ranks] == [
-        18 * (layer + words + 128 * 256), 18 * layer, 18 * layer, 18 * (layer + words + 2 * 256)
-    ]  # fmt: skip
-    assert [one.activations for one in ranks] == [8 * sbh + again, 6 * sbh + again, 4 * sbh + again,
-                                                  2 * sbh + again + head]  # fmt: skip
+        18 * (layer + words + 128 * 256),
+        18 * layer,
+        18 * layer,
+        18 * (layer + words + 2 * 256),
+    ]
+    assert [one.activations for one in ranks] == [
+        8 * sbh + again,
+        6 * sbh + again,
+        4 * sbh + again,
+        2 * sbh + again + head,
+    ]
     assert fullest_rank(model, train, ParallelConfig(pp=4, recompute="full")) == ranks[3]
 
 
@@ -111,14 +140,17 @@ def test_sequence_parallelism_divides_what_tensor_parallelism_leaves_whole() -> 
     model = published("8.3b")
     for recompute in ("none", "full"):
         serial, divided = (
-            activation_bytes_per_layer(model, 8, ParallelConfig(recompute=recompute, tp=tp, sequence_parallel=True))
+            activation_bytes_per_layer(
+                model, 8, ParallelConfig(recompute=recompute, tp=tp, sequence_parallel=True)
+            )
             for tp in (1, 4)
         )
         assert divided == pytest.approx(serial / 4)
 
 
 def test_recomputation_lowers_activations() -> None:
-    """Korthikanti et al. 2022: per layer 34 + 5as/h without, 34 with selective, 2 with full recomputation, × sbh."""
+    """Korthikanti et al. 2022: per layer 34 + 5as/h without, 34 with selective, 2 with full
+    recomputation, × sbh."""
     model = published("8.3b")
     unit = model.seq_length * 8 * model.hidden_size
     attention = 5 * model.num_heads * model.seq_length / model.hidden_size

@@ -52,7 +52,9 @@ def test_losses_and_gradients_equal_torchs(tp: int, vocab_size: int, spread: flo
     losses, gradient = torchs(vocab_size, spread)
     for rank_losses, rank_gradient in run_threads(ours, tp, Layout(tp=tp), vocab_size, spread):
         torch.testing.assert_close(torch.from_numpy(rank_losses), losses, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(torch.from_numpy(rank_gradient), gradient, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            torch.from_numpy(rank_gradient), gradient, rtol=1e-12, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -71,7 +73,9 @@ def test_half_precision_logits_have_fp32_losses(dtype: torch.dtype) -> None:
 def test_the_callers_logits_are_left_alone() -> None:
     logits, targets, _ = inputs(29, 1.0)
     kept = logits.clone()
-    vocab_parallel_cross_entropy(logits.requires_grad_(), targets, 29, serial_mesh().tp).sum().backward()
+    vocab_parallel_cross_entropy(
+        logits.requires_grad_(), targets, 29, serial_mesh().tp
+    ).sum().backward()
     assert torch.equal(logits, kept)
 
 
@@ -79,9 +83,13 @@ REAL = 20
 
 
 def projected(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden [24, 16], ever further from 0, weight [32, 16], and targets, of which every second is the likeliest."""
+    """Hidden [24, 16], ever further from 0, weight [32, 16], and targets, of which every second is
+    the likeliest."""
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(24, 16, generator=generator), torch.randn(ROWS, 16, generator=generator)
+    hidden, weight = (
+        torch.randn(24, 16, generator=generator),
+        torch.randn(ROWS, 16, generator=generator),
+    )
     hidden *= torch.logspace(-2, 1.5, 24).unsqueeze(1)
     targets = torch.randint(0, REAL, (24,), generator=generator)
     targets[::2] = (hidden @ weight[:REAL].t()).argmax(1)[::2]
@@ -96,7 +104,11 @@ def in_chunks_on_ranks(device: str, dtype: torch.dtype) -> list[Any]:
     loss.backward()
     assert hidden.grad is not None
     assert mine.grad is not None
-    whole = loss.detach().double(), axis.all_reduce(hidden.grad.double()), axis.all_gather(mine.grad.double(), 0)
+    whole = (
+        loss.detach().double(),
+        axis.all_reduce(hidden.grad.double()),
+        axis.all_gather(mine.grad.double(), 0),
+    )
     return [tensor.numpy() for tensor in whole]
 
 
@@ -110,11 +122,14 @@ def on_one_rank(dtype: torch.dtype, work: torch.dtype) -> list[torch.Tensor]:
     return [tensor.double() for tensor in (loss.detach(), hidden.grad, weight.grad)]
 
 
-@pytest.mark.parametrize(("device", "dtype"), [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes])
+@pytest.mark.parametrize(
+    ("device", "dtype"), [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes]
+)
 def test_projection_and_loss_in_chunks_on_four_ranks_are_as_exact_as_the_reference_on_one(
     device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third rank has padding too, the last nothing else; some rows have a largest logit far above other ranks'."""
+    """The third rank has padding too, the last nothing else; some rows have a largest logit far
+    above other ranks'."""
     if device == "cuda":
         interpret(monkeypatch)
     monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 200)
@@ -136,7 +151,9 @@ def scaled_gradients(device: str, dtype: torch.dtype, factor: float) -> list[tor
     hidden = torch.randn(POSITIONS, 64, generator=generator).half().to(dtype).requires_grad_()
     weight = (0.02 * torch.randn(WORDS, 64, generator=generator)).half().to(dtype).requires_grad_()
     targets = torch.arange(POSITIONS)
-    loss = implementation("linear_cross_entropy", device)(hidden, weight, targets, WORDS, serial_mesh().tp)
+    loss = implementation("linear_cross_entropy", device)(
+        hidden, weight, targets, WORDS, serial_mesh().tp
+    )
     (loss * factor).backward()
     assert hidden.grad is not None
     assert weight.grad is not None
@@ -144,9 +161,12 @@ def scaled_gradients(device: str, dtype: torch.dtype, factor: float) -> list[tor
 
 
 def fp16_errors(device: str, exact: list[torch.Tensor], factor: float) -> tuple[list[float], int]:
-    """Relative errors of hidden states' gradient and of the rows of words that are no target; zeros in these."""
+    """Relative errors of hidden states' gradient and of the rows of words that are no target; zeros
+    in these."""
     ours = scaled_gradients(device, torch.float16, factor)
-    errors = [float((own - true).norm() / true.norm()) for own, true in zip(ours, exact, strict=True)]
+    errors = [
+        float((own - true).norm() / true.norm()) for own, true in zip(ours, exact, strict=True)
+    ]
     return errors, int((ours[1] == 0).sum())
 
 
@@ -154,7 +174,8 @@ def fp16_errors(device: str, exact: list[torch.Tensor], factor: float) -> tuple[
 def test_fp16_keeps_small_probabilities_with_the_loss_scale_of_a_step(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A word's probability is 2e-5: over 8,192 positions 2e-9, which fp16 holds only times the loss scale."""
+    """A word's probability is 2e-5: over 8,192 positions 2e-9, which fp16 holds only times the loss
+    scale."""
     exact = scaled_gradients("reference", torch.float64, factor)
     allowed, _ = fp16_errors("reference", exact, factor)
     interpret(monkeypatch)
@@ -163,7 +184,10 @@ def test_fp16_keeps_small_probabilities_with_the_loss_scale_of_a_step(
     monkeypatch.setattr(on_gpu, "COLUMNS", 1 << 16)
     monkeypatch.setattr(on_gpu, "CHUNK_BYTES", 1 << 24)
     errors, ours = fp16_errors("cuda", exact, factor)
-    assert all(own <= 2 * theirs for own, theirs in zip(errors, allowed, strict=True)), (errors, allowed)
+    assert all(own <= 2 * theirs for own, theirs in zip(errors, allowed, strict=True)), (
+        errors,
+        allowed,
+    )
     assert ours <= (exact[1].abs() * factor < 2.0**-23).sum(), "fp16 has numbers from 2⁻²⁴ on"
     monkeypatch.setattr(cross_entropy, "HALF_SCALE", 1 / STEP)
     assert fp16_errors("cuda", exact, factor)[0][1] > 100 * allowed[1]

@@ -23,7 +23,9 @@ def test_the_rate_is_the_probability_and_the_mean_stays(probability: float) -> N
     deviation = math.sqrt(exact * (1 - exact) / keep.numel())
     assert keep.double().mean().item() == pytest.approx(1 - exact, abs=5 * deviation)
     scale = dropout.mask("here").factors(2000, 1000, CPU, torch.float64)
-    assert scale.unique().tolist() == pytest.approx([0.0, 1 / (1 - probability)][probability == 0 :])
+    assert scale.unique().tolist() == pytest.approx(
+        [0.0, 1 / (1 - probability)][probability == 0 :]
+    )
     assert scale.mean().item() == pytest.approx(1.0, abs=5 * deviation / (1 - probability) + 1e-4)
 
 
@@ -61,17 +63,27 @@ def test_keys_of_every_site_go_to_a_device_together() -> None:
 def test_random_bits_are_those_of_philox() -> None:
     """Known answers of Random123 (`kat_vectors`, philox 4×32-10)."""
     zero = torch.zeros(1, dtype=torch.int64)
-    assert [word.item() for word in philox(zero, zero, 0)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert [word.item() for word in philox(zero, zero, 0)] == [
+        0x6627E8D5,
+        0xE169C58D,
+        0xBC57AC4C,
+        0x9B00DBD8,
+    ]
 
 
 def test_every_part_of_the_key_counts() -> None:
     masks = [
         Dropout(0.5, seed, iteration, (sample,)).mask(site).keep(64, 64, CPU)
         for seed, iteration, sample, site in (
-            (1, 0, 0, "a"), (2, 0, 0, "a"), (1, 1, 0, "a"), (1, 0, 1, "a"), (1, 0, 0, "b"), (1, 10, 0, "a"),
+            (1, 0, 0, "a"),
+            (2, 0, 0, "a"),
+            (1, 1, 0, "a"),
+            (1, 0, 1, "a"),
+            (1, 0, 0, "b"),
+            (1, 10, 0, "a"),
             (11, 0, 0, "a"),
         )
-    ]  # fmt: skip
+    ]
     for i, first in enumerate(masks):
         for second in masks[:i]:
             assert 0.4 < (first == second).double().mean() < 0.6
@@ -79,7 +91,13 @@ def test_every_part_of_the_key_counts() -> None:
 
 def test_every_site_drops() -> None:
     config = ModelConfig(
-        num_layers=1, hidden_size=16, num_heads=4, seq_length=8, vocab_size=30, padded_vocab_size=32, dropout=0.1
+        num_layers=1,
+        hidden_size=16,
+        num_heads=4,
+        seq_length=8,
+        vocab_size=30,
+        padded_vocab_size=32,
+        dropout=0.1,
     )
     model = GPT2(config, serial_mesh()).double()
     model.initialize(1)
@@ -92,4 +110,6 @@ def test_every_site_drops() -> None:
             return super().mask(site, first_row)
 
     model(tokens, Recording(0.1, 1, 0, (0,)))
-    assert len(seen) == len(set(seen)) == 4  # embedding, attention weights, attention output, MLP output
+    assert (
+        len(seen) == len(set(seen)) == 4
+    )  # embedding, attention weights, attention output, MLP output

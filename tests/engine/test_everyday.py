@@ -1,4 +1,5 @@
-"""Training as people do it every day: an own file, a changed schedule, weights from elsewhere, a longer run."""
+"""Training as people do it every day: an own file, a changed schedule, weights from elsewhere, a
+longer run."""
 
 import re
 import shlex
@@ -56,7 +57,9 @@ def test_an_own_file_trains_in_the_format_of_the_device(own: Path, tmp_path: Pat
         (2.0**16, 0, "warning: fp16 takes about eleven times as long"),
     ],
 )
-def test_updates_that_fp16_leaves_out_are_said(scale: float, code: int, words: str, own: Path, tmp_path: Path) -> None:
+def test_updates_that_fp16_leaves_out_are_said(
+    scale: float, code: int, words: str, own: Path, tmp_path: Path
+) -> None:
     iterations = 16 if scale == 2.0**24 else 6
     values = {"precision": "fp16", "initial_loss_scale": scale, "iterations": iterations}
     settings = [word for key, value in values.items() for word in ("--set", f"train.{key}={value}")]
@@ -67,20 +70,40 @@ def test_updates_that_fp16_leaves_out_are_said(scale: float, code: int, words: s
 
 
 def test_the_console_shows_what_a_person_watches(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("mlm_repro.lineage.progress.WRITTEN_SECONDS", 0.0)
-    train(small_config(dataset, iterations=16, precision="fp16", initial_loss_scale=2.0**24), tmp_path)
+    train(
+        small_config(dataset, iterations=16, precision="fp16", initial_loss_scale=2.0**24), tmp_path
+    )
     lines = [line for line in capfd.readouterr().err.splitlines() if " left | " in line]
-    for words in ("gradient norm not finite", r"gradient norm \d", r"loss scale 1\.67772e\+07", r"\d skipped", "lr 3",
-                  r" \S+ s/iteration", r"GFLOP/s"):  # fmt: skip
+    for words in (
+        "gradient norm not finite",
+        r"gradient norm \d",
+        r"loss scale 1\.67772e\+07",
+        r"\d skipped",
+        "lr 3",
+        r" \S+ s/iteration",
+        r"GFLOP/s",
+    ):
         assert any(re.search(words, line) for line in lines), (words, lines)
 
 
-def test_a_short_training_shows_its_losses_its_validations_and_what_it_came_to(dataset: Path, tmp_path: Path) -> None:
+def test_a_short_training_shows_its_losses_its_validations_and_what_it_came_to(
+    dataset: Path, tmp_path: Path
+) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
-    settings = ["--set=train.iterations=12", "--set=train.validation_interval=4", "--set=record.log_interval=5"]
-    code, out, err = mlm_train(toml, *settings, "--set=record.loggers=", "--ranks", 1, "--runs", tmp_path)
+    settings = [
+        "--set=train.iterations=12",
+        "--set=train.validation_interval=4",
+        "--set=record.log_interval=5",
+    ]
+    code, out, err = mlm_train(
+        toml, *settings, "--set=record.loggers=", "--ranks", 1, "--runs", tmp_path
+    )
     assert code == 0, err
     run = Path(out.removeprefix("complete: ").strip())
     metrics = read_metrics(run)
@@ -88,14 +111,17 @@ def test_a_short_training_shows_its_losses_its_validations_and_what_it_came_to(d
     loss = {line["iteration"]: line["loss"] for line in metrics if line["kind"] == "validation"}
     for end in (5, 10):
         assert f"{end}/12 iterations" in err
-        assert f"| loss {fmean(losses[end - 5 : end]):.3f} (mean of the last 5), gradient norm" in err
+        assert (
+            f"| loss {fmean(losses[end - 5 : end]):.3f} (mean of the last 5), gradient norm" in err
+        )
     assert f"validation after 8: loss {loss[8]:.4f}, the lowest, perplex" in err
     final, best = metrics[-1], min([*loss.items(), (12, metrics[-1]["loss"])], key=itemgetter(1))
     assert final["kind"] == "final-validation"
     trained, checkpoint, following = err.splitlines()[-3:]
     assert trained.startswith(
-        f"trained: loss {losses[-1]:.4f} (last iteration); validation loss {final['loss']:.4f}, "
-        f"perplexity {final['perplexity']:.5g}, over {final['samples']} sequences; lowest {best[1]:.4f} after {best[0]}"
+        f"trained: loss {losses[-1]:.4f} (last iteration); validation loss {final['loss']:.4f},"
+        f" perplexity {final['perplexity']:.5g}, over {final['samples']} sequences; lowest"
+        f" {best[1]:.4f} after {best[0]}"
     )
     assert checkpoint == f"checkpoint: {run}/checkpoints/iter_0000012"
     command = shlex.split(following.split("`")[1])
@@ -107,9 +133,16 @@ def test_a_short_training_shows_its_losses_its_validations_and_what_it_came_to(d
 def test_the_signals_of_schedulers_stop_with_a_checkpoint(
     number: int, ranks: int, dataset: Path, tmp_path: Path
 ) -> None:
-    process = start(write_toml(tmp_path / "small.toml", dataset), "--runs", tmp_path, "--ranks", ranks,
-                    "--set=train.iterations=2000", "--set=train.validation_interval=2000",
-                    "--set=train.checkpoint_interval=2000")  # fmt: skip
+    process = start(
+        write_toml(tmp_path / "small.toml", dataset),
+        "--runs",
+        tmp_path,
+        "--ranks",
+        ranks,
+        "--set=train.iterations=2000",
+        "--set=train.validation_interval=2000",
+        "--set=train.checkpoint_interval=2000",
+    )
     wait_for_iteration(process, tmp_path / "small", 5)
     process.send_signal(number)
     code, _, err = finish(process)
@@ -125,7 +158,9 @@ def test_a_written_configuration_is_read_as_it_was() -> None:
         assert f'precision = "{config.train.precision}"' in to_toml(config) or not values
 
 
-def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(
+    dataset: Path, tmp_path: Path
+) -> None:
     config = small_config(dataset, **LONG)
 
     with pytest.raises(Interrupted):
@@ -149,13 +184,31 @@ def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(data
     ("words", "said"),
     [
         ("--set train.lr=1", "unknown key 'train.lr'; here it is train.learning_rate"),
-        ("--set train.gradient_accumulation_steps=4", "here it is train.global_batch_size, the sequences of an update"),
-        ("--lr 3", "there is no option --lr: --set changes a key of the configuration, here train.learning_rate"),
-        ("--ranks 8 --set train.microbatch_size=8", "make microbatch_size smaller, or the ranks one of 1 "),
+        (
+            "--set train.gradient_accumulation_steps=4",
+            "here it is train.global_batch_size, the sequences of an update",
+        ),
+        (
+            "--lr 3",
+            (
+                "there is no option --lr: --set changes a key of the configuration, here"
+                " train.learning_rate"
+            ),
+        ),
+        (
+            "--ranks 8 --set train.microbatch_size=8",
+            "make microbatch_size smaller, or the ranks one of 1 ",
+        ),
         ("--ranks 2 --set parallel.tp=2 --set model.vocab_size=291", "contradicts the dataset"),
         ("--set model.vocab_size=100", "with which it is 290: leave it out"),
-        ("--set train.learning_rate=5e-6", "min_learning_rate = 0.0001, the floor of the schedule, is above"),
-        ("--set model.seq_length=6000", "the validation split has 5442 tokens, fewer than 6000 + 1"),
+        (
+            "--set train.learning_rate=5e-6",
+            "min_learning_rate = 0.0001, the floor of the schedule, is above",
+        ),
+        (
+            "--set model.seq_length=6000",
+            "the validation split has 5442 tokens, fewer than 6000 + 1",
+        ),
         ("--set model.family=transformer-xl --continue {run}", "a transformer-xl is not continued"),
         ("--set record.loggers=tensorboard --set record.loggers=nothing", "record.loggers"),
     ],
@@ -171,7 +224,9 @@ def test_a_mistake_gets_the_sentence_that_helps(
 def test_what_is_counted_is_the_dataset_s(dataset: Path, tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset)
     assert "--vocab-size 290" in mlm_train("to-megatron", toml)[1]
-    assert parse_config({"loggers": "tensorboard"}, RecordConfig, "here").loggers == ("tensorboard",)
+    assert parse_config({"loggers": "tensorboard"}, RecordConfig, "here").loggers == (
+        "tensorboard",
+    )
 
 
 def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path: Path) -> None:
@@ -179,7 +234,10 @@ def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path:
     for path in whole.glob("*_text_document.*"):
         path.rename(path.with_name(path.name.replace("train", "all").replace("valid", "other")))
     code, _, err = mlm_train("run", write_toml(tmp_path / "small.toml", whole))
-    assert (code, "divide the documents with `mlm-data split` before `mlm-data tokenize`" in err) == (5, True)
+    assert (
+        code,
+        "divide the documents with `mlm-data split` before `mlm-data tokenize`" in err,
+    ) == (5, True)
 
 
 def test_a_command_that_keeps_nothing_does_not_promise_to_continue() -> None:

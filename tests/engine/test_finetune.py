@@ -1,4 +1,5 @@
-"""Fine-tuning tasks: their published formats, metrics of known value, and a small BERT that learns from small files."""
+"""Fine-tuning tasks: their published formats, metrics of known value, and a small BERT that learns
+from small files."""
 
 import json
 import math
@@ -46,7 +47,20 @@ LABELS = ("contradiction", "entailment", "neutral")
 
 def mnli_line(number: int, first: str, second: str, label: str) -> str:
     return "\t".join(
-        [str(number), "1", "1n", "fiction", "( a )", "( b )", "(ROOT)", "(ROOT)", first, second, label, label]
+        [
+            str(number),
+            "1",
+            "1n",
+            "fiction",
+            "( a )",
+            "( b )",
+            "(ROOT)",
+            "(ROOT)",
+            first,
+            second,
+            label,
+            label,
+        ]
     )
 
 
@@ -55,7 +69,12 @@ def write_mnli(folder: Path, count: int = 48) -> None:
     folder.mkdir()
     for name, start in (("train", 0), ("dev_matched", 1), ("dev_mismatched", 2)):
         rows = [
-            mnli_line(n, f"{WORDS[n % 7]} {WORDS[n % 5]}", f"the {('cat', 'dog', 'mat')[n % 3]} sat", LABELS[n % 3])
+            mnli_line(
+                n,
+                f"{WORDS[n % 7]} {WORDS[n % 5]}",
+                f"the {('cat', 'dog', 'mat')[n % 3]} sat",
+                LABELS[n % 3],
+            )
             for n in range(start, count if name == "train" else 12 + start)
         ]
         (folder / f"{name}.tsv").write_text("\n".join([MNLI_HEAD, *rows]) + "\n", encoding="utf-8")
@@ -63,7 +82,10 @@ def write_mnli(folder: Path, count: int = 48) -> None:
 
 def squad(questions: list[dict[str, Any]], context: str) -> str:
     return json.dumps(
-        {"version": "1", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]}
+        {
+            "version": "1",
+            "data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}],
+        }
     )
 
 
@@ -71,12 +93,17 @@ def write_squad(folder: Path, version: str) -> None:
     folder.mkdir()
     context = "the cat sat on a mat and saw another dog"
     questions = [
-        {"id": str(n), "question": f"who sat {WORDS[n]}", "answers": [{"text": "cat", "answer_start": 4}]}
+        {
+            "id": str(n),
+            "question": f"who sat {WORDS[n]}",
+            "answers": [{"text": "cat", "answer_start": 4}],
+        }
         for n in range(6)
     ]
     if version == "v2.0":
         questions += [
-            {"id": f"x{n}", "question": f"green hills {n}", "is_impossible": True, "answers": []} for n in range(6)
+            {"id": f"x{n}", "question": f"green hills {n}", "is_impossible": True, "answers": []}
+            for n in range(6)
         ]
     for name in ("train", "dev"):
         (folder / f"{name}-{version}.json").write_text(squad(questions, context), encoding="utf-8")
@@ -86,9 +113,12 @@ def write_race(folder: Path) -> None:
     for place in ("train/middle", "train/high", "test/middle", "test/high"):
         (folder / place).mkdir(parents=True)
         passage = {
-            "id": f"{place}1.txt", "article": "the cat sat on a mat", "questions": ["the _ sat", "the old"],
-            "options": [["cat", "dog", "hills", "rivers"], ["dog", "cat", "old", "below"]], "answers": ["A", "B"],
-        }  # fmt: skip
+            "id": f"{place}1.txt",
+            "article": "the cat sat on a mat",
+            "questions": ["the _ sat", "the old"],
+            "options": [["cat", "dog", "hills", "rivers"], ["dog", "cat", "old", "below"]],
+            "answers": ["A", "B"],
+        }
         (folder / place / "1.txt").write_text(json.dumps(passage), encoding="utf-8")
 
 
@@ -96,15 +126,25 @@ def write_race(folder: Path) -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT of this suite's own, untrained."""
     config = ModelConfig(
-        family="bert", num_layers=2, hidden_size=32, num_heads=4, seq_length=24, vocab_size=304, padded_vocab_size=384,
-        dropout=0.0, init_std=0.1,
-    )  # fmt: skip
+        family="bert",
+        num_layers=2,
+        hidden_size=32,
+        num_heads=4,
+        seq_length=24,
+        vocab_size=304,
+        padded_vocab_size=384,
+        dropout=0.0,
+        init_std=0.1,
+    )
     model = BERT(config, serial_mesh())
     model.initialize(3)
     tensors = {p.name: p.local.detach() for p in sharded_parameters(model, model.mesh)}
     out = tmp_path_factory.mktemp("finetune") / "bert"
     write_checkpoint(
-        out, Imported("bert", config, tensors, Tokenizer.train(sentences(40), 300), {"format": "this test"})
+        out,
+        Imported(
+            "bert", config, tensors, Tokenizer.train(sentences(40), 300), {"format": "this test"}
+        ),
     )
     return out
 
@@ -120,7 +160,9 @@ def test_mnli_is_learnt_from_its_files(checkpoint: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("task", "version"), [("squad", "v1.1"), ("squad2", "v2.0")])
-def test_squad_is_learnt_from_its_files(task: str, version: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_squad_is_learnt_from_its_files(
+    task: str, version: str, checkpoint: Path, tmp_path: Path
+) -> None:
     write_squad(tmp_path / "squad", version)
     recipe = FineTuneRecipe(epochs=20, batch_size=6, learning_rate=5e-3)
     found = finetune(task, checkpoint, read_sets(task, tmp_path / "squad"), recipe)
@@ -128,13 +170,18 @@ def test_squad_is_learnt_from_its_files(task: str, version: str, checkpoint: Pat
 
 
 @pytest.mark.parametrize("task", ["mnli", "squad2"])
-def test_the_median_and_the_ensemble_are_those_of_the_members(task: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_the_median_and_the_ensemble_are_those_of_the_members(
+    task: str, checkpoint: Path, tmp_path: Path
+) -> None:
     data = tmp_path / task
     write_mnli(data, 24) if task == "mnli" else write_squad(data, "v2.0")
     recipe = FineTuneRecipe(epochs=2, batch_size=6, learning_rate=5e-3, seed=7)
     sets = read_sets(task, data)
     together = finetune(task, checkpoint, sets, recipe, 3)
-    alone = [finetune(task, checkpoint, sets, recipe.model_copy(update={"seed": seed})) for seed in (7, 8, 9)]
+    alone = [
+        finetune(task, checkpoint, sets, recipe.model_copy(update={"seed": seed}))
+        for seed in (7, 8, 9)
+    ]
     for split, metrics in together.metrics.items():
         assert together.of_members[split] == [one.metrics[split] for one in alone]
         for name, value in metrics.items():
@@ -145,7 +192,8 @@ def test_the_median_and_the_ensemble_are_those_of_the_members(task: str, checkpo
 
 
 def test_classes_are_averaged_as_probabilities_and_positions_as_scores(checkpoint: Path) -> None:
-    """Two members agree against a surer third: by probabilities they win, by scores the third would."""
+    """Two members agree against a surer third: by probabilities they win, by scores the third
+    would."""
     mnli, squad = (FineTuner(name, checkpoint, RECIPE) for name in ("mnli", "squad"))
     rows = [torch.tensor(row) for row in ([0.0, 2.0, -9.0], [0.0, 2.0, -9.0], [9.0, 0.0, -9.0])]
     example = LabelledExample((("a", "b"),), 1)
@@ -166,12 +214,28 @@ def test_race_is_learnt_from_its_folders(checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -> None:
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "who", "un", "##seen", "hill", "##s"]
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *WORDS,
+        "who",
+        "un",
+        "##seen",
+        "hill",
+        "##s",
+    ]
     theirs = tmp_path / "theirs"
     config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
         max_position_embeddings=24,
-    )  # fmt: skip
+    )
     BertForPreTraining(config).save_pretrained(theirs)
     (theirs / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     ours = import_checkpoint(theirs, tmp_path / "ours")
@@ -183,20 +247,32 @@ def test_a_published_bert_is_fine_tuned_with_its_own_tokenizer(tmp_path: Path) -
         assert found.second_start == expected["token_type_ids"].index(1)
     write_mnli(tmp_path / "mnli", 12)
     found = finetune(
-        "mnli", ours, read_sets("mnli", tmp_path / "mnli"), FineTuneRecipe(epochs=1, batch_size=12, learning_rate=1e-3)
+        "mnli",
+        ours,
+        read_sets("mnli", tmp_path / "mnli"),
+        FineTuneRecipe(epochs=1, batch_size=12, learning_rate=1e-3),
     )
     assert found.examples["train"] == 12
 
 
 def test_the_body_learns_without_its_pre_training_heads(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
-    tuner = FineTuner("mnli", checkpoint, FineTuneRecipe(epochs=1, batch_size=12, learning_rate=1e-2))
+    tuner = FineTuner(
+        "mnli", checkpoint, FineTuneRecipe(epochs=1, batch_size=12, learning_rate=1e-2)
+    )
     before = load_file(checkpoint / "model-tp00-pp000.safetensors")
     tuner.train(read_mnli(tmp_path / "mnli" / "train.tsv"), "mnli")
     body = dict(tuner.model.body.named_parameters())
-    assert {name.partition(".")[0] for name in before.keys() - body.keys()} == {"masked_head", "order_head"}
+    assert {name.partition(".")[0] for name in before.keys() - body.keys()} == {
+        "masked_head",
+        "order_head",
+    }
     changed = {name for name, parameter in body.items() if not torch.equal(parameter, before[name])}
-    assert {"pooler.weight", "embedding.token_type_embeddings.weight", "layers.0.mlp.dense_h_to_4h.weight"} <= changed
+    assert {
+        "pooler.weight",
+        "embedding.token_type_embeddings.weight",
+        "layers.0.mlp.dense_h_to_4h.weight",
+    } <= changed
 
 
 def test_a_long_context_is_read_in_windows_that_overlap(checkpoint: Path) -> None:
@@ -205,7 +281,9 @@ def test_a_long_context_is_read_in_windows_that_overlap(checkpoint: Path) -> Non
     windows = list(encoder.windows("who sat", context, 24))
     assert len(windows) > 3
     assert all(len(window.tokens) <= 24 for window in windows)
-    covered = sorted({place for window in windows for low, high in window.offsets for place in range(low, high)})
+    covered = sorted(
+        {place for window in windows for low, high in window.offsets for place in range(low, high)}
+    )
     assert covered == list(range(len(context)))
     tuner = FineTuner("squad", checkpoint, RECIPE)
     start = context.rindex("rivers")
@@ -213,17 +291,24 @@ def test_a_long_context_is_read_in_windows_that_overlap(checkpoint: Path) -> Non
     spans = [(one.sequences[0], one.label) for one in features if one.label != (0, 0)]
     assert spans
     for window, (first, last) in spans:
-        (low, _), (_, high) = (window.offsets[place - window.second_start] for place in (first, last))
+        (low, _), (_, high) = (
+            window.offsets[place - window.second_start] for place in (first, last)
+        )
         assert context[low:high].strip() == "rivers slept"
 
 
 @pytest.mark.parametrize(
     ("found", "answers"),
     [
-        ("the cat", ["cat"]), ("The Cat sat!", ["a cat", "cat sat on"]), ("dog", ["cat"]), ("old\tdog", ["Old  dog."]),
-        ("cat cat dog", ["cat dog dog"]), ("U.S.", ["US"]), ("an-other", ["another", "an other"]),
+        ("the cat", ["cat"]),
+        ("The Cat sat!", ["a cat", "cat sat on"]),
+        ("dog", ["cat"]),
+        ("old\tdog", ["Old  dog."]),
+        ("cat cat dog", ["cat dog dog"]),
+        ("U.S.", ["US"]),
+        ("an-other", ["another", "an other"]),
     ],
-)  # fmt: skip
+)
 def test_squad_s_metrics_are_its_script_s(found: str, answers: list[str]) -> None:
     path = Path(str(find_spec("lm_eval").origin)).parent / "tasks" / "qasper" / "metrics.py"  # type: ignore[union-attr]
     spec = spec_from_file_location("squad_script", path)
@@ -233,25 +318,41 @@ def test_squad_s_metrics_are_its_script_s(found: str, answers: list[str]) -> Non
     assert scores["exact_match"] == 100 * any(
         script.normalize_answer(found) == script.normalize_answer(answer) for answer in answers
     )
-    assert scores["f1"] == pytest.approx(100 * max(script.f1_abstractive([found], [answer]) for answer in answers))
+    assert scores["f1"] == pytest.approx(
+        100 * max(script.f1_abstractive([found], [answer]) for answer in answers)
+    )
 
 
 def test_known_values() -> None:
     """The rules for questions without an answer are those of evaluate-v2.0.py."""
-    assert squad_scores(["", "dog", ""], [[], [], ["cat"]]) == {"exact_match": 100 / 3, "f1": 100 / 3}
+    assert squad_scores(["", "dog", ""], [[], [], ["cat"]]) == {
+        "exact_match": 100 / 3,
+        "f1": 100 / 3,
+    }
     assert token_f1("the cat sat", "cat sat on") == pytest.approx(2 * 2 / 5)
-    assert squad_scores(["cat", "dog"], [["a cat"], ["hills", "the dog!"]]) == {"exact_match": 100.0, "f1": 100.0}
+    assert squad_scores(["cat", "dog"], [["a cat"], ["hills", "the dog!"]]) == {
+        "exact_match": 100.0,
+        "f1": 100.0,
+    }
 
 
 def test_readers_keep_what_the_files_say(tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 4)
     path = tmp_path / "mnli" / "train.tsv"
-    path.write_text(path.read_text(encoding="utf-8") + mnli_line(9, "x", "y", "-") + "\n", encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8") + mnli_line(9, "x", "y", "-") + "\n", encoding="utf-8"
+    )
     assert [example.label for example in read_mnli(path)] == [0, 1, 2, 0]
     qqp = tmp_path / "qqp.tsv"
     head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
-    qqp.write_text(f'{head}\n1\t2\t3\tWhat "is" it?\tWhat?\t1\n4\t5\t6\tcut off\n7\t8\t9\ta\tb\t0\n', encoding="utf-8")
-    assert [(one.pairs[0][0], one.label) for one in read_qqp(qqp)] == [('What "is" it?', 1), ("a", 0)]
+    qqp.write_text(
+        f'{head}\n1\t2\t3\tWhat "is" it?\tWhat?\t1\n4\t5\t6\tcut off\n7\t8\t9\ta\tb\t0\n',
+        encoding="utf-8",
+    )
+    assert [(one.pairs[0][0], one.label) for one in read_qqp(qqp)] == [
+        ('What "is" it?', 1),
+        ("a", 0),
+    ]
     write_race(tmp_path / "race")
     race = read_race(tmp_path / "race" / "train")
     assert [one.pairs[1][0] for one in race[:2]] == ["the dog sat", "the old cat"]
@@ -262,18 +363,33 @@ def test_readers_keep_what_the_files_say(tmp_path: Path) -> None:
 
 
 def test_what_only_published_held_out_files_have_is_read(tmp_path: Path) -> None:
-    """MNLI's development files have the labels of five annotators, SQuAD's several answers and plausible ones."""
+    """MNLI's development files have the labels of five annotators, SQuAD's several answers and
+    plausible ones."""
     dev = tmp_path / "dev_matched.tsv"
     labels = ["label1", "label2", "label3", "label4", "label5", "gold_label"]
     head = "\t".join([*MNLI_HEAD.split("\t")[:10], *labels])
     cells = mnli_line(0, 'The "new" rights', "No.", "neutral").split("\t")[:10]
-    dev.write_text("\n".join([head, "\t".join([*cells, *["neutral"] * 3, "entailment", "neutral", "neutral"])]) + "\n")
+    dev.write_text(
+        "\n".join([head, "\t".join([*cells, *["neutral"] * 3, "entailment", "neutral", "neutral"])])
+        + "\n"
+    )
     (example,) = read_mnli(dev)
     assert example == LabelledExample((('The "new" rights', "No."),), LABELS.index("neutral"))
     answers = [{"text": text, "answer_start": 8} for text in ("on", "on a mat")]
     questions: list[dict[str, Any]] = [
-        {"question": "Where?", "id": "56ddde6b9a695914005b9628", "answers": answers, "is_impossible": False},
-        {"plausible_answers": answers[:1], "question": "Who?", "id": "5ad39d53", "answers": [], "is_impossible": True},
+        {
+            "question": "Where?",
+            "id": "56ddde6b9a695914005b9628",
+            "answers": answers,
+            "is_impossible": False,
+        },
+        {
+            "plausible_answers": answers[:1],
+            "question": "Who?",
+            "id": "5ad39d53",
+            "answers": [],
+            "is_impossible": True,
+        },
     ]
     (tmp_path / "dev.json").write_text(squad(questions, "the cat on a mat"), encoding="utf-8")
     assert [one.answers for one in read_squad(tmp_path / "dev.json")] == [("on", "on a mat"), ()]
@@ -288,11 +404,20 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
     for reader, text, sentence in (
         (read_mnli, "a\tb\n", "no column 'sentence1'"),
         (read_mnli, f"{MNLI_HEAD}\nx\ty\n", "line 2 has 2 columns, its header 12"),
-        (read_mnli, f"{MNLI_HEAD}\n{mnli_line(1, 'a', 'b', 'maybe')}\n", "line 2: 'maybe' is none of"),
-        (read_squad, "[1]", "is not a SQuAD file"), (read_squad, "{", "is not a SQuAD file"),
+        (
+            read_mnli,
+            f"{MNLI_HEAD}\n{mnli_line(1, 'a', 'b', 'maybe')}\n",
+            "line 2: 'maybe' is none of",
+        ),
+        (read_squad, "[1]", "is not a SQuAD file"),
+        (read_squad, "{", "is not a SQuAD file"),
         (read_squad, '{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "is not a SQuAD file"),
-        (read_squad, squad([{"answers": [{"text": "", "answer_start": math.inf}]}], ""), "is not a SQuAD file"),
-    ):  # fmt: skip
+        (
+            read_squad,
+            squad([{"answers": [{"text": "", "answer_start": math.inf}]}], ""),
+            "is not a SQuAD file",
+        ),
+    ):
         bad.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match=sentence):
             reader(bad)
@@ -304,7 +429,16 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
 
 def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     write_mnli(tmp_path / "mnli", 12)
-    arguments = ["finetune", "mnli", "--ckpt", str(checkpoint), "--data", str(tmp_path / "mnli"), "--set", "epochs=1"]
+    arguments = [
+        "finetune",
+        "mnli",
+        "--ckpt",
+        str(checkpoint),
+        "--data",
+        str(tmp_path / "mnli"),
+        "--set",
+        "epochs=1",
+    ]
     done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
     assert "matched" in done.output

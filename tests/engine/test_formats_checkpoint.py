@@ -1,4 +1,5 @@
-"""What every import ends in: a sealed checkpoint of whole tensors, or a sentence; files from elsewhere run nothing."""
+"""What every import ends in: a sealed checkpoint of whole tensors, or a sentence; files from
+elsewhere run nothing."""
 
 import builtins
 import dataclasses
@@ -28,8 +29,12 @@ from tests.commands import Command
 from tests.damage import TORCH
 
 TEXTS = ["the river sleeps under the old house and the wind walks slowly over bright stone"] * 20
-CONFIG = ModelConfig(num_layers=4, hidden_size=24, num_heads=4, seq_length=12, vocab_size=270, padded_vocab_size=384)
-TOKENS = torch.randint(0, CONFIG.vocab_size, (3, CONFIG.seq_length), generator=torch.Generator().manual_seed(1))
+CONFIG = ModelConfig(
+    num_layers=4, hidden_size=24, num_heads=4, seq_length=12, vocab_size=270, padded_vocab_size=384
+)
+TOKENS = torch.randint(
+    0, CONFIG.vocab_size, (3, CONFIG.seq_length), generator=torch.Generator().manual_seed(1)
+)
 
 
 def rough_model(config: ModelConfig = CONFIG) -> GPT2:
@@ -132,9 +137,12 @@ def test_a_call_in_a_file_is_not_run(name: str, zipped: bool, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("pickled", "end"), [(b"\x80\x02Q.", "pop from empty list"), (b"\x80\x02K\x01K\x02\x81.", "but got 1")]
+    ("pickled", "end"),
+    [(b"\x80\x02Q.", "pop from empty list"), (b"\x80\x02K\x01K\x02\x81.", "but got 1")],
 )
-def test_what_torch_says_is_given_without_its_advice(pickled: bytes, end: str, tmp_path: Path) -> None:
+def test_what_torch_says_is_given_without_its_advice(
+    pickled: bytes, end: str, tmp_path: Path
+) -> None:
     torch.save({"a": torch.zeros(10)}, tmp_path / "file.pt")
     (tmp_path / "file.pt").write_bytes(TORCH.close((tmp_path / "file.pt").read_bytes(), pickled))
     with pytest.raises(IntegrityFailure) as caught:
@@ -167,7 +175,12 @@ def forget(directory: Path) -> None:
     ],
 )
 def test_a_damaged_directory_gets_one_sentence(
-    damage: Callable[[Path], None], code: int, words: str, exported: Path, tmp_path: Path, command: Command
+    damage: Callable[[Path], None],
+    code: int,
+    words: str,
+    exported: Path,
+    tmp_path: Path,
+    command: Command,
 ) -> None:
     damage(exported)
     before = sorted(tmp_path.iterdir())
@@ -178,7 +191,9 @@ def test_a_damaged_directory_gets_one_sentence(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_export_explains_what_it_cannot_do(exported: Path, tmp_path: Path, command: Command) -> None:
+def test_export_explains_what_it_cannot_do(
+    exported: Path, tmp_path: Path, command: Command
+) -> None:
     weights = tmp_path / "checkpoint" / "model-tp00-pp000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     for checkpoint, out, code, words in (

@@ -1,4 +1,5 @@
-"""Hugging Face directories: the same model and ids both ways, whole or divided; wrong ones are refused by name."""
+"""Hugging Face directories: the same model and ids both ways, whole or divided; wrong ones are
+refused by name."""
 
 import dataclasses
 import json
@@ -28,17 +29,29 @@ from mlm_repro.engine.inference import load_for_inference
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.published import WEIGHTS
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from tests.engine.test_formats_checkpoint import CONFIG, TOKENS, imported, real_logits, rough_model, write_rough
+from tests.engine.test_formats_checkpoint import (
+    CONFIG,
+    TOKENS,
+    imported,
+    real_logits,
+    rough_model,
+    write_rough,
+)
 
 HARD_TEXTS = [
-    "The river sleeps; it's 1234  bright\n\n\tstones.", "é 漢字 🙂 ﬁ", "a literal <|endoftext|> in text<|endoftext|>",
-    " ", "",
-]  # fmt: skip
+    "The river sleeps; it's 1234  bright\n\n\tstones.",
+    "é 漢字 🙂 ﬁ",
+    "a literal <|endoftext|> in text<|endoftext|>",
+    " ",
+    "",
+]
 
 
 def their_model(seed: int = 0) -> GPT2LMHeadModel:
     """A random GPT-2 of the other library, every value visible."""
-    config = GPT2Config(vocab_size=CONFIG.vocab_size, n_positions=12, n_embd=24, n_layer=4, n_head=4)
+    config = GPT2Config(
+        vocab_size=CONFIG.vocab_size, n_positions=12, n_embd=24, n_layer=4, n_head=4
+    )
     model, generator = GPT2LMHeadModel(config).eval(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -59,11 +72,16 @@ def test_export_gives_the_other_library_the_same_logits(tmp_path: Path) -> None:
     assert theirs.config.vocab_size == CONFIG.vocab_size
     assert theirs.config.n_positions == CONFIG.seq_length
     torch.testing.assert_close(their_logits(theirs.eval()), real_logits(model), rtol=0, atol=1e-5)
-    assert theirs.generation_config.eos_token_id == Tokenizer.load(tmp_path / "checkpoint" / "tokenizer").end_of_text
+    assert (
+        theirs.generation_config.eos_token_id
+        == Tokenizer.load(tmp_path / "checkpoint" / "tokenizer").end_of_text
+    )
 
 
 @pytest.mark.parametrize("shard", ["10MB", "20kB"], ids=["single", "sharded"])
-def test_import_gives_the_other_library_s_logits(shard: str, exported: Path, tmp_path: Path) -> None:
+def test_import_gives_the_other_library_s_logits(
+    shard: str, exported: Path, tmp_path: Path
+) -> None:
     theirs = their_model()
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size=shard)
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (shard == "20kB")
@@ -75,7 +93,10 @@ def test_import_gives_the_other_library_s_logits(shard: str, exported: Path, tmp
 
 
 def test_the_other_library_gives_the_same_ids(exported: Path, tmp_path: Path) -> None:
-    ours, theirs = Tokenizer.load(tmp_path / "checkpoint" / "tokenizer"), AutoTokenizer.from_pretrained(exported)
+    ours, theirs = (
+        Tokenizer.load(tmp_path / "checkpoint" / "tokenizer"),
+        AutoTokenizer.from_pretrained(exported),
+    )
     for text in HARD_TEXTS:
         assert theirs(text).input_ids == ours.encode(text), text
         assert theirs.decode(ours.encode(text), clean_up_tokenization_spaces=False) == text
@@ -85,9 +106,13 @@ def test_the_other_library_gives_the_same_ids(exported: Path, tmp_path: Path) ->
 
 def test_the_published_vocabulary_keeps_its_ids(published: Path, tmp_path: Path) -> None:
     model = rough_model(CONFIG.model_copy(update={"vocab_size": 50257, "padded_vocab_size": 50304}))
-    ours = Tokenizer.from_gpt2_files(published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt")
+    ours = Tokenizer.from_gpt2_files(
+        published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt"
+    )
     write_checkpoint(tmp_path / "gpt2", dataclasses.replace(imported(model), tokenizer=ours))
-    theirs = AutoTokenizer.from_pretrained(export_checkpoint(tmp_path / "gpt2", tmp_path / "gpt2-exported"))
+    theirs = AutoTokenizer.from_pretrained(
+        export_checkpoint(tmp_path / "gpt2", tmp_path / "gpt2-exported")
+    )
     for text in HARD_TEXTS:
         assert theirs(text).input_ids == ours.encode(text)
     assert theirs("Hello world").input_ids == [15496, 995]
@@ -95,7 +120,9 @@ def test_the_published_vocabulary_keeps_its_ids(published: Path, tmp_path: Path)
 
 def test_a_vocabulary_of_words_keeps_its_ids(tmp_path: Path) -> None:
     words = Tokenizer.of_words([f"{text} the the river" for text in HARD_TEXTS], CONFIG.vocab_size)
-    write_checkpoint(tmp_path / "words", dataclasses.replace(imported(rough_model(CONFIG)), tokenizer=words))
+    write_checkpoint(
+        tmp_path / "words", dataclasses.replace(imported(rough_model(CONFIG)), tokenizer=words)
+    )
     out = export_checkpoint(tmp_path / "words", tmp_path / "words-exported")
     theirs = AutoTokenizer.from_pretrained(out)
     for text in [*HARD_TEXTS, "the rivers of zebras"]:
@@ -108,13 +135,24 @@ def test_a_vocabulary_of_words_keeps_its_ids(tmp_path: Path) -> None:
 def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) -> None:
     back = import_checkpoint(exported, tmp_path / "back")
     again = export_checkpoint(back, tmp_path / "again")
-    first, second = load_file(exported / "model.safetensors"), load_file(again / "model.safetensors")
+    first, second = (
+        load_file(exported / "model.safetensors"),
+        load_file(again / "model.safetensors"),
+    )
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert tensor.equal(second[name]), name
-    for name in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "generation_config.json"):
+    for name in (
+        "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ):
         assert (exported / name).read_bytes() == (again / name).read_bytes()
-    one, other = (json.loads((path / "config.json").read_text(encoding="utf-8")) for path in (exported, again))
+    one, other = (
+        json.loads((path / "config.json").read_text(encoding="utf-8")) for path in (exported, again)
+    )
     del one["mlm_repro"]["checkpoint"], other["mlm_repro"]["checkpoint"]
     assert one == other
     original, returned = (load_for_inference(path) for path in (tmp_path / "checkpoint", back))
@@ -126,7 +164,9 @@ def test_the_way_there_and_back_loses_nothing(exported: Path, tmp_path: Path) ->
 
 def test_a_twin_stays_a_twin(tmp_path: Path) -> None:
     twin = TwinScale(hidden_size=32)
-    digest = write_checkpoint(tmp_path / "twin", dataclasses.replace(imported(rough_model()), twin=twin))
+    digest = write_checkpoint(
+        tmp_path / "twin", dataclasses.replace(imported(rough_model()), twin=twin)
+    )
     card = ModelCard.load(export_checkpoint(tmp_path / "twin", tmp_path / "exported") / "README.md")
     assert (card.data.library_name, card.data.tags) == ("transformers", ["gpt2", "megatron-lm"])
     assert "# rough" in card.text
@@ -150,7 +190,9 @@ def change_weights(directory: Path, **changes: Any) -> None:
 
 def change_config(directory: Path, **values: Any) -> None:
     path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8"
+    )
 
 
 def test_other_names_masks_and_a_tied_head_are_accepted(exported: Path, tmp_path: Path) -> None:
@@ -177,11 +219,20 @@ WEIGHT = "transformer.h.1.attn.c_attn.weight"
     ("changes", "sentence"),
     [
         ({WEIGHT: None}, r"'h.1.attn.c_attn.weight' is missing"),
-        ({WEIGHT: lambda t: t[WEIGHT].T}, r"'h.1.attn.c_attn.weight' has shape \[72, 24\], the model's is \[24, 72\]"),
+        (
+            {WEIGHT: lambda t: t[WEIGHT].T},
+            r"'h.1.attn.c_attn.weight' has shape \[72, 24\], the model's is \[24, 72\]",
+        ),
         ({"transformer.h.1.extra": lambda t: torch.zeros(1)}, "'h.1.extra' is unexpected"),
         ({"wte.weight": lambda t: torch.zeros(270, 24)}, "is there twice"),
-        ({"transformer.h.4.ln_1.bias": lambda t: torch.zeros(24)}, "says 4 layers, the weights have 5"),
-        ({"transformer.ln_f.bias": lambda t: torch.zeros(24).long()}, "'ln_f.bias' holds torch.int64"),
+        (
+            {"transformer.h.4.ln_1.bias": lambda t: torch.zeros(24)},
+            "says 4 layers, the weights have 5",
+        ),
+        (
+            {"transformer.ln_f.bias": lambda t: torch.zeros(24).long()},
+            "'ln_f.bias' holds torch.int64",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
@@ -228,10 +279,15 @@ def test_an_untied_head_and_other_heads_are_refused(exported: Path, tmp_path: Pa
     [
         (lambda content: content["model"].pop("merges"), "not a readable tokenizer"),
         (lambda content: content["model"]["vocab"].update(the=5000), "not 0 to"),
-        (lambda content: content.update(added_tokens=[{"content": "<x>", "id": 270}]), "271 entries"),
+        (
+            lambda content: content.update(added_tokens=[{"content": "<x>", "id": 270}]),
+            "271 entries",
+        ),
     ],
 )
-def test_a_damaged_tokenizer_is_refused(change: Any, sentence: str, exported: Path, tmp_path: Path) -> None:
+def test_a_damaged_tokenizer_is_refused(
+    change: Any, sentence: str, exported: Path, tmp_path: Path
+) -> None:
     path = exported / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
@@ -244,7 +300,9 @@ def test_a_damaged_tokenizer_is_refused(change: Any, sentence: str, exported: Pa
         import_checkpoint(exported, tmp_path / "back")
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "..", "a/b.safetensors", 3])
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/secret.safetensors", "..", "a/b.safetensors", 3]
+)
 def test_an_index_cannot_name_what_is_outside(name: Any, exported: Path, tmp_path: Path) -> None:
     shutil.copy(exported / "model.safetensors", tmp_path / "secret.safetensors")
     names = load_file(exported / "model.safetensors")
@@ -284,9 +342,21 @@ def swapped(weight: torch.Tensor) -> torch.Tensor:
 
 
 FAULTS = [
-    ("transformer.h.2.attn.c_attn.weight", swapped, "layers.2.self_attention.query_key_value.weight"),
-    ("transformer.h.1.mlp.c_proj.weight", lambda weight: weight.flip(0), "layers.1.mlp.dense_4h_to_h.weight"),
-    ("transformer.wpe.weight", lambda rows: torch.cat([rows[:-1], -rows[-1:]]), "embedding.position_embeddings.weight"),
+    (
+        "transformer.h.2.attn.c_attn.weight",
+        swapped,
+        "layers.2.self_attention.query_key_value.weight",
+    ),
+    (
+        "transformer.h.1.mlp.c_proj.weight",
+        lambda weight: weight.flip(0),
+        "layers.1.mlp.dense_4h_to_h.weight",
+    ),
+    (
+        "transformer.wpe.weight",
+        lambda rows: torch.cat([rows[:-1], -rows[-1:]]),
+        "embedding.position_embeddings.weight",
+    ),
     ("transformer.ln_f.bias", lambda bias: bias + 0.1, "final_layernorm.bias"),
 ]
 
@@ -305,7 +375,9 @@ def test_the_first_weight_that_differs_is_named(
 def test_the_other_program_s_own_fault_is_found(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers.models.gpt2.modeling_gpt2.ACT2FN", {"gelu_new": torch.nn.ReLU()})
+    monkeypatch.setattr(
+        "transformers.models.gpt2.modeling_gpt2.ACT2FN", {"gelu_new": torch.nn.ReLU()}
+    )
     with pytest.raises(IntegrityFailure, match="a loss differs by "):
         compare_losses(ours(tmp_path), exported, exported)
 
@@ -313,8 +385,10 @@ def test_the_other_program_s_own_fault_is_found(
 def test_without_a_fault_rounding_raises_no_alarm(exported: Path) -> None:
     for seed in range(10):
         torch.manual_seed(seed)
-        weights = {name: torch.randn_like(weight).mul_(0.1).add_("layernorm.weight" in name)
-                   for name, weight in rough_model().named_parameters()}  # fmt: skip
+        weights = {
+            name: torch.randn_like(weight).mul_(0.1).add_("layernorm.weight" in name)
+            for name, weight in rough_model().named_parameters()
+        }
         save_file(named_as_theirs(weights, CONFIG), exported / WEIGHTS, metadata={"format": "pt"})
         model = rough_model()
         model.load_state_dict(weights)
@@ -331,33 +405,45 @@ def test_an_import_keeps_what_came_of_the_comparison(exported: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("has_transformers", [True, False])
-def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_transformers: bool) -> None:
+def test_a_wrong_export_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_transformers: bool
+) -> None:
     write_rough(tmp_path / "checkpoint")
     if not has_transformers:
         monkeypatch.setitem(sys.modules, "transformers", None)
     real = Format.split
     monkeypatch.setattr(
-        Format, "split",
+        Format,
+        "split",
         lambda self, name, tensor, config: real(
             self, name, tensor.flip(0) if "layers.3.mlp" in name else tensor, config
         ),
-    )  # fmt: skip
+    )
     with pytest.raises(
-        IntegrityFailure, match=r"written as another model: layers\.3\.mlp\.dense_h_to_4h\.weight differs"
+        IntegrityFailure,
+        match=r"written as another model: layers\.3\.mlp\.dense_h_to_4h\.weight differs",
     ):
         export_checkpoint(tmp_path / "checkpoint", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()
 
 
-def test_a_wrong_import_is_not_written(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_import_is_not_written(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Format.join
     monkeypatch.setattr(
-        Format, "join",
+        Format,
+        "join",
         lambda self, name, parts, config: real(
-            self, name, [part.neg() for part in parts] if name.endswith("dense.bias") else parts, config
+            self,
+            name,
+            [part.neg() for part in parts] if name.endswith("dense.bias") else parts,
+            config,
         ),
-    )  # fmt: skip
-    with pytest.raises(IntegrityFailure, match=r"different model according to transformers .*: a loss differs by "):
+    )
+    with pytest.raises(
+        IntegrityFailure, match=r"different model according to transformers .*: a loss differs by "
+    ):
         import_checkpoint(exported, tmp_path / "back")
     assert not (tmp_path / "back").exists()
     assert read_huggingface(exported).model.num_layers == CONFIG.num_layers

@@ -1,6 +1,8 @@
-"""Megatron-LM checkpoints of every version, naming, tp and pp give the model that they were written from.
+"""Megatron-LM checkpoints of every version, naming, tp and pp give the model that they were written
+from.
 
-The files are written here from the documented layout, without the reader's tables. Those of other models are refused.
+The files are written here from the documented layout, without the reader's tables. Those of other
+models are refused.
 """
 
 import argparse
@@ -38,13 +40,18 @@ STYLES = ("2019", "v1", "v2", "2023", "core", "core-te")
 
 
 def rank_tensors(model: GPT2, rank: int, tp: int, version: int) -> dict[str, torch.Tensor]:
-    """One rank's share by our names: the documented dims divided, query_key_value rows in the version's order."""
+    """One rank's share by our names: the documented dims divided, query_key_value rows in the
+    version's order."""
     share = {}
     for name, whole in model.state_dict().items():
         if "query_key_value" in name:
-            heads = whole.reshape(HEADS, 3, HEAD_DIM, *whole.shape[1:]).chunk(tp)[rank]  # [n/t, 3, d, ...]
+            heads = whole.reshape(HEADS, 3, HEAD_DIM, *whole.shape[1:]).chunk(tp)[
+                rank
+            ]  # [n/t, 3, d, ...]
             order = {0: (1, 0, 2), 1: (0, 2, 1), 2: (0, 1, 2), 3: (0, 1, 2)}[version]
-            share[name] = heads.permute(*order, *range(3, heads.dim())).reshape(-1, *whole.shape[1:])
+            share[name] = heads.permute(*order, *range(3, heads.dim())).reshape(
+                -1, *whole.shape[1:]
+            )
         elif "word_embeddings" in name or "dense_h_to_4h" in name:
             share[name] = whole.chunk(tp, 0)[rank]
         elif name.endswith(("self_attention.dense.weight", "dense_4h_to_h.weight")):
@@ -54,7 +61,9 @@ def rank_tensors(model: GPT2, rank: int, tp: int, version: int) -> dict[str, tor
     return {name: tensor.clone().contiguous() for name, tensor in share.items()}
 
 
-def stage_model(tensors: dict[str, torch.Tensor], style: str, stage: int, pp: int) -> dict[str, Any]:
+def stage_model(
+    tensors: dict[str, torch.Tensor], style: str, stage: int, pp: int
+) -> dict[str, Any]:
     """The `model` entry of one file in a naming of the table."""
     per_stage = CONFIG.num_layers // pp
     block: dict[str, torch.Tensor] = {}
@@ -68,23 +77,38 @@ def stage_model(tensors: dict[str, torch.Tensor], style: str, stage: int, pp: in
     words = tensors["embedding.word_embeddings.weight"]
     positions = tensors["embedding.position_embeddings.weight"]
     if style == "2019":
-        flat = {f"transformer.{name.replace('self_attention', 'attention')}": t for name, t in block.items()}
+        flat = {
+            f"transformer.{name.replace('self_attention', 'attention')}": t
+            for name, t in block.items()
+        }
         return {"word_embeddings.weight": words, "position_embeddings.weight": positions, **flat}
     if style.startswith("core"):
         renamed = {f"decoder.{core_name(name, style)}": tensor for name, tensor in block.items()}
-        ends = {"embedding.word_embeddings.weight": words, "embedding.position_embeddings.weight": positions}
-        extra = {"decoder.layers.0.self_attention.linear_qkv._extra_state": torch.empty(0, dtype=torch.uint8)}
+        ends = {
+            "embedding.word_embeddings.weight": words,
+            "embedding.position_embeddings.weight": positions,
+        }
+        extra = {
+            "decoder.layers.0.self_attention.linear_qkv._extra_state": torch.empty(
+                0, dtype=torch.uint8
+            )
+        }
         head = {"output_layer.weight": words} if pp > 1 and stage == pp - 1 else {}
         return (ends if stage == 0 else {}) | renamed | extra | head
     if style == "v1":
-        block = {name.replace("self_attention", "attention"): tensor for name, tensor in block.items()}
+        block = {
+            name.replace("self_attention", "attention"): tensor for name, tensor in block.items()
+        }
     if style == "2023":
         short = {"input_layernorm": "input_norm", "attention_layernorm": "attention_norm"}
         for old, new in (short | {"final_layernorm": "final_norm"}).items():
             block = {name.replace(old, new): tensor for name, tensor in block.items()}
     language_model: dict[str, Any] = {"transformer" if style == "v1" else "encoder": block}
     if stage == 0:
-        embedding = {"word_embeddings": {"weight": words}, "position_embeddings": {"weight": positions}}
+        embedding = {
+            "word_embeddings": {"weight": words},
+            "position_embeddings": {"weight": positions},
+        }
         language_model["embedding"] = embedding
     head = {"word_embeddings_for_head": {"weight": words}} if pp > 1 and stage == pp - 1 else {}
     return {"language_model": language_model, **head}
@@ -93,9 +117,11 @@ def stage_model(tensors: dict[str, torch.Tensor], style: str, stage: int, pp: in
 def core_name(name: str, style: str) -> str:
     names = {
         "self_attention.query_key_value": "self_attention.linear_qkv",
-        "self_attention.dense": "self_attention.linear_proj", "post_attention_layernorm": "pre_mlp_layernorm",
-        "mlp.dense_h_to_4h": "mlp.linear_fc1", "mlp.dense_4h_to_h": "mlp.linear_fc2",
-    }  # fmt: skip
+        "self_attention.dense": "self_attention.linear_proj",
+        "post_attention_layernorm": "pre_mlp_layernorm",
+        "mlp.dense_h_to_4h": "mlp.linear_fc1",
+        "mlp.dense_4h_to_h": "mlp.linear_fc2",
+    }
     if style == "core-te":
         name = name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_")
         name = name.replace("post_attention_layernorm.", "mlp.linear_fc1.layer_norm_")
@@ -106,35 +132,57 @@ def core_name(name: str, style: str) -> str:
 
 def arguments(**more: Any) -> argparse.Namespace:
     values = {
-        "num_layers": CONFIG.num_layers, "hidden_size": CONFIG.hidden_size, "num_attention_heads": HEADS,
-        "max_position_embeddings": CONFIG.seq_length, "padded_vocab_size": CONFIG.padded_vocab_size,
-        "bias_gelu_fusion": True, "params_dtype": torch.float16, "layernorm_epsilon": 1e-5, "hidden_dropout": 0.2,
+        "num_layers": CONFIG.num_layers,
+        "hidden_size": CONFIG.hidden_size,
+        "num_attention_heads": HEADS,
+        "max_position_embeddings": CONFIG.seq_length,
+        "padded_vocab_size": CONFIG.padded_vocab_size,
+        "bias_gelu_fusion": True,
+        "params_dtype": torch.float16,
+        "layernorm_epsilon": 1e-5,
+        "hidden_dropout": 0.2,
         "data_path": ["a", "b"],
-    }  # fmt: skip
+    }
     return argparse.Namespace(**(values | more))
 
 
 def save(
-    directory: Path, source: GPT2, version: int, tp: int = 1, pp: int = 1, style: str = "v2", **content: Any
+    directory: Path,
+    source: GPT2,
+    version: int,
+    tp: int = 1,
+    pp: int = 1,
+    style: str = "v2",
+    **content: Any,
 ) -> Path:
     """A `--save` directory; `content` replaces or (None) removes entries of every file."""
     directory.mkdir()
     folder = "release" if version == 0 else "iter_0000070"
-    (directory / "latest_checkpointed_iteration.txt").write_text("release" if version == 0 else "70\n")
+    (directory / "latest_checkpointed_iteration.txt").write_text(
+        "release" if version == 0 else "70\n"
+    )
     zipped = content.pop("zipped", True)
     for stage in range(pp):
         for rank in range(tp):
             everything = {
-                "args": arguments(), "checkpoint_version": float(version), "iteration": 70,
+                "args": arguments(),
+                "checkpoint_version": float(version),
+                "iteration": 70,
                 "model": stage_model(rank_tensors(source, rank, tp, version), style, stage, pp),
                 "optimizer": {"fp32_from_fp16_params": [[torch.zeros(3)]]},
-                "random_rng_state": random.getstate(), "np_rng_state": np.random.RandomState(1).get_state(),
-                "torch_rng_state": torch.get_rng_state(), "rng_tracker_states": {"model": torch.get_rng_state()},
-            } | content  # fmt: skip
+                "random_rng_state": random.getstate(),
+                "np_rng_state": np.random.RandomState(1).get_state(),
+                "torch_rng_state": torch.get_rng_state(),
+                "rng_tracker_states": {"model": torch.get_rng_state()},
+            } | content
             everything = {name: value for name, value in everything.items() if value is not None}
-            place = directory / folder / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else ""))
+            place = (
+                directory / folder / (f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else ""))
+            )
             place.mkdir(parents=True)
-            torch.save(everything, place / "model_optim_rng.pt", _use_new_zipfile_serialization=zipped)
+            torch.save(
+                everything, place / "model_optim_rng.pt", _use_new_zipfile_serialization=zipped
+            )
     return directory
 
 
@@ -147,12 +195,21 @@ def assert_same_model(out: Path, model: GPT2) -> None:
     assert Tokenizer.load(out / "tokenizer").vocab_size == CONFIG.vocab_size
 
 
-SAVED = dict.fromkeys([
-    *((version, tp, 1, "v2", True) for version, tp in product((0, 1, 2, 3), (1, 2, 4))),
-    (0, 2, 1, "v2", False), (3, 1, 1, "v2", False),
-    *(({"2019": 0, "v1": 0, "v2": 2}.get(style, 3), tp, 1, style, True) for style, tp in product(STYLES, (1, 2))),
-    *((3, *sizes, style, True) for style, sizes in product(STYLES[2:], ((1, 2), (2, 2), (2, 4)))),
-])  # fmt: skip
+SAVED = dict.fromkeys(
+    [
+        *((version, tp, 1, "v2", True) for version, tp in product((0, 1, 2, 3), (1, 2, 4))),
+        (0, 2, 1, "v2", False),
+        (3, 1, 1, "v2", False),
+        *(
+            ({"2019": 0, "v1": 0, "v2": 2}.get(style, 3), tp, 1, style, True)
+            for style, tp in product(STYLES, (1, 2))
+        ),
+        *(
+            (3, *sizes, style, True)
+            for style, sizes in product(STYLES[2:], ((1, 2), (2, 2), (2, 4)))
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize(("version", "tp", "pp", "style", "zipped"), SAVED)
@@ -166,23 +223,40 @@ def test_every_version_naming_and_layout_gives_the_same_model(
 
 
 def test_version_0_has_the_other_library_s_order(vocab: Path, tmp_path: Path) -> None:
-    """The released models: no arguments, no version, half precision, rows as in Hugging Face's c_attn."""
+    """The released models: no arguments, no version, half precision, rows as in Hugging Face's
+    c_attn."""
     theirs = their_model()
     weights = theirs.state_dict()
-    words = torch.cat([weights["transformer.wte.weight"], torch.ones(CONFIG.padded_vocab_size - CONFIG.vocab_size, 24)])
-    model = {"word_embeddings.weight": words, "position_embeddings.weight": weights["transformer.wpe.weight"]}
+    words = torch.cat(
+        [
+            weights["transformer.wte.weight"],
+            torch.ones(CONFIG.padded_vocab_size - CONFIG.vocab_size, 24),
+        ]
+    )
+    model = {
+        "word_embeddings.weight": words,
+        "position_embeddings.weight": weights["transformer.wpe.weight"],
+    }
     pairs = {
-        "input_layernorm": "ln_1", "attention.query_key_value": "attn.c_attn", "attention.dense": "attn.c_proj",
-        "post_attention_layernorm": "ln_2", "mlp.dense_h_to_4h": "mlp.c_fc", "mlp.dense_4h_to_h": "mlp.c_proj",
-    }  # fmt: skip
+        "input_layernorm": "ln_1",
+        "attention.query_key_value": "attn.c_attn",
+        "attention.dense": "attn.c_proj",
+        "post_attention_layernorm": "ln_2",
+        "mlp.dense_h_to_4h": "mlp.c_fc",
+        "mlp.dense_4h_to_h": "mlp.c_proj",
+    }
     for kind in ("weight", "bias"):
         model[f"transformer.final_layernorm.{kind}"] = weights[f"transformer.ln_f.{kind}"]
         for layer in range(4):
             for ours, name in pairs.items():
                 tensor = weights[f"transformer.h.{layer}.{name}.{kind}"]
-                model[f"transformer.layers.{layer}.{ours}.{kind}"] = tensor.T if tensor.dim() == 2 else tensor
+                model[f"transformer.layers.{layer}.{ours}.{kind}"] = (
+                    tensor.T if tensor.dim() == 2 else tensor
+                )
     save(tmp_path / "save", rough_model(), 0, model=model, args=None, checkpoint_version=None)
-    loaded = load_for_inference(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab, heads=4))
+    loaded = load_for_inference(
+        import_checkpoint(tmp_path / "save", tmp_path / "out", vocab, heads=4)
+    )
     torch.testing.assert_close(real_logits(loaded.model), their_logits(theirs), rtol=0, atol=1e-5)
 
 
@@ -216,13 +290,16 @@ def test_objects_of_absent_classes_are_not_needed(
 
 
 def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> None:
-    """As accelerate and transformers do, which then build random states that this one leaves unread."""
+    """As accelerate and transformers do, which then build random states that this one leaves
+    unread."""
     before = torch.serialization.get_safe_globals()
     reconstruct: Any = np.zeros(0).__reduce__()[0]
     torch.serialization.add_safe_globals([reconstruct, np.ndarray, np.dtype])
     try:
         model = rough_model()
-        save(tmp_path / "save", model, 3, optimizer={"number": np.float64(3), "state": np.arange(3)})
+        save(
+            tmp_path / "save", model, 3, optimizer={"number": np.float64(3), "state": np.arange(3)}
+        )
         assert_same_model(import_checkpoint(tmp_path / "save", tmp_path / "out", vocab), model)
         assert {reconstruct, np.ndarray, np.dtype} <= set(torch.serialization.get_safe_globals())
     finally:
@@ -234,9 +311,17 @@ def test_what_other_libraries_allow_is_not_used(vocab: Path, tmp_path: Path) -> 
     ("content", "error", "sentence"),
     [
         ({"args": arguments(bias_gelu_fusion=False, openai_gelu=False)}, BadInput, "exact GeLU"),
-        ({"args": arguments(position_embedding_type="rope")}, BadInput, "position_embedding_type is 'rope'"),
+        (
+            {"args": arguments(position_embedding_type="rope")},
+            BadInput,
+            "position_embedding_type is 'rope'",
+        ),
         ({"args": arguments(num_experts=8)}, BadInput, "num_experts is 8"),
-        ({"args": arguments(num_layers=5)}, IntegrityFailure, "num_layers is 5 in its arguments, 4 in its tensors"),
+        (
+            {"args": arguments(num_layers=5)},
+            IntegrityFailure,
+            "num_layers is 5 in its arguments, 4 in its tensors",
+        ),
         ({"args": arguments(num_attention_heads=5)}, BadInput, "num_heads = 5"),
         ({"args": {"num_layers": 4}}, IntegrityFailure, "not a namespace"),
         ({"args": None}, BadInput, "give the number"),
@@ -269,13 +354,23 @@ def change(path: Path, name: str, value: Any) -> None:
     ("name", "value", "sentence"),
     [
         ("layers.1.mlp.dense_h_to_4h.bias", None, "'layers.1.mlp.dense_h_to_4h.bias' is missing"),
-        ("layers.1.mlp.dense_h_to_4h.bias", torch.zeros(96), r"has shape \[96\], the model's is \[48\]"),
-        ("layers.1.mlp.gate.bias", torch.zeros(1), "'encoder.layers.1.mlp.gate.bias' is unexpected"),
+        (
+            "layers.1.mlp.dense_h_to_4h.bias",
+            torch.zeros(96),
+            r"has shape \[96\], the model's is \[48\]",
+        ),
+        (
+            "layers.1.mlp.gate.bias",
+            torch.zeros(1),
+            "'encoder.layers.1.mlp.gate.bias' is unexpected",
+        ),
         ("layers.1.input_norm.bias", torch.zeros(24), "is there twice"),
         ("final_layernorm.bias", torch.zeros(24, device="meta"), "not a tensor with values"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(name: str, value: Any, sentence: str, vocab: Path, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_named(
+    name: str, value: Any, sentence: str, vocab: Path, tmp_path: Path
+) -> None:
     save(tmp_path / "save", rough_model(), 3, tp=2)
     change(tmp_path / "save" / "iter_0000070" / "mp_rank_01" / "model_optim_rng.pt", name, value)
     with pytest.raises(IntegrityFailure, match=f"mp_rank_01.*{sentence}"):
@@ -299,7 +394,10 @@ def test_directories_that_do_not_fit_together(vocab: Path, tmp_path: Path) -> No
     (newest / "mp_rank_01").rename(newest / "mp_rank_02")
     with pytest.raises(IntegrityFailure, match="of tensor rank 1, pipeline stage 0"):
         import_checkpoint(saved, tmp_path / "out", vocab)
-    for word, sentence in (("../70", "neither an iteration"), ("71", "iter_0000071, which does not exist")):
+    for word, sentence in (
+        ("../70", "neither an iteration"),
+        ("71", "iter_0000071, which does not exist"),
+    ):
         (saved / "latest_checkpointed_iteration.txt").write_text(word)
         with pytest.raises(IntegrityFailure, match=sentence):
             import_checkpoint(saved, tmp_path / "out", vocab)
@@ -327,7 +425,9 @@ def save_core(folder: Path, model: GPT2) -> Path:
     folder.mkdir()
     with warnings.catch_warnings(action="ignore"):
         distributed.save(state, storage_writer=distributed.FileSystemWriter(folder), no_dist=True)
-    torch.save({"args": arguments(), "checkpoint_version": 3.0, "iteration": 70}, folder / "common.pt")
+    torch.save(
+        {"args": arguments(), "checkpoint_version": 3.0, "iteration": 70}, folder / "common.pt"
+    )
     return folder
 
 
@@ -372,23 +472,53 @@ def truncate(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (rewritten(lambda known: vars(words(known).chunks[0]).update(sizes=torch.Size([192, 24]))), "some are missing"),
-        (rewritten(lambda known: words(known).chunks.extend(words(known).chunks)),
-         "shards of tensor 'embedding.word_embeddings.weight' in"),
-        (rewritten(lambda known: vars(words(known).chunks[0]).update(offsets=torch.Size([1, 0]))), "lies outside it"),
+        (
+            rewritten(
+                lambda known: vars(words(known).chunks[0]).update(sizes=torch.Size([192, 24]))
+            ),
+            "some are missing",
+        ),
+        (
+            rewritten(lambda known: words(known).chunks.extend(words(known).chunks)),
+            "shards of tensor 'embedding.word_embeddings.weight' in",
+        ),
+        (
+            rewritten(
+                lambda known: vars(words(known).chunks[0]).update(offsets=torch.Size([1, 0]))
+            ),
+            "lies outside it",
+        ),
         (rewritten(leave), "which is not a file of the directory"),
         (rewritten(lambda known: words(known).chunks.clear()), "has no shards"),
-        (rewritten(lambda known: vars(words(known)).update(size=torch.Size([1 << 40, 24]))), "some are missing"),
-        (rewritten(lambda known: known.state_dict_metadata.pop("decoder.layers.mlp.linear_fc1.bias")),
-         "'layers.0.mlp.dense_h_to_4h.bias' is missing"),
+        (
+            rewritten(lambda known: vars(words(known)).update(size=torch.Size([1 << 40, 24]))),
+            "some are missing",
+        ),
+        (
+            rewritten(
+                lambda known: known.state_dict_metadata.pop("decoder.layers.mlp.linear_fc1.bias")
+            ),
+            "'layers.0.mlp.dense_h_to_4h.bias' is missing",
+        ),
         (rewritten(lambda known: known.storage_data.clear()), "cannot be read"),
         (truncate, "cannot be read"),
-        (lambda folder: (folder / ".metadata").write_bytes(b"nonsense"), ".metadata cannot be read"),
-        (lambda folder: (folder / ".metadata").write_bytes(pickle.dumps({})), "it does not describe a checkpoint"),
+        (
+            lambda folder: (folder / ".metadata").write_bytes(b"nonsense"),
+            ".metadata cannot be read",
+        ),
+        (
+            lambda folder: (folder / ".metadata").write_bytes(pickle.dumps({})),
+            "it does not describe a checkpoint",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_checkpoint_gets_one_sentence(
-    damage: Callable[[Path], None], said: str, saved: Path, vocab: Path, tmp_path: Path, command: Command
+    damage: Callable[[Path], None],
+    said: str,
+    saved: Path,
+    vocab: Path,
+    tmp_path: Path,
+    command: Command,
 ) -> None:
     damage(saved)
     done = command(main, "mlm-train", "import", saved, tmp_path / "back", "--vocab", vocab)
@@ -399,7 +529,9 @@ def test_a_damaged_checkpoint_gets_one_sentence(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_in_metadata_is_not_run(name: str, saved: Path, vocab: Path, tmp_path: Path, command: Command) -> None:
+def test_a_call_in_metadata_is_not_run(
+    name: str, saved: Path, vocab: Path, tmp_path: Path, command: Command
+) -> None:
     marker = tmp_path / "marker"
     (tmp_path / "program.py").write_text(f"open({str(marker)!r}, 'w').close()")
     (saved / ".metadata").write_bytes(pickle.dumps({"plan": payloads(marker)[name]}))

@@ -1,4 +1,5 @@
-"""A step as a GPU takes it, on CPU tensors with interpreted kernels: a processor's losses, and its update."""
+"""A step as a GPU takes it, on CPU tensors with interpreted kernels: a processor's losses, and its
+update."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -22,11 +23,18 @@ from tests.engine.exactness import check_kernels
 from tests.engine.recorded_graph import RecordedGraph, record_graphs
 from tests.engine.triton_interpreter import add_in_fp32, interpret, step_as_on_gpu
 
-MODEL = ModelConfig(num_layers=1, hidden_size=32, num_heads=1, seq_length=6, vocab_size=60, padded_vocab_size=64)
+MODEL = ModelConfig(
+    num_layers=1, hidden_size=32, num_heads=1, seq_length=6, vocab_size=60, padded_vocab_size=64
+)
 TRAIN = TrainConfig(
-    iterations=3, global_batch_size=2, microbatch_size=1, learning_rate=1e-2, warmup_iterations=0, precision="bf16",
+    iterations=3,
+    global_batch_size=2,
+    microbatch_size=1,
+    learning_rate=1e-2,
+    warmup_iterations=0,
+    precision="bf16",
     clip_gradient=0.5,
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -40,7 +48,9 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def microbatches(iteration: int, dropout: float = 0.1) -> list[PipelineInput]:
     rows = torch.randint(60, (2, 7), generator=torch.Generator().manual_seed(iteration))
     return [
-        PipelineInput(part[:, :-1], part[:, 1:], Dropout(dropout, 7, iteration, (place,)), places=(place,))
+        PipelineInput(
+            part[:, :-1], part[:, 1:], Dropout(dropout, 7, iteration, (place,)), places=(place,)
+        )
         for place, part in zip(range(2), rows.split(1), strict=True)
     ]
 
@@ -56,7 +66,9 @@ def losses(training: TrainingStep) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_gpus_step_has_the_losses_of_a_processors(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_step_has_the_losses_of_a_processors(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = TRAIN.model_copy(update={"precision": precision})
     own = losses(built(train))
     with monkeypatch.context() as patch:
@@ -68,7 +80,9 @@ def test_a_gpus_step_has_the_losses_of_a_processors(precision: str, monkeypatch:
         assert ours == pytest.approx(theirs, **allowed)
 
 
-def test_a_gradient_that_is_still_to_be_divided_is_divided_once(as_on_gpu: pytest.MonkeyPatch) -> None:
+def test_a_gradient_that_is_still_to_be_divided_is_divided_once(
+    as_on_gpu: pytest.MonkeyPatch,
+) -> None:
     training = built()
     norm = training.gradient(microbatches(0)).norm
     (group, *_) = training.optimizer.groups
@@ -81,7 +95,9 @@ def test_a_gradient_that_is_still_to_be_divided_is_divided_once(as_on_gpu: pytes
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_are_added_without_being_rounded(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_added_without_being_rounded(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_in_fp32(monkeypatch)
     torch.manual_seed(0)
     parts = [(torch.randn(5, 64).to(dtype), torch.randn(64, 7).to(dtype)) for _ in range(3)]
@@ -97,14 +113,23 @@ def test_products_are_added_without_being_rounded(dtype: torch.dtype, monkeypatc
 def test_an_update_that_clips_and_copies_by_itself_is_as_exact_as_one_that_clips_before(
     clipping: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside float64, on gradients as large as their factor is small; the last program is not full."""
+    """Beside float64, on gradients as large as their factor is small; the last program is not
+    full."""
     interpret(monkeypatch)
     torch.manual_seed(0)
     count = 2500
-    numbers = [torch.randn(count), torch.randn(count) / clipping, torch.randn(count) * 0.1, torch.rand(count) * 0.01]
+    numbers = [
+        torch.randn(count),
+        torch.randn(count) / clipping,
+        torch.randn(count) * 0.1,
+        torch.rand(count) * 0.01,
+    ]
     for each in numbers[1:]:
         each[:100] = 0.0  # as in a row of the embedding that no token has had
-    ours, step = registry.implementation("adamw", "cuda"), AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, clipping, steps)
+    ours, step = (
+        registry.implementation("adamw", "cuda"),
+        AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, clipping, steps),
+    )
 
     def updated(update: Callable[..., None], dtype: torch.dtype) -> list[torch.Tensor]:
         weights, gradient, m, v = (each.to(dtype, copy=True) for each in numbers)
@@ -122,11 +147,18 @@ def test_an_update_that_clips_and_copies_by_itself_is_as_exact_as_one_that_clips
 def test_an_update_does_not_depend_on_a_weights_place_and_needs_no_copy(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that ZeRO's parts have the bits of the whole; in fp16 as `fp16-pure` has it, rounded once."""
+    """So that ZeRO's parts have the bits of the whole; in fp16 as `fp16-pure` has it, rounded
+    once."""
     interpret(monkeypatch)
     torch.manual_seed(0)
-    ours, step = registry.implementation("adamw", "cuda"), AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 3)
-    whole = [each.to(dtype) for each in (torch.randn(2500), torch.randn(2500), torch.randn(2500), torch.rand(2500))]
+    ours, step = (
+        registry.implementation("adamw", "cuda"),
+        AdamStep(1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 3),
+    )
+    whole = [
+        each.to(dtype)
+        for each in (torch.randn(2500), torch.randn(2500), torch.randn(2500), torch.rand(2500))
+    ]
     wide, parts = ([each.to(kind, copy=True) for each in whole] for kind in (torch.float32, dtype))
     for each in (whole, wide, [part[:1111] for part in parts], [part[1111:] for part in parts]):
         weights, gradient, m, v = each
@@ -141,7 +173,8 @@ def test_an_update_does_not_depend_on_a_weights_place_and_needs_no_copy(
 def test_a_norm_with_what_is_added_is_as_exact_as_its_reference(
     b: int, n: int, d: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs and gradients beside float64, at the gradients of a real step; rows that fill no program."""
+    """Outputs and gradients beside float64, at the gradients of a real step; rows that fill no
+    program."""
     interpret(monkeypatch)
     (case,) = check_kernels(dtype, KernelShape(s=19, b=b, n=n, d=d, v=1), ("add_norm",))
     assert isinstance(case, Case)
@@ -154,12 +187,21 @@ def test_a_norm_without_dropout_or_without_a_branch_is_its_reference(
 ) -> None:
     interpret(monkeypatch)
     torch.manual_seed(0)
-    leaves = [each.requires_grad_() for each in (torch.randn(9, 2, 40) + 1, torch.randn(40), torch.randn(40))]
-    more = [torch.randn(9, 2, 40).requires_grad_(), torch.randn(40).requires_grad_()] if adds else []
+    leaves = [
+        each.requires_grad_()
+        for each in (torch.randn(9, 2, 40) + 1, torch.randn(40), torch.randn(40))
+    ]
+    more = (
+        [torch.randn(9, 2, 40).requires_grad_(), torch.randn(40).requires_grad_()] if adds else []
+    )
     results = []
     for device in (registry.REFERENCE, "cuda"):
-        outputs = registry.implementation("add_norm", device)(*leaves, *(more or [None, None]), None, 1e-5)
-        slopes = torch.autograd.grad(outputs, [*leaves, *more], [torch.ones(9, 2, 40), outputs[0].detach()])
+        outputs = registry.implementation("add_norm", device)(
+            *leaves, *(more or [None, None]), None, 1e-5
+        )
+        slopes = torch.autograd.grad(
+            outputs, [*leaves, *more], [torch.ones(9, 2, 40), outputs[0].detach()]
+        )
         results.append([*outputs, *slopes])
     for reference, fused in zip(*results, strict=True):
         torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
@@ -214,7 +256,10 @@ def test_captured_microbatches_have_the_bits_of_others(as_on_gpu: pytest.MonkeyP
         ours.flat.mul_(0.5)
         theirs.flat.mul_(0.5)
     assert captured.gradient(microbatches(6)) == eager.gradient(microbatches(6))
-    longer = [replace(each, tokens=each.tokens[:, :4], targets=each.targets[:, :4]) for each in microbatches(7)]
+    longer = [
+        replace(each, tokens=each.tokens[:, :4], targets=each.targets[:, :4])
+        for each in microbatches(7)
+    ]
     before = first.replays
     assert captured.gradient(longer) == eager.gradient(longer)
     assert first.replays == before
@@ -233,4 +278,6 @@ def test_what_cannot_be_captured_is_computed_as_before(
     training.capture(microbatches(0))
     assert training.model.graphs is None
     said = {"keys": "lift_fresh", "numbers": r"\[[\d., ]+\], not \["}[fault]
-    assert re.search(f"microbatches are not replayed as CUDA graphs: .*{said}", capsys.readouterr().err)
+    assert re.search(
+        f"microbatches are not replayed as CUDA graphs: .*{said}", capsys.readouterr().err
+    )

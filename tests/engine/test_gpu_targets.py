@@ -1,4 +1,5 @@
-"""The GPU path without a GPU: kernels compiled for GPUs, and a training step in which nothing waits for one."""
+"""The GPU path without a GPU: kernels compiled for GPUs, and a training step in which nothing waits
+for one."""
 
 import csv
 import multiprocessing
@@ -16,24 +17,36 @@ ROOT = Path(__file__).parents[2]
 COUNTS, KEPT_TRITON = Path(__file__).with_name("gpu_targets.csv"), "3.9.0"
 """The counts of every kernel, target, number format and head dim, and the Triton that gave them."""
 SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
-"""Shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, Section 20.2)."""
+"""Shared memory that a program may have, by compute capability (CUDA C++ Programming Guide, Section
+20.2)."""
 HEADS = {64: 16, 80: 32, 96: 20, 128: 24, 160: 160}
 """Heads by head dim: 355m, a GPT-2 of hidden 2,560, 2.5b, 8.3b, 1008b."""
 WHOLE = (96, 160)
-"""Head dims at which kernels that know no heads are compiled too: a width of 1,920 and the widest, 25,600."""
+"""Head dims at which kernels that know no heads are compiled too: a width of 1,920 and the widest,
+25,600."""
 DTYPES = ("bfloat16", "float16", "float32")
 SAMPLE = [(90, "bfloat16", 96), (80, "float16", 128), (100, "float32", 64)]
-"""Together every kernel, target and number format; `python -m tests.engine.test_gpu_targets` compiles all."""
+"""Together every kernel, target and number format; `python -m tests.engine.test_gpu_targets`
+compiles all."""
 ALLOWED_GROWTH = 1.1
 GROWING = ("registers", "stack", "shared", "instructions", "in_loop")
 FIELDS = (*GROWING, "tensor_core")
 PRODUCTS = ("attention forward", "attention to_query", "attention to_key_value")
 KERNELS = {
-    "adamw adamw", "attention draw", *PRODUCTS, "add_norm bias_dropout_add", "add_norm gradient",
-    "bias_gelu bias_gelu", "bias_gelu bias_gelu_gradient",
-    "bias_dropout_add bias_dropout_add", "bias_dropout_add gradient", "masked_softmax softmax",
-    "masked_softmax gradient", "linear_cross_entropy log_sum", "divided cross_entropy softmax_gradient",
-}  # fmt: skip
+    "adamw adamw",
+    "attention draw",
+    *PRODUCTS,
+    "add_norm bias_dropout_add",
+    "add_norm gradient",
+    "bias_gelu bias_gelu",
+    "bias_gelu bias_gelu_gradient",
+    "bias_dropout_add bias_dropout_add",
+    "bias_dropout_add gradient",
+    "masked_softmax softmax",
+    "masked_softmax gradient",
+    "linear_cross_entropy log_sum",
+    "divided cross_entropy softmax_gradient",
+}
 
 Counts = dict[str, dict[str, int]]
 """By kernel and field."""
@@ -52,13 +65,17 @@ def compile_case(capability: int, dtype: str, head_dim: int) -> Counts:
     return {each.kernel: {name: getattr(each, name) for name in FIELDS} for each in compiled}
 
 
-def compile_all(matrix: list[tuple[int, str, int]], processes: int | None = None) -> dict[tuple[int, str, int], Counts]:
+def compile_all(
+    matrix: list[tuple[int, str, int]], processes: int | None = None
+) -> dict[tuple[int, str, int], Counts]:
     """In processes forked from one, which imports what they need once."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(compile_forked, matrix, processes).result()
 
 
-def compile_forked(matrix: list[tuple[int, str, int]], processes: int | None) -> dict[tuple[int, str, int], Counts]:
+def compile_forked(
+    matrix: list[tuple[int, str, int]], processes: int | None
+) -> dict[tuple[int, str, int], Counts]:
     import tests.engine.compiled  # noqa: F401
 
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
@@ -83,16 +100,23 @@ def kept_counts() -> dict[tuple[int, str, int], Counts]:
 def grown(now: Counts, before: Counts) -> list[tuple[str, str]]:
     """Kernels and fields that take more than a tenth more than they did."""
     return [
-        (kernel, name) for kernel, counts in now.items() for name in GROWING
+        (kernel, name)
+        for kernel, counts in now.items()
+        for name in GROWING
         if counts[name] > before[kernel][name] * ALLOWED_GROWTH
-    ]  # fmt: skip
+    ]
 
 
 def misfits(case: tuple[int, str, int], kernels: Counts) -> list[str]:
-    """Kernels with too much shared memory; in 16 bits those of attention that use no tensor cores."""
+    """Kernels with too much shared memory; in 16 bits those of attention that use no tensor
+    cores."""
     capability, dtype, _ = case
-    large = [name for name, counts in kernels.items() if counts["shared"] > SHARED_BYTES[capability]]
-    return large + [name for name in PRODUCTS if dtype != "float32" and not kernels[name]["tensor_core"]]
+    large = [
+        name for name, counts in kernels.items() if counts["shared"] > SHARED_BYTES[capability]
+    ]
+    return large + [
+        name for name in PRODUCTS if dtype != "float32" and not kernels[name]["tensor_core"]
+    ]
 
 
 @pytest.mark.timeout(400)
@@ -113,7 +137,11 @@ def test_what_the_kernels_take_has_not_grown() -> None:
         assert grown(kernels, kept[case]) == [], case
     case, kernels = next(iter(compiled().items()))
     assert grown(
-        {name: {key: 2 * count for key, count in counts.items()} for name, counts in kernels.items()}, kept[case]
+        {
+            name: {key: 2 * count for key, count in counts.items()}
+            for name, counts in kernels.items()
+        },
+        kept[case],
     )
 
 

@@ -23,17 +23,35 @@ from mlm_repro.engine.guard.guards import (
 from mlm_repro.engine.guard.guards import SPIKE_WINDOW as WINDOW
 from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.run.files import read_metrics
-from tests.engine.small_run import assert_same_training, in_two_sessions, mlm_train, small_config, train, write_toml
+from tests.engine.small_run import (
+    assert_same_training,
+    in_two_sessions,
+    mlm_train,
+    small_config,
+    train,
+    write_toml,
+)
 
 MODEL = ModelConfig(
-    num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=29, padded_vocab_size=32, dropout=0.0
+    num_layers=4,
+    hidden_size=16,
+    num_heads=4,
+    seq_length=8,
+    vocab_size=29,
+    padded_vocab_size=32,
+    dropout=0.0,
 )
 TOKENS = np.random.RandomState(0).randint(0, MODEL.vocab_size, (8, 9))
 
 
 SPIKE = LEAST + 6
 NARROW_MODEL = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "seq_length": 16}
-SPIKY = {"iterations": SPIKE + 4, "checkpoint_interval": 40, "validation_interval": SPIKE + 4, "keep_checkpoints": 1}
+SPIKY = {
+    "iterations": SPIKE + 4,
+    "checkpoint_interval": 40,
+    "validation_interval": SPIKE + 4,
+    "keep_checkpoints": 1,
+}
 
 quick = settings(max_examples=8)
 
@@ -78,7 +96,11 @@ def bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(self: TrainingOrder, iteration: int, *where: int) -> Any:
         for batch in microbatches(self, iteration, *where):
-            yield replace(batch, tokens=np.zeros_like(batch.tokens)) if iteration + 1 == SPIKE else batch
+            yield (
+                replace(batch, tokens=np.zeros_like(batch.tokens))
+                if iteration + 1 == SPIKE
+                else batch
+            )
 
     monkeypatch.setattr(TrainingOrder, "microbatches", planted)
 
@@ -86,14 +108,20 @@ def bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("bad_batch")
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_spike_is_recorded_and_skipped_if_asked(
-    skip: bool, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    skip: bool,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = small_config(dataset, NARROW_MODEL, skip_spikes=skip, **SPIKY)
     whole = train(config, tmp_path / "whole").path
     lines = {line["iteration"]: line for line in read_metrics(whole) if line["kind"] == "train"}
     assert [number for number, line in lines.items() if line["spike"]] == [SPIKE]
     assert lines[SPIKE]["gradient_norm"] > lines[SPIKE]["spike"]["gradient_norm"]
-    assert [number for number, line in lines.items() if line["skipped"]] == ([SPIKE] if skip else [])
+    assert [number for number, line in lines.items() if line["skipped"]] == (
+        [SPIKE] if skip else []
+    )
     done = "no update was made" if skip else "the update was made"
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert len(said) == 1
@@ -102,14 +130,20 @@ def test_a_spike_is_recorded_and_skipped_if_asked(
     if skip:
         resumed = in_two_sessions(config, tmp_path / "resumed", SPIKE - 2, monkeypatch)
         assert_same_training(resumed, whole)
-        assert [line["iteration"] for line in read_metrics(resumed) if line.get("skipped")] == [SPIKE]
+        assert [line["iteration"] for line in read_metrics(resumed) if line.get("skipped")] == [
+            SPIKE
+        ]
 
 
 LAYOUT = Layout(tp=2, pp=2, dp=2)
 
 
-@given(st.lists(st.floats(1.0, 1.4), min_size=8, max_size=8), st.integers(0, 7), st.floats(0.0, 10.0))
-def test_a_rank_is_held_to_those_of_its_stage(seconds: list[float], rank: int, delay: float) -> None:
+@given(
+    st.lists(st.floats(1.0, 1.4), min_size=8, max_size=8), st.integers(0, 7), st.floats(0.0, 10.0)
+)
+def test_a_rank_is_held_to_those_of_its_stage(
+    seconds: list[float], rank: int, delay: float
+) -> None:
     stage = [other for other in range(8) if other // 4 == rank // 4 and other != rank]
     usual = sorted(seconds[other] for other in stage)[1]
     seconds[rank] += delay

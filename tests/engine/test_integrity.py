@@ -1,4 +1,5 @@
-"""What training believes of its own files and of its other ranks: nothing that it has not compared."""
+"""What training believes of its own files and of its other ranks: nothing that it has not
+compared."""
 
 import json
 import os
@@ -24,7 +25,14 @@ from mlm_repro.lineage.digest import MARKER, seal, sha256_file
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure, UserError
 from mlm_repro.lineage.lock import LOCK, locked
 from tests.engine.conftest import write_dataset
-from tests.engine.small_run import assert_same_training, mlm_train, resolved, small_config, train, write_toml
+from tests.engine.small_run import (
+    assert_same_training,
+    mlm_train,
+    resolved,
+    small_config,
+    train,
+    write_toml,
+)
 
 MODEL, OPTIMIZER = "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors"
 
@@ -57,24 +65,39 @@ def reverse(tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("file", "change", "sentence"),
     [
-        (MODEL, exchange, "tensor 'layers.0.mlp.dense_h_to_4h.weight' is not what was saved: its norm is"),
+        (
+            MODEL,
+            exchange,
+            "tensor 'layers.0.mlp.dense_h_to_4h.weight' is not what was saved: its norm is",
+        ),
         (MODEL, reverse, "is not what was saved: single numbers of it changed"),
         (MODEL, reverse, "the loss on 8 fixed samples is"),
-        (OPTIMIZER, lambda tensors: tensors["exp_avg.final_layernorm.bias"].mul_(2), "exp_avg.final_layernorm.bias"),
+        (
+            OPTIMIZER,
+            lambda tensors: tensors["exp_avg.final_layernorm.bias"].mul_(2),
+            "exp_avg.final_layernorm.bias",
+        ),
         (OPTIMIZER, None, "is not what was saved: its norm is"),
     ],
     ids=["exchanged", "reversed", "reversed in an older one", "moment", "not sealed"],
-)  # fmt: skip
+)
 def test_tensors_that_were_not_saved_are_not_trusted(
-    file: str, change: Any, sentence: str, stopped: Path, uninterrupted: Path, dataset: Path,
+    file: str,
+    change: Any,
+    sentence: str,
+    stopped: Path,
+    uninterrupted: Path,
+    dataset: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """The checkpoint before it is taken, with a warning, and the run ends as it would have ended."""
+) -> None:
+    """The checkpoint before it is taken, with a warning, and the run ends as it would have
+    ended."""
     newest = stopped / "checkpoints" / "iter_0000060"
     if "samples" in sentence:  # checkpoints before had no checksums
         statistics = json.loads((newest / "statistics.json").read_text())
         older = {
-            name: {key: n for key, n in numbers.items() if key != "checksum"} for name, numbers in statistics.items()
+            name: {key: n for key, n in numbers.items() if key != "checksum"}
+            for name, numbers in statistics.items()
         }
         (newest / "statistics.json").write_text(json.dumps(older))
     if change:
@@ -99,7 +122,8 @@ def test_without_a_checkpoint_in_order_nothing_is_begun_anew(stopped: Path, data
 
 
 def test_a_changed_dataset_is_not_trained_on(tmp_path: Path) -> None:
-    """Neither size nor time of modification gives it away; what was found in order is not read a second time."""
+    """Neither size nor time of modification gives it away; what was found in order is not read a
+    second time."""
     data = write_dataset(tmp_path / "data")
     DatasetFacts.read(data).check()
     tokens = data / "train_text_document.bin"
@@ -112,7 +136,9 @@ def test_a_changed_dataset_is_not_trained_on(tmp_path: Path) -> None:
         train(small_config(data), tmp_path / "runs")
 
 
-def test_nothing_is_kept_of_a_training_whose_dataset_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_kept_of_a_training_whose_dataset_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, iterate = write_dataset(tmp_path / "data"), Trainer.iterate
     tokens = data / "train_text_document.bin"
     before = tokens.read_bytes()
@@ -132,7 +158,9 @@ def test_a_dataset_in_order_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     data = write_dataset(tmp_path / "data")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read: list[Path] = []
-    monkeypatch.setattr("mlm_repro.lineage.digest.sha256_file", lambda path: read.append(path) or sha256_file(path))
+    monkeypatch.setattr(
+        "mlm_repro.lineage.digest.sha256_file", lambda path: read.append(path) or sha256_file(path)
+    )
     facts = DatasetFacts.read(data)
     files = sorted(path for path in data.rglob("*") if path.is_file() and path.name != MARKER)
     facts.check()
@@ -157,7 +185,9 @@ def test_a_run_is_trained_by_one_command_at_a_time(dataset: Path, tmp_path: Path
     assert list(run.path.glob(".*")) == []
 
 
-def test_a_lock_that_a_kill_left_in_a_complete_run_is_removed(dataset: Path, uninterrupted: Path) -> None:
+def test_a_lock_that_a_kill_left_in_a_complete_run_is_removed(
+    dataset: Path, uninterrupted: Path
+) -> None:
     (uninterrupted / LOCK).touch()
     assert train(small_config(dataset), uninterrupted.parent).path == uninterrupted
     assert list(uninterrupted.glob(".*")) == []
@@ -179,7 +209,10 @@ def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
 
     class Drift(Guard):
         def after(self, iteration: Iteration) -> str:
-            if iteration.number == 2 and mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank) == rank:
+            if (
+                iteration.number == 2
+                and mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank) == rank
+            ):
                 tensor = next(p.local.data for p in trainer.model.parameters if p.name == name)
                 tensor.flatten()[3:4].view(torch.int32).bitwise_xor_(1)
             return ""
@@ -193,27 +226,50 @@ def drift(layout: Layout, rank: int, name: str, config: Any, root: Path) -> str:
     ("layout", "rank", "name", "sentence"),
     [
         (
-            Layout(tp=2), 1, "layers.0.input_layernorm.weight",
-            "no longer the same on tensor-parallel ranks: rank 1 differs from rank 0; which of them is right cannot",
+            Layout(tp=2),
+            1,
+            "layers.0.input_layernorm.weight",
+            (
+                "no longer the same on tensor-parallel ranks: rank 1 differs from rank 0; which of"
+                " them is right cannot"
+            ),
         ),
-        (Layout(dp=3), 1, "layers.1.mlp.dense_4h_to_h.weight", "data-parallel ranks: rank 1 differs from rank 0, 2;"),
+        (
+            Layout(dp=3),
+            1,
+            "layers.1.mlp.dense_4h_to_h.weight",
+            "data-parallel ranks: rank 1 differs from rank 0, 2;",
+        ),
     ],
     ids=["tp", "dp"],
-)  # fmt: skip
+)
 def test_replicas_that_drift_apart_are_found_before_a_checkpoint_has_them(
-    layout: Layout, rank: int, name: str, sentence: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: Layout,
+    rank: int,
+    name: str,
+    sentence: str,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Found at the next comparison, here after the third iteration; the tensor and the ranks are named."""
+    """Found at the next comparison, here after the third iteration; the tensor and the ranks are
+    named."""
     monkeypatch.setattr("mlm_repro.engine.guard.guards.INTERVAL", 3)
-    config = small_config(dataset, iterations=6, warmup_iterations=3, global_batch_size=12, microbatch_size=2)
-    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})})
+    config = small_config(
+        dataset, iterations=6, warmup_iterations=3, global_batch_size=12, microbatch_size=2
+    )
+    config = config.model_copy(
+        update={"parallel": config.parallel.model_copy(update={"tp": layout.tp})}
+    )
     told = run_threads(drift, layout.world_size, layout, rank, name, config, tmp_path)
     assert told == [told[0]] * layout.world_size
     assert told[0].startswith(f"Diverged: {name} is ")
     assert sentence in told[0]
     (run,) = tmp_path.glob("small-*")
     assert list(run.glob("checkpoints/iter_*")) == []
-    iterations = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    iterations = [
+        json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     assert max(iterations) == 3
 
 
@@ -225,28 +281,37 @@ def test_the_numbers_of_a_tensor_are_those_of_its_parts() -> None:
 
 
 def test_a_file_that_does_not_hold_what_was_in_memory_is_noticed(tmp_path: Path) -> None:
-    """Sporadic garbage after a save, as in NVIDIA/Megatron-LM#1570: tiny numbers where the output layer was."""
+    """Sporadic garbage after a save, as in NVIDIA/Megatron-LM#1570: tiny numbers where the output
+    layer was."""
     weights = {"output_layer.weight": torch.randn(8, 4), "bias": torch.zeros(4)}
     numbers = {name: measure(tensor) for name, tensor in weights.items()}
     save_file(weights | {"output_layer.weight": torch.full((8, 4), 1e-42)}, tmp_path / "file")
-    with pytest.raises(IntegrityFailure, match=r"tensor 'output_layer\.weight' was not written as it is in memory"):
+    with pytest.raises(
+        IntegrityFailure, match=r"tensor 'output_layer\.weight' was not written as it is in memory"
+    ):
         check_written(tmp_path / "file", numbers, {})
     save_file(weights, tmp_path / "file")
     check_written(tmp_path / "file", numbers, {})
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(split: str, tmp_path: Path) -> None:
+def test_a_token_beyond_the_vocabulary_ends_training_at_any_layout(
+    split: str, tmp_path: Path
+) -> None:
     dataset = write_dataset(tmp_path / "data")
     tokens = np.memmap(dataset / f"{split}_text_document.bin", np.uint16, "r+")
     tokens[1::7] = 383  # a row of the padded embedding
     tokens.flush()
     (dataset / "COMPLETE").unlink()
     seal(dataset)
-    with pytest.raises(IntegrityFailure, match="the dataset has the token 383, and its vocabulary ends at 289"):
+    with pytest.raises(
+        IntegrityFailure, match="the dataset has the token 383, and its vocabulary ends at 289"
+    ):
         train(small_config(dataset), tmp_path / "serial")
     config = write_toml(tmp_path / "tp2.toml", dataset)
-    code, _, err = mlm_train(config, "--set", "parallel.tp=2", "--ranks", 2, "--runs", tmp_path / "divided")
+    code, _, err = mlm_train(
+        config, "--set", "parallel.tp=2", "--ranks", 2, "--runs", tmp_path / "divided"
+    )
     assert code == 6
     assert "the dataset has the token 383" in err
     assert not list(tmp_path.glob("*/*/COMPLETE"))

@@ -23,7 +23,8 @@ OnDevice = Callable[[str, str], Callable[..., torch.Tensor]]
 Inputs = tuple[list[torch.Tensor], tuple[Any, ...]]
 """Tensors with a gradient, and other arguments."""
 Results = Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""Of each output and gradient: a kernel's, the exact one, and draws of the exact one with rounding errors."""
+"""Of each output and gradient: a kernel's, the exact one, and draws of the exact one with rounding
+errors."""
 
 
 def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -31,12 +32,18 @@ def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 
 def attention_inputs(s: int, b: int, n: int, d: int, probability: float) -> Inputs:
-    mask = DropoutMask(probability, tuple(range(5, 5 + b)), first_row=3 * s) if probability else None
+    mask = (
+        DropoutMask(probability, tuple(range(5, 5 + b)), first_row=3 * s) if probability else None
+    )
     return [random(s, b, n, 3, d)], (mask,)
 
 
 def cross_entropy_inputs(n: int, h: int, v: int, vocab_size: int) -> Inputs:
-    return [random(n, h), random(v, h, scale=0.3)], (torch.randint(0, vocab_size, (n,)), vocab_size, LoneAxis())
+    return [random(n, h), random(v, h, scale=0.3)], (
+        torch.randint(0, vocab_size, (n,)),
+        vocab_size,
+        LoneAxis(),
+    )
 
 
 def softmax_inputs(b: int, n: int, s: int, k: int, is_causal: bool) -> Inputs:
@@ -46,7 +53,10 @@ def softmax_inputs(b: int, n: int, s: int, k: int, is_causal: bool) -> Inputs:
 
 
 def bias_gelu_inputs(*shape: int) -> Inputs:
-    return [random(*shape, scale=4.0).clamp(-6.0, 6.0), random(shape[-1])], ()  # below −9.6 kernels take e⁸⁰
+    return [
+        random(*shape, scale=4.0).clamp(-6.0, 6.0),
+        random(shape[-1]),
+    ], ()  # below −9.6 kernels take e⁸⁰
 
 
 def cases() -> Iterator[Any]:
@@ -54,19 +64,31 @@ def cases() -> Iterator[Any]:
     for shape in ((1, 1, 1, 4), (37, 2, 3, 8), (130, 1, 2, 8)):
         for probability in (0.0, 0.1):
             name = f"attention-{'x'.join(map(str, shape))}-{probability}"
-            yield pytest.param("attention", lambda a=(*shape, probability): attention_inputs(*a), id=name)
+            yield pytest.param(
+                "attention", lambda a=(*shape, probability): attention_inputs(*a), id=name
+            )
     for shape in ((1, 1, 1, 1), (2, 3, 5, 9), (1, 2, 3, 130)):
         for is_causal in (True, False):
-            name = f"masked_softmax-{'x'.join(map(str, shape))}-{'causal' if is_causal else 'masked'}"
-            yield pytest.param("masked_softmax", lambda a=(*shape, is_causal): softmax_inputs(*a), id=name)
+            name = (
+                f"masked_softmax-{'x'.join(map(str, shape))}-{'causal' if is_causal else 'masked'}"
+            )
+            yield pytest.param(
+                "masked_softmax", lambda a=(*shape, is_causal): softmax_inputs(*a), id=name
+            )
     for sizes in ((1, 3, 5, 5), (37, 24, 96, 91), (50, 7, 33, 20)):
         name = f"linear_cross_entropy-{'x'.join(map(str, sizes))}"
-        yield pytest.param("linear_cross_entropy", lambda a=sizes: cross_entropy_inputs(*a), id=name)
+        yield pytest.param(
+            "linear_cross_entropy", lambda a=sizes: cross_entropy_inputs(*a), id=name
+        )
     for shape in ((1, 1, 1), (5, 2, 37), (3, 1, 300)):  # s, b, h
         name = "x".join(map(str, shape))
         mask = DropoutMask(0.1, tuple(range(shape[1])), first_row=4)
-        yield pytest.param("dropout", lambda a=shape, m=mask: ([random(*a)], (m,)), id=f"dropout-{name}")
-        yield pytest.param("bias_gelu", lambda a=shape: bias_gelu_inputs(*a), id=f"bias_gelu-{name}")
+        yield pytest.param(
+            "dropout", lambda a=shape, m=mask: ([random(*a)], (m,)), id=f"dropout-{name}"
+        )
+        yield pytest.param(
+            "bias_gelu", lambda a=shape: bias_gelu_inputs(*a), id=f"bias_gelu-{name}"
+        )
         for dropping in (None, mask):
             yield pytest.param(
                 "bias_dropout_add",
@@ -76,9 +98,12 @@ def cases() -> Iterator[Any]:
 
 
 def run(
-    function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], others: tuple[Any, ...], dtype: torch.dtype,
+    function: Callable[..., torch.Tensor],
+    tensors: list[torch.Tensor],
+    others: tuple[Any, ...],
+    dtype: torch.dtype,
     upstream: torch.Tensor,
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """Output and gradients; inputs and the output's gradient are not contiguous."""
     leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in tensors]
     output = function(*(_spread(leaf) for leaf in leaves), *others)
@@ -109,29 +134,46 @@ def cases_of_devices() -> Iterator[Any]:
     for case in cases():
         for device in (each for each in DTYPES if each in KERNELS[case.values[0]]):
             for dtype in DTYPES[device]:
-                yield pytest.param(*case.values, device, dtype, id=f"{case.id}-{device}-{dtype}".replace("torch.", ""))
+                yield pytest.param(
+                    *case.values,
+                    device,
+                    dtype,
+                    id=f"{case.id}-{device}-{dtype}".replace("torch.", ""),
+                )
 
 
 def results(
-    name: str, device: str, dtype: torch.dtype, inputs: Inputs, upstream: Callable[..., torch.Tensor],
+    name: str,
+    device: str,
+    dtype: torch.dtype,
+    inputs: Inputs,
+    upstream: Callable[..., torch.Tensor],
     on_device: OnDevice,
-) -> Results:  # fmt: skip
+) -> Results:
     """Of a kernel on its inputs; `upstream` makes the gradient of its output from a shape."""
     tensors, others = [tensor.to(dtype).double() for tensor in inputs[0]], inputs[1]
     reference, model = implementation(name, REFERENCE), MODELS[name]
     given = upstream(*reference(*tensors, *others).shape).bfloat16().double()
     exact = [each[0] for each in model(Rounding(torch.float64), tensors, others, given)]
-    for formula, true in zip(exact, run(reference, tensors, others, torch.float64, given), strict=True):
+    for formula, true in zip(
+        exact, run(reference, tensors, others, torch.float64, given), strict=True
+    ):
         torch.testing.assert_close(formula, true, rtol=1e-9, atol=1e-12)
     drawn = model(Rounding(dtype), tensors, others, given)
-    return zip(run(on_device(name, device), tensors, others, dtype, given), exact, drawn, strict=True)
+    return zip(
+        run(on_device(name, device), tensors, others, dtype, given), exact, drawn, strict=True
+    )
 
 
 @pytest.mark.parametrize(("name", "inputs", "device", "dtype"), list(cases_of_devices()))
 def test_a_kernel_is_as_exact_as_rounding_allows(
-    name: str, inputs: Callable[[], Inputs], device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    inputs: Callable[[], Inputs],
+    device: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
     on_device: OnDevice,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 4000)
     monkeypatch.setattr(attention, "QUERY_BYTES", 128)
     monkeypatch.setattr(attention, "WORKSPACE_BYTES", 1 << 17)
@@ -165,16 +207,22 @@ def attention_sharp(mask: DropoutMask | None) -> Inputs:
 SHARP: dict[str, Callable[[int], Inputs]] = {
     "attention": lambda row: attention_sharp(DropoutMask(0.2, (1, 2, 3, 4), row)),
     "linear_cross_entropy": lambda _: (
-        [near_one(8, 4) / 4, near_one(8, 4) * sign(8, 4)], (torch.randint(0, 7, (8,)), 7, LoneAxis())
+        [near_one(8, 4) / 4, near_one(8, 4) * sign(8, 4)],
+        (torch.randint(0, 7, (8,)), 7, LoneAxis()),
     ),
     "dropout": lambda row: ([near_one(2, 2, 130)], (DropoutMask(0.2, (1, 2), row),)),
     "bias_gelu": lambda _: ([near_one(2, 2, 130), near_one(130)], ()),
     "bias_dropout_add": lambda row: (
-        [near_one(2, 2, 130), near_one(130), near_one(2, 2, 130)], (DropoutMask(0.2, (1, 2), row),)
+        [near_one(2, 2, 130), near_one(130), near_one(2, 2, 130)],
+        (DropoutMask(0.2, (1, 2), row),),
     ),
-    "masked_softmax": lambda _: ([near_one(1, 1, 4, 4)], (0.25, torch.ones(1, 1, 4, 4, dtype=torch.bool))),
-}  # fmt: skip
-"""Inputs whose sums have few terms and cancel little, so that errors are about as small as the last place.
+    "masked_softmax": lambda _: (
+        [near_one(1, 1, 4, 4)],
+        (0.25, torch.ones(1, 1, 4, 4, dtype=torch.bool)),
+    ),
+}
+"""Inputs whose sums have few terms and cancel little, so that errors are about as small as the last
+place.
 
 fp32 holds the factors exactly, whose errors all elements would share.
 """
@@ -184,11 +232,13 @@ UNSEEN = {
     ("linear_cross_entropy", torch.bfloat16, 0),  # the loss, in fp32 from logits in bf16
     ("masked_softmax", torch.float32, 1),  # gradients that are small differences of larger numbers
 }
-"""Kernel, dtype, place among output and gradients: rounding alone makes about four units in the last place."""
+"""Kernel, dtype, place among output and gradients: rounding alone makes about four units in the
+last place."""
 
 
 def planted(found: torch.Tensor) -> torch.Tensor:
-    """With four units in the last place more in one element in a hundred of those that are not zero."""
+    """With four units in the last place more in one element in a hundred of those that are not
+    zero."""
     wrong = found.clone()
     bits = wrong.view(torch.int32 if wrong.dtype == torch.float32 else torch.int16).view(-1)
     bits[wrong.view(-1).nonzero()[::100]] += 4
@@ -196,14 +246,20 @@ def planted(found: torch.Tensor) -> torch.Tensor:
 
 
 def assert_rounding_alone(results_of: Callable[[int], Results], unseen: Iterable[int] = ()) -> None:
-    """A hundred seeds are as exact as rounding allows, and not so with an error planted in any output but some."""
+    """A hundred seeds are as exact as rounding allows, and not so with an error planted in any
+    output but some."""
     by_seed = []
     for seed in range(100):
         torch.manual_seed(seed)
-        by_seed.append([
-            (deviations(found, exact, draws).flatten(), deviations(planted(found), exact, draws).flatten())
-            for found, exact, draws in results_of(seed)
-        ])  # fmt: skip
+        by_seed.append(
+            [
+                (
+                    deviations(found, exact, draws).flatten(),
+                    deviations(planted(found), exact, draws).flatten(),
+                )
+                for found, exact, draws in results_of(seed)
+            ]
+        )
     for place, errors in enumerate(zip(*by_seed, strict=True)):
         right, wrong = (torch.cat(each) for each in zip(*errors, strict=True))
         assert is_rounding(right)
@@ -215,7 +271,9 @@ def sharp_cases() -> Iterator[Any]:
     for name in SHARP:
         device = "cpu" if "cpu" in KERNELS[name] else "cuda"
         for dtype in DTYPES["cpu"] if device == "cpu" else (torch.float32,):
-            yield pytest.param(name, device, dtype, id=f"{name}-{device}-{dtype}".replace("torch.", ""))
+            yield pytest.param(
+                name, device, dtype, id=f"{name}-{device}-{dtype}".replace("torch.", "")
+            )
 
 
 @pytest.mark.parametrize(("name", "device", "dtype"), list(sharp_cases()))
@@ -260,7 +318,8 @@ def exponentials(numbers: Array, found: Array) -> None:
 
 
 def test_exponentials_are_exact_to_two_units_in_the_last_place() -> None:
-    """Also as part of a loop that may add up in any order, and without fused multiplication and addition."""
+    """Also as part of a loop that may add up in any order, and without fused multiplication and
+    addition."""
     numbers = np.linspace(-87, 88, 500_001, dtype=np.float32)
     found = np.empty_like(numbers)
     exponentials(numbers, found)
@@ -278,10 +337,13 @@ def test_what_a_device_has_no_kernel_for_goes_to_the_reference() -> None:
 
 @pytest.mark.parametrize("device", DTYPES)
 def test_dropout_drops_the_elements_of_its_mask(device: str, on_device: OnDevice) -> None:
-    """Forward and backward, alone and with bias and residual; the mask is the reference's, at the right rate."""
+    """Forward and backward, alone and with bias and residual; the mask is the reference's, at the
+    right rate."""
     mask = DropoutMask(0.3, (3, 1 << 62 | 4), first_row=7)
     bits = implementation("dropout_bits", REFERENCE)(mask.keys, 7, 8, 260, torch.device("cpu"))
-    assert torch.equal(implementation("dropout_bits", "cpu")(mask.keys, 7, 8, 260, torch.device("cpu")), bits)
+    assert torch.equal(
+        implementation("dropout_bits", "cpu")(mask.keys, 7, 8, 260, torch.device("cpu")), bits
+    )
     factors = (((bits.int() & 0xFFFF) >= mask.threshold) / 0.7).transpose(0, 1)
     assert (mask.keep(100, 260, bits.device).double().mean() - 0.7).abs() < 0.01
     ones = torch.ones(8, 2, 260, requires_grad=True)
@@ -289,7 +351,9 @@ def test_dropout_drops_the_elements_of_its_mask(device: str, on_device: OnDevice
     kept.sum().backward()
     torch.testing.assert_close(kept, factors)
     torch.testing.assert_close(ones.grad, factors)
-    added = on_device("bias_dropout_add", device)(ones, torch.ones(260), torch.zeros(8, 2, 260), mask)
+    added = on_device("bias_dropout_add", device)(
+        ones, torch.ones(260), torch.zeros(8, 2, 260), mask
+    )
     torch.testing.assert_close(added, 2 * factors)
 
 
@@ -301,7 +365,9 @@ def test_what_is_not_a_number_stays_so(device: str, on_device: OnDevice) -> None
     assert on_device("attention", device)(qkv, DropoutMask(0.0, (1,)))[3:].isnan().any(dim=-1).all()
     hidden, weight = torch.randn(4, 8), torch.randn(40, 8)
     hidden[1, 2] = torch.nan
-    loss = on_device("linear_cross_entropy", device)(hidden, weight, torch.zeros(4, dtype=torch.int64), 40, LoneAxis())
+    loss = on_device("linear_cross_entropy", device)(
+        hidden, weight, torch.zeros(4, dtype=torch.int64), 40, LoneAxis()
+    )
     assert loss.isnan()
 
 
@@ -317,7 +383,10 @@ def test_attention_is_the_same_with_the_tiles_of_an_older_gpu(
         monkeypatch.setattr(gpu_attention, "compute_capability", lambda own=capability: own)
         tiles = gpu_attention.tiles_for(96, torch.bfloat16)
         results[tiles] = run(flash, tensors, others, torch.bfloat16, upstream)
-    (older, newer), exact = results.values(), run(attention.reference, tensors, others, torch.float64, upstream)
+    (older, newer), exact = (
+        results.values(),
+        run(attention.reference, tensors, others, torch.float64, upstream),
+    )
     for one, other, true in zip(older, newer, exact, strict=True):
         assert (one - true).abs().max() < 0.03 * true.abs().max()
         assert (one - other).abs().max() < 0.03 * true.abs().max()

@@ -1,4 +1,5 @@
-"""Several ranks on one machine agree with one rank, stop together, go on alike and never outlive their launcher."""
+"""Several ranks on one machine agree with one rank, stop together, go on alike and never outlive
+their launcher."""
 
 import os
 import signal
@@ -51,7 +52,9 @@ def test_ranks_stop_with_their_launcher_however_it_ends(dataset: Path, tmp_path:
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
     process = start(*command)
-    reached = max(int(path.name.removeprefix("iter_")) for path in run.path.glob("checkpoints/iter_*"))
+    reached = max(
+        int(path.name.removeprefix("iter_")) for path in run.path.glob("checkpoints/iter_*")
+    )
     wait_for_iteration(process, run.path, reached + 2)
     ranks = ranks_of(process.pid)
     process.kill()
@@ -80,21 +83,32 @@ def test_the_launcher_touches_no_gpu(dataset: Path, tmp_path: Path) -> None:
     """CUDA cannot be used in a process whose parent used it before it forked."""
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=6, warmup_iterations=3)
     prepare = partial(note_who_asks_for_a_gpu, tmp_path)
-    code, _, err = finish(Program("mlm-train", toml, "--runs", tmp_path / "runs", "--ranks", 2, prepare=prepare))
+    code, _, err = finish(
+        Program("mlm-train", toml, "--runs", tmp_path / "runs", "--ranks", 2, prepare=prepare)
+    )
     assert code == 0, err
     assert ((tmp_path / "rank").exists(), (tmp_path / "launcher").exists()) == (True, False)
 
 
 @pytest.mark.parametrize(
     ("cores", "batch", "microbatch", "tp", "ranks"),
-    [(4, 8, 2, 1, 4), (3, 8, 2, 1, 2), (16, 8, 8, 1, 1), (8, 8, 2, 2, 8), (1, 8, 2, 2, 2), (16, 6, 2, 1, 3)],
+    [
+        (4, 8, 2, 1, 4),
+        (3, 8, 2, 1, 2),
+        (16, 8, 8, 1, 1),
+        (8, 8, 2, 2, 8),
+        (1, 8, 2, 2, 2),
+        (16, 6, 2, 1, 3),
+    ],
 )
 def test_as_many_ranks_as_divide_the_batch(
     cores: int, batch: int, microbatch: int, tp: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlm_repro.engine.run.resolved.list_gpus", list)
     monkeypatch.setattr("mlm_repro.engine.run.resolved.available_cores", lambda: cores)
-    values = small_config(Path("unused"), global_batch_size=batch, microbatch_size=microbatch).model_dump()
+    values = small_config(
+        Path("unused"), global_batch_size=batch, microbatch_size=microbatch
+    ).model_dump()
     assert default_ranks(RunConfig.model_validate(values | {"parallel": {"tp": tp}})) == ranks
 
 
@@ -104,7 +118,8 @@ KILLED_IN = 6
 
 
 def train_on_a_rank(config: RunConfig, root: Path, killed: int | None) -> int:
-    """Train on this worker, which ends itself in its first life if its rank is `killed`; how often it began again."""
+    """Train on this worker, which ends itself in its first life if its rank is `killed`; how often
+    it began again."""
     torch.set_num_threads(1)
     iterate, life = Trainer.iterate, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -119,11 +134,19 @@ def train_on_a_rank(config: RunConfig, root: Path, killed: int | None) -> int:
 
 
 def under_torchrun(config: RunConfig, root: Path, killed: int | None) -> int:
-    """How often the agent of `torch.distributed.run --nproc-per-node=2 --max-restarts=1` had to begin again."""
+    """How often the agent of `torch.distributed.run --nproc-per-node=2 --max-restarts=1` had to
+    begin again."""
     settings = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=1, monitor_interval=0.1, rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0", run_id=root.name, start_method="forkserver",
-    )  # fmt: skip
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        monitor_interval=0.1,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        run_id=root.name,
+        start_method="forkserver",
+    )
     [life] = {*elastic_launch(settings, train_on_a_rank)(config, root, killed).values()}
     return int(life)
 
@@ -143,7 +166,8 @@ STOPPED_IN, STOPPED_RANK = 3, 5
 
 
 def train_until_a_signal(config: RunConfig, root: Path, is_stopped: bool) -> str:
-    """What a rank has to say at the end; one of them gets a SIGTERM in the middle if `is_stopped`."""
+    """What a rank has to say at the end; one of them gets a SIGTERM in the middle if
+    `is_stopped`."""
     iterate = Trainer.iterate
 
     def iterate_and_stop(trainer: Trainer, iteration: int) -> Any:
@@ -163,7 +187,9 @@ def test_eight_ranks_finish_and_go_on_after_a_signal(dataset: Path, tmp_path: Pa
     config = RunConfig.model_validate(values)
     [whole] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "whole", False)}
     said = run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", True)
-    assert all(sentence.startswith(f"stopped after iteration {STOPPED_IN} of 6;") for sentence in said)
+    assert all(
+        sentence.startswith(f"stopped after iteration {STOPPED_IN} of 6;") for sentence in said
+    )
     [resumed] = {*run_ranks(train_until_a_signal, 8, config, tmp_path / "stopped", False)}
     assert_same_training(Path(resumed), Path(whole))
 
@@ -206,7 +232,9 @@ def test_a_rank_that_does_not_end_is_given_up_with_its_stack() -> None:
 
 
 def test_a_run_on_threads_is_the_run_on_processes(dataset: Path, tmp_path: Path) -> None:
-    config = write_toml(tmp_path / "small.toml", dataset, iterations=8, checkpoint_interval=4, validation_interval=4)
+    config = write_toml(
+        tmp_path / "small.toml", dataset, iterations=8, checkpoint_interval=4, validation_interval=4
+    )
     runs = []
     for name, how in (("threads", ["--threads"]), ("processes", [])):
         words = ["--ranks", 4, "--set", "parallel.tp=2", "--set", "parallel.pp=2", *how]

@@ -12,7 +12,14 @@ import pytest
 
 from mlm_repro.engine.config import RecordConfig, RunConfig
 from mlm_repro.engine.run.files import Step, read_metrics
-from mlm_repro.engine.run.loggers import EVENTS, LOGGERS, Session, open_loggers, start_tensorboard, writing_metrics
+from mlm_repro.engine.run.loggers import (
+    EVENTS,
+    LOGGERS,
+    Session,
+    open_loggers,
+    start_tensorboard,
+    writing_metrics,
+)
 from mlm_repro.engine.run.resolved import read_config
 from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.config import override_config, parse_config
@@ -43,13 +50,19 @@ def read_tensorboard(run: Path) -> Numbers:
 
     assert [path.name for path in (run / "tensorboard").iterdir()] == [EVENTS.name]
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    return [(tag, one.step, one.value) for tag in events.Tags()["scalars"] for one in events.Scalars(tag)]
+    return [
+        (tag, one.step, one.value)
+        for tag in events.Tags()["scalars"]
+        for one in events.Scalars(tag)
+    ]
 
 
 READ = {"tensorboard": read_tensorboard}
 
 
-def crash_in(iteration: int, monkeypatch: pytest.MonkeyPatch, config: RunConfig, root: Path) -> None:
+def crash_in(
+    iteration: int, monkeypatch: pytest.MonkeyPatch, config: RunConfig, root: Path
+) -> None:
     """Train until that iteration fails as no code expects."""
     iterate = Trainer.iterate
 
@@ -74,7 +87,9 @@ def test_every_logger_says_once_what_the_metrics_say_also_after_a_crash(
     assert {iteration for _, iteration, _ in expected} == set(range(61))
     for name, read in READ.items():
         found = read(run)
-        assert Counter(place[:2] for place in found) == Counter(place[:2] for place in expected), name
+        assert Counter(place[:2] for place in found) == Counter(place[:2] for place in expected), (
+            name
+        )
         values = {place[:2]: place[2] for place in found}
         assert values == {place[:2]: pytest.approx(place[2], rel=1e-6) for place in expected}, name
     check_seal(run)
@@ -95,12 +110,18 @@ def log_of(run: Path, *names: str) -> tuple[Any, list[str]]:
 def write_three(log: Any) -> Iterator[int]:
     with log as write:
         for iteration in range(3):
-            write(Step.model_construct(kind="train", iteration=iteration, loss=0.5, gradient_norm=None, skipped=False))
+            write(
+                Step.model_construct(
+                    kind="train", iteration=iteration, loss=0.5, gradient_norm=None, skipped=False
+                )
+            )
             yield iteration
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_logger_whose_folder_cannot_be_made_is_named_and_left_out(name: str, tmp_path: Path) -> None:
+def test_a_logger_whose_folder_cannot_be_made_is_named_and_left_out(
+    name: str, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / name).write_text("in the way")
@@ -108,14 +129,19 @@ def test_a_logger_whose_folder_cannot_be_made_is_named_and_left_out(name: str, t
     assert list(write_three(log)) == [0, 1, 2]
     assert len(read_metrics(run)) == 3
     [sentence] = sentences
-    assert sentence.startswith(f"{name} gets no more numbers in this session, metrics.jsonl has them all: ")
+    assert sentence.startswith(
+        f"{name} gets no more numbers in this session, metrics.jsonl has them all: "
+    )
     assert "Not a directory" in sentence
 
 
 def test_training_outlives_a_disk_that_fills(
-    dataset: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    dataset: Path,
+    uninterrupted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def start(run: Path) -> Session:
         session = start_tensorboard(run)
 
@@ -132,7 +158,9 @@ def test_training_outlives_a_disk_that_fills(
     assert curve(run.path) == curve(uninterrupted)
     warnings = [line for line in capsys.readouterr().err.splitlines() if "no more numbers" in line]
     reason = f"[Errno {errno.ENOSPC}] No space left on device"
-    assert warnings == [f"tensorboard gets no more numbers in this session, metrics.jsonl has them all: {reason}"]
+    assert warnings == [
+        f"tensorboard gets no more numbers in this session, metrics.jsonl has them all: {reason}"
+    ]
 
 
 @pytest.mark.parametrize("name", LOGGERS)
@@ -142,17 +170,27 @@ def test_a_missing_library_is_told_before_training(
     modules = [name, *(module for module in sys.modules if module.startswith(f"{name}."))]
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(BadInput, match=rf"needs {name}: pip install 'mlm-repro\[{name}\]'") as caught:
+    with pytest.raises(
+        BadInput, match=rf"needs {name}: pip install 'mlm-repro\[{name}\]'"
+    ) as caught:
         train(with_loggers(small_config(dataset), name), tmp_path)
     assert caught.value.exit_code == 2
     assert not list(tmp_path.glob("small-*/metrics.jsonl"))
 
 
-def test_a_run_that_asked_for_records_of_an_earlier_version_is_read(dataset: Path, copied: Path) -> None:
+def test_a_run_that_asked_for_records_of_an_earlier_version_is_read(
+    dataset: Path, copied: Path
+) -> None:
     manifest = json.loads((copied / "manifest.json").read_text(encoding="utf-8"))
-    manifest["config"]["record"] = {"loggers": ["wandb", "tensorboard", "mlflow"], "noise_scale": True}
+    manifest["config"]["record"] = {
+        "loggers": ["wandb", "tensorboard", "mlflow"],
+        "noise_scale": True,
+    }
     assert read_config(manifest, copied).record.loggers == ("tensorboard",)
-    assert parse_config({"noise_scale": False, "trust_ratio": False}, RecordConfig, "here") == RecordConfig()
+    assert (
+        parse_config({"noise_scale": False, "trust_ratio": False}, RecordConfig, "here")
+        == RecordConfig()
+    )
     with pytest.raises(BadInput, match="noise_scale"):
         parse_config({"noise_scale": True}, RecordConfig, "here")
     with pytest.raises(BadInput, match=r"record\.loggers"):

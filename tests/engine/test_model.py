@@ -1,4 +1,5 @@
-"""The model is GPT-2: equal to an independent implementation, forward and through one optimizer step."""
+"""The model is GPT-2: equal to an independent implementation, forward and through one optimizer
+step."""
 
 import math
 
@@ -16,8 +17,12 @@ from mlm_repro.engine.optim.gradients import GradientReducer
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import sharded_parameters
 
-CONFIG = ModelConfig(num_layers=3, hidden_size=24, num_heads=4, seq_length=16, vocab_size=50, padded_vocab_size=64)
-TOKENS = torch.randint(0, CONFIG.vocab_size, (4, CONFIG.seq_length + 1), generator=torch.Generator().manual_seed(1))
+CONFIG = ModelConfig(
+    num_layers=3, hidden_size=24, num_heads=4, seq_length=16, vocab_size=50, padded_vocab_size=64
+)
+TOKENS = torch.randint(
+    0, CONFIG.vocab_size, (4, CONFIG.seq_length + 1), generator=torch.Generator().manual_seed(1)
+)
 
 
 def build(dtype: torch.dtype = torch.float32, config: ModelConfig = CONFIG) -> GPT2:
@@ -41,10 +46,14 @@ def other_library(model: GPT2) -> GPT2LMHeadModel:
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     theirs = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=c.vocab_size, n_positions=c.seq_length, n_embd=c.hidden_size, n_layer=c.num_layers,
-            n_head=c.num_heads, **dropout,
+            vocab_size=c.vocab_size,
+            n_positions=c.seq_length,
+            n_embd=c.hidden_size,
+            n_layer=c.num_layers,
+            n_head=c.num_heads,
+            **dropout,
         )
-    ).to(next(model.parameters()).dtype)  # fmt: skip
+    ).to(next(model.parameters()).dtype)
     values = named_as_theirs(model.state_dict(), c)
     theirs.load_state_dict(values | {"lm_head.weight": values["transformer.wte.weight"]})
     return theirs.train()
@@ -77,8 +86,12 @@ def test_an_optimizer_step_equals_the_other_library(clip: float) -> None:
     ours = roughen(build(torch.float64))
     theirs = other_library(ours)
     optimizer = FlatAdamW(sharded_parameters(ours, ours.mesh), train, ours.mesh)
-    undecayed = [p for name, p in theirs.named_parameters() if name.endswith("bias") or ".ln_" in name]
-    decayed = [p for name, p in theirs.named_parameters() if not (name.endswith("bias") or ".ln_" in name)]
+    undecayed = [
+        p for name, p in theirs.named_parameters() if name.endswith("bias") or ".ln_" in name
+    ]
+    decayed = [
+        p for name, p in theirs.named_parameters() if not (name.endswith("bias") or ".ln_" in name)
+    ]
     reducer = GradientReducer(optimizer.groups, ours.mesh)
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": undecayed, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.999), eps=1e-8)
@@ -117,7 +130,12 @@ def test_padding_rows_take_no_part() -> None:
 
 def test_initial_values() -> None:
     config = ModelConfig(
-        num_layers=8, hidden_size=128, num_heads=4, seq_length=256, vocab_size=1000, padded_vocab_size=1024
+        num_layers=8,
+        hidden_size=128,
+        num_heads=4,
+        seq_length=256,
+        vocab_size=1000,
+        padded_vocab_size=1024,
     )
     model = build(config=config)
     for name, value in model.state_dict().items():
@@ -135,7 +153,10 @@ def test_initial_values() -> None:
 
 
 def test_initial_values_depend_on_seed_and_name_only() -> None:
-    three, two = build().state_dict(), build(config=CONFIG.model_copy(update={"num_layers": 2})).state_dict()
+    three, two = (
+        build().state_dict(),
+        build(config=CONFIG.model_copy(update={"num_layers": 2})).state_dict(),
+    )
     for name, value in two.items():
         if not name.endswith(("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")):
             assert torch.equal(value, three[name]), name

@@ -1,4 +1,5 @@
-"""The inputs of a run are found by digest: what its configuration calls them may lead elsewhere by now."""
+"""The inputs of a run are found by digest: what its configuration calls them may lead elsewhere by
+now."""
 
 from pathlib import Path
 
@@ -36,7 +37,10 @@ def test_a_training_resumes_after_its_dataset_was_built_anew(blended: bool, tmp_
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     build(tmp_path, "d-2", 1)
     found = resolve_begun(RunDirectory.open(run))
-    assert [place.resolve() for place in found.data.directories] == [first, *([other] if other else [])]
+    assert [place.resolve() for place in found.data.directories] == [
+        first,
+        *([other] if other else []),
+    ]
     assert found.data.weights == ((0.25, 0.75) if blended else (1.0,))
     done = train_resolved(found, tmp_path / "runs").path
     assert done == run
@@ -60,9 +64,13 @@ def test_a_run_starts_from_the_weights_that_it_began_with(tmp_path: Path) -> Non
     """Its name for them leads to a longer training by now."""
     data, runs = write_dataset(tmp_path / "data"), tmp_path / "runs"
     started = train(small_config(data, iterations=8), runs).path
-    begun = small_config(data, iterations=9, init_from=str(runs / "small")).model_copy(update={"name": "second"})
+    begun = small_config(data, iterations=9, init_from=str(runs / "small")).model_copy(
+        update={"name": "second"}
+    )
     directory = resolved(begun).begin(runs)
-    assert train(small_config(data, iterations=10), runs).path == (runs / "small").resolve() != started
+    assert (
+        train(small_config(data, iterations=10), runs).path == (runs / "small").resolve() != started
+    )
     origin = resolve_begun(directory).origin
     assert origin
     assert origin.place.resolve() == started

@@ -1,4 +1,5 @@
-"""`mlm-verify parallel`: equal layouts pass, and of a layout with a fault the first tensor that is wrong is named."""
+"""`mlm-verify parallel`: equal layouts pass, and of a layout with a fault the first tensor that is
+wrong is named."""
 
 import math
 import multiprocessing
@@ -30,7 +31,15 @@ from mlm_repro.engine.pipeline.schedule import Compute, compute_orders
 from mlm_repro.engine.rng import Dropout, DropoutMask
 from mlm_repro.lineage.config import load_config
 from mlm_repro.verify.cli import main as verify_main
-from mlm_repro.verify.parity import SERIAL, TOLERANCE, ParityLayout, all_layouts, choose_layouts, misfit, parse_layout
+from mlm_repro.verify.parity import (
+    SERIAL,
+    TOLERANCE,
+    ParityLayout,
+    all_layouts,
+    choose_layouts,
+    misfit,
+    parse_layout,
+)
 from tests.commands import Command, call
 
 CONFIG = """
@@ -63,12 +72,23 @@ Verify = Callable[..., tuple[int, list[str], str]]
 
 @pytest.fixture
 def verify(config: Path, command: Command) -> Verify:
-    """The command in this process, whose forked ranks inherit the test's faults: code, lines, error without cost."""
+    """The command in this process, whose forked ranks inherit the test's faults: code, lines, error
+    without cost."""
 
     def verify(layouts: str, *more: str) -> tuple[int, list[str], str]:
         ranks = () if "--processes" in more else ("--threads",)
         more = tuple(word for word in more if word != "--processes")
-        done = command(verify_main, "mlm-verify", "parallel", config, "--layouts", layouts, *ranks, *more, traces=True)
+        done = command(
+            verify_main,
+            "mlm-verify",
+            "parallel",
+            config,
+            "--layouts",
+            layouts,
+            *ranks,
+            *more,
+            traces=True,
+        )
         return done.code, done.out.splitlines(), done.but_cost
 
     return verify
@@ -80,26 +100,44 @@ def verify(config: Path, command: Command) -> Verify:
 def test_layouts_that_are_right_pass(config: Path) -> None:
     names = "tp2,pp2-gpipe,dp2-zero1,tp2-sp-recompute,pp2-chunks2-selective,tp2-pp2-sp"
     alone = {"OMP_NUM_THREADS": "1"}
-    done = call(alone, "mlm-verify", "parallel", config, "--layouts", names, "--iterations", 2, ends=0)
+    done = call(
+        alone, "mlm-verify", "parallel", config, "--layouts", names, "--iterations", 2, ends=0
+    )
     assert done.err == "cost: 7 trainings of 2 iterations in float64, on up to 4 processes\n"
     rows = [line.split() for line in done.out.splitlines()[2:-1]]
     assert [row[0] for row in rows] == names.split(",")
     assert all(row[2] == "ok" and 0 <= float(row[1]) <= TOLERANCE for row in rows)
-    assert done.out.splitlines()[-1] == ("6 layouts compute what the serial run computes, within 1e-10 in float64")
+    assert (
+        done.out.splitlines()[-1]
+        == "6 layouts compute what the serial run computes, within 1e-10 in float64"
+    )
 
 
 def test_all_lists_what_does_not_fit_with_its_reason(verify: Verify) -> None:
-    small = ("--set", "model.num_layers=3", "--set", "model.num_heads=1", "--set", "train.global_batch_size=1")
+    small = (
+        "--set",
+        "model.num_layers=3",
+        "--set",
+        "model.num_heads=1",
+        "--set",
+        "train.global_batch_size=1",
+    )
     code, lines, err = verify("all", "--processes", "--ranks", "2", "--iterations", "1", *small)
     assert (code, err) == (0, "")
     assert sorted(lines[:3]) == [
-        "does not fit: pp = 2 with 2 chunks needs at least 4 layers; the model has 3: "
-        "pp2-chunks2, pp2-chunks2-recompute",
-        "does not fit: the global batch, 1 × microbatch_size = 1, does not divide over 2 data-parallel ranks: make "
-        "microbatch_size smaller, or the ranks one of 1 (× tp × pp): "
-        "dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute",
-        "does not fit: tp = 2 does not divide the 1 attention heads; it can be 1: "
-        "tp2, tp2-recompute, tp2-sp, tp2-sp-recompute",
+        (
+            "does not fit: pp = 2 with 2 chunks needs at least 4 layers; the model has 3: "
+            "pp2-chunks2, pp2-chunks2-recompute"
+        ),
+        (
+            "does not fit: the global batch, 1 × microbatch_size = 1, does not divide over 2"
+            " data-parallel ranks: make microbatch_size smaller, or the ranks one of 1 (× tp × pp):"
+            " dp2, dp2-recompute, dp2-zero1, dp2-zero1-recompute"
+        ),
+        (
+            "does not fit: tp = 2 does not divide the 1 attention heads; it can be 1: "
+            "tp2, tp2-recompute, tp2-sp, tp2-sp-recompute"
+        ),
     ]
     names = [line.split()[0] for line in lines[5:-1]]
     assert names == ["recompute", "pp2", "pp2-recompute", "pp2-gpipe", "pp2-gpipe-recompute"]
@@ -114,16 +152,34 @@ def test_the_dataset_of_the_configuration_is_used(verify: Verify, dataset: Path)
 @pytest.mark.parametrize(
     ("layouts", "sentence"),
     [
-        ("tp3", "tp3 does not fit: tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4"),
-        ("tp2,pp8", "pp8 does not fit: pp = 8 with 1 chunk needs at least 8 layers; the model has 4"),
-        ("dp3", "dp3 does not fit: the global batch, 4 × microbatch_size = 1, does not divide over 3 data-parallel"),
-        ("pp2-gpipe-chunks2", "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'"),
+        (
+            "tp3",
+            "tp3 does not fit: tp = 3 does not divide the 4 attention heads; it can be 1, 2, 4",
+        ),
+        (
+            "tp2,pp8",
+            "pp8 does not fit: pp = 8 with 1 chunk needs at least 8 layers; the model has 4",
+        ),
+        (
+            "dp3",
+            (
+                "dp3 does not fit: the global batch, 4 × microbatch_size = 1, does not divide over"
+                " 3 data-parallel"
+            ),
+        ),
+        (
+            "pp2-gpipe-chunks2",
+            "pp2-gpipe-chunks2: chunks = 2 needs schedule = 'interleaved', not 'gpipe'",
+        ),
         ("tp4-dp4", "tp4-dp4 needs 16 ranks and --ranks allows 8"),
         ("tp1", "tp1 is the serial run itself; name a layout to compare with it"),
         ("tp2-tp4", "'tp2-tp4' is not a layout: 'tp4' contradicts another part"),
         (
             "tp2-zp3",
-            "'tp2-zp3' is not a layout: 'zp3' is not a part of a name such as tp2-pp2-dp2-chunks2-sp-recompute",
+            (
+                "'tp2-zp3' is not a layout: 'zp3' is not a part of a name such as"
+                " tp2-pp2-dp2-chunks2-sp-recompute"
+            ),
         ),
     ],
 )
@@ -151,7 +207,9 @@ def forget_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
 
     init = transformer.TransformerLayer.__init__
 
-    def planted(self: transformer.TransformerLayer, config: Any, mesh: ParallelMesh, layer: int, *more: Any) -> None:
+    def planted(
+        self: transformer.TransformerLayer, config: Any, mesh: ParallelMesh, layer: int, *more: Any
+    ) -> None:
         init(self, config, mesh, layer, *more)
         if layer == 2:
             self.mlp.dense_4h_to_h.forward = forward.__get__(self.mlp.dense_4h_to_h)  # type: ignore[method-assign]
@@ -165,7 +223,12 @@ def keep_layernorm_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(self: GradientReducer, divisor: float) -> None:
         name = "layers.1.post_attention_layernorm.weight"
-        kept = [(p.local.grad, p.local.grad.clone()) for g in self.groups for p in g.parameters if p.name == name]
+        kept = [
+            (p.local.grad, p.local.grad.clone())
+            for g in self.groups
+            for p in g.parameters
+            if p.name == name
+        ]
         finish(self, divisor)
         for gradient, mine in kept:
             gradient.copy_(mine / divisor if self.mesh.sequence_parallel else gradient)
@@ -179,9 +242,19 @@ def forget_tied_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def planted(self: GradientReducer, divisor: float) -> None:
         mesh = self.mesh
-        object.__setattr__(self, "mesh", ParallelMesh(
-            mesh.layout, mesh.tp, mesh.pp, mesh.dp, LoneAxis(), mesh.device, mesh.sequence_parallel
-        ))  # fmt: skip
+        object.__setattr__(
+            self,
+            "mesh",
+            ParallelMesh(
+                mesh.layout,
+                mesh.tp,
+                mesh.pp,
+                mesh.dp,
+                LoneAxis(),
+                mesh.device,
+                mesh.sequence_parallel,
+            ),
+        )
         finish(self, divisor)
 
     monkeypatch.setattr(GradientReducer, "finish", planted)
@@ -232,7 +305,12 @@ def sum_over_dp(monkeypatch: pytest.MonkeyPatch) -> None:
     ("fault", "layout", "tensor", "iteration"),
     [
         (forget_all_reduce, "tp2", "output of layers.2.mlp.dense_4h_to_h", 1),
-        (keep_layernorm_gradient, "tp2-sp", "gradient of layers.1.post_attention_layernorm.weight", 1),
+        (
+            keep_layernorm_gradient,
+            "tp2-sp",
+            "gradient of layers.1.post_attention_layernorm.weight",
+            1,
+        ),
         (forget_tied_embedding, "pp2", "gradient of embedding.word_embeddings.weight", 1),
         (key_mask_by_rank, "dp2", "output of layers.2", 1),
         (scale_messages, "pp2", "output of layers.2.input_layernorm", 1),
@@ -242,23 +320,37 @@ def sum_over_dp(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_a_fault_is_found_and_its_first_tensor_named(
-    verify: Verify, monkeypatch: pytest.MonkeyPatch, fault: Any, layout: str, tensor: str, iteration: int
+    verify: Verify,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Any,
+    layout: str,
+    tensor: str,
+    iteration: int,
 ) -> None:
     fault(monkeypatch)
     code, lines, err = verify(layout, "--iterations", str(iteration))
     assert code == 3
-    assert err.startswith(f"error: layout {layout}: {tensor} in iteration {iteration} differs from the serial run by ")
+    assert err.startswith(
+        f"error: layout {layout}: {tensor} in iteration {iteration} differs from the serial run by "
+    )
     assert err.count("\n") == 1
     assert lines[2].split()[0] == layout
     assert lines[2].split()[2] == "DIFFERS"
 
 
-def test_only_the_layout_with_the_fault_differs(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_layout_with_the_fault_differs(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forget_tied_embedding(monkeypatch)
     code, lines, err = verify("tp2,pp2,dp2,pp4", "--iterations", "1")
     assert code == 3
     rows = [line.split() for line in lines[2:] if not line.startswith(" ")]
-    assert [(row[0], row[2]) for row in rows] == [("tp2", "ok"), ("pp2", "DIFFERS"), ("dp2", "ok"), ("pp4", "DIFFERS")]
+    assert [(row[0], row[2]) for row in rows] == [
+        ("tp2", "ok"),
+        ("pp2", "DIFFERS"),
+        ("dp2", "ok"),
+        ("pp4", "DIFFERS"),
+    ]
     assert err.startswith("error: layout pp2: ")
     assert "1 more of 4 layouts differ" in err
 
@@ -273,7 +365,9 @@ def test_a_rank_that_fails_is_named_with_its_error(
         return torch.cat([tensor] * self.size, dim)
 
     monkeypatch.setattr(GroupAxis if processes else ThreadAxis, "all_gather", planted)
-    code, lines, err = verify("tp2-sp,dp2", "--iterations", "1", *(["--processes"] if processes else []))
+    code, lines, err = verify(
+        "tp2-sp,dp2", "--iterations", "1", *(["--processes"] if processes else [])
+    )
     assert code == 3
     failure = "rank 1 failed" if processes else "on rank 1 of 2"
     assert err.endswith(f"error: layout tp2-sp: {failure}: ValueError: no gather\n")
@@ -294,19 +388,32 @@ def test_the_layouts_of_all_are_different_and_small_enough(ranks: int) -> None:
     assert all(layout.world_size <= ranks for layout in layouts)
     triples = {(layout.tp, layout.pp, layout.dp) for layout in layouts}
     assert triples == {
-        (tp, pp, dp) for tp in range(1, 9) for pp in range(1, 9) for dp in range(1, 9) if tp * pp * dp <= ranks
+        (tp, pp, dp)
+        for tp in range(1, 9)
+        for pp in range(1, 9)
+        for dp in range(1, 9)
+        if tp * pp * dp <= ranks
     }
 
 
 @settings(max_examples=60)
 @given(
-    st.integers(1, 8), st.integers(1, 9), st.sampled_from([1, 2, 3, 4, 6]), st.sampled_from([1, 2, 4, 8, 12]),
-    st.sampled_from([1, 2]), st.sampled_from([6, 8, 9]),
-)  # fmt: skip
+    st.integers(1, 8),
+    st.integers(1, 9),
+    st.sampled_from([1, 2, 3, 4, 6]),
+    st.sampled_from([1, 2, 4, 8, 12]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([6, 8, 9]),
+)
 def test_every_layout_is_either_run_or_said_not_to_fit(
     ranks: int, num_layers: int, num_heads: int, batch: int, micro: int, seq_length: int
 ) -> None:
-    model = {"num_layers": num_layers, "hidden_size": 12 * num_heads, "num_heads": num_heads, "seq_length": seq_length}
+    model = {
+        "num_layers": num_layers,
+        "hidden_size": 12 * num_heads,
+        "num_heads": num_heads,
+        "seq_length": seq_length,
+    }
     train = {"global_batch_size": batch * micro, "microbatch_size": micro}
     config = RunConfig.model_validate({"name": "any", "model": model, "train": train})
     fitting, others = choose_layouts("all", ranks, config)
@@ -325,7 +432,9 @@ def test_every_layout_is_either_run_or_said_not_to_fit(
 
 
 def test_what_a_layout_does_not_decide_stays_as_configured(config: Path) -> None:
-    resolved = load_config(config, RunConfig, ["parallel.scatter_gather=false", "parallel.recompute_layers=2"])
+    resolved = load_config(
+        config, RunConfig, ["parallel.scatter_gather=false", "parallel.recompute_layers=2"]
+    )
     parallel = ParityLayout(tp=2, pp=2, recompute="full").configure(resolved).parallel
     assert (parallel.scatter_gather, parallel.recompute_layers) == (False, 2)
     assert (parallel.tp, parallel.pp, parallel.recompute) == (2, 2, "full")
@@ -350,10 +459,15 @@ def test_the_place_of_a_difference_is_that_in_the_whole_tensor() -> None:
 def test_a_tensor_no_rank_computed_is_a_difference() -> None:
     reference = assemble([TensorPart(0, "loss", (i,), np.ones(1)) for i in range(4)])
     assert reference[0, "loss"].tolist() == [1.0] * 4
-    seen = [compare(TensorPart(0, "loss", (i,), np.ones(1)), reference[0, "loss"], "rank", 0.0) for i in range(3)]
+    seen = [
+        compare(TensorPart(0, "loss", (i,), np.ones(1)), reference[0, "loss"], "rank", 0.0)
+        for i in range(3)
+    ]
     (missing,) = merge(seen, reference)
-    assert missing.sentence("the serial run") == (
-        "loss in iteration 1 differs from the serial run by inf as ranks computed only 3 of its 4 elements"
+    assert (
+        missing.sentence("the serial run")
+        == "loss in iteration 1 differs from the serial run by inf as ranks computed only 3 of its"
+        " 4 elements"
     )
     (whole,) = merge([*seen, seen[0]], reference)
     assert whole.is_within

@@ -1,4 +1,5 @@
-"""Schedules are complete, safe and have the bubble and the activations in flight that the papers give."""
+"""Schedules are complete, safe and have the bubble and the activations in flight that the papers
+give."""
 
 from itertools import accumulate
 
@@ -22,10 +23,15 @@ from mlm_repro.lineage.errors import BadInput
 from tests.engine.pipeline_programs import check_programs
 
 CASES = st.one_of(
-    st.tuples(st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 8), st.just(1), st.integers(1, 24)),
+    st.tuples(
+        st.sampled_from(["gpipe", "1f1b"]), st.integers(1, 8), st.just(1), st.integers(1, 24)
+    ),
     st.integers(1, 6).flatmap(
         lambda pp: st.tuples(
-            st.just("interleaved"), st.just(pp), st.integers(1, 4), st.integers(1, 5).map(lambda k: k * pp)
+            st.just("interleaved"),
+            st.just(pp),
+            st.integers(1, 4),
+            st.integers(1, 5).map(lambda k: k * pp),
         )
     ),
 )
@@ -33,19 +39,25 @@ CASES = st.one_of(
 
 @settings(max_examples=150)
 @given(CASES)
-def test_every_schedule_is_safe_and_has_the_papers_bubble(case: tuple[ScheduleName, int, int, int]) -> None:
+def test_every_schedule_is_safe_and_has_the_papers_bubble(
+    case: tuple[ScheduleName, int, int, int],
+) -> None:
     name, pp, chunks, microbatches = case
     lowered = lower(compute_orders(name, pp, chunks, microbatches), chunks)
     check_programs(lowered.programs, chunks, microbatches)
     assert lowered.bubble == pytest.approx(ideal_bubble(name, pp, chunks, microbatches), abs=1e-9)
     orders = compute_orders(name, pp, chunks, microbatches)
-    counts = [accumulate(1 if compute.op is Op.FORWARD else -1 for compute in order) for order in orders]
+    counts = [
+        accumulate(1 if compute.op is Op.FORWARD else -1 for compute in order) for order in orders
+    ]
     assert peaks_in_flight(name, pp, chunks, microbatches) == [max(count) for count in counts]
 
 
 @settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 12))
-def test_forward_only_programs_pass_every_chunk_in_turn(pp: int, chunks: int, microbatches: int) -> None:
+def test_forward_only_programs_pass_every_chunk_in_turn(
+    pp: int, chunks: int, microbatches: int
+) -> None:
     lowered = lower(forward_orders(pp, chunks, microbatches), chunks)
     check_programs(lowered.programs, chunks, microbatches, [Op.FORWARD])
     for program in lowered.programs:
@@ -55,16 +67,22 @@ def test_forward_only_programs_pass_every_chunk_in_turn(pp: int, chunks: int, mi
 
 
 def test_the_interleaved_order_is_the_papers_figure_4() -> None:
-    """First rank of 4, 2 chunks, 8 microbatches: warm-up of ten forwards, chunk after chunk in groups of four."""
+    """First rank of 4, 2 chunks, 8 microbatches: warm-up of ten forwards, chunk after chunk in
+    groups of four."""
     order = compute_orders("interleaved", 4, 2, 8)[0]
     assert [(c.op, c.microbatch, c.chunk) for c in order[:12]] == [
-        *[("F", m, 0) for m in range(4)], *[("F", m, 1) for m in range(4)], ("F", 4, 0), ("F", 5, 0), ("F", 6, 0),
+        *[("F", m, 0) for m in range(4)],
+        *[("F", m, 1) for m in range(4)],
+        ("F", 4, 0),
+        ("F", 5, 0),
+        ("F", 6, 0),
         ("B", 0, 1),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_order_that_is_no_schedule_is_refused() -> None:
-    """One that leaves out a pass, makes one twice, or goes back before it went forward, on any rank."""
+    """One that leaves out a pass, makes one twice, or goes back before it went forward, on any
+    rank."""
     for rank in range(3):
         for change, sentence in (
             (lambda order: order.pop(), "leaves out a pass or makes one twice"),
@@ -119,7 +137,11 @@ def test_stages_hold_each_layer_once_in_order(num_layers: int, pp: int, chunks: 
     sizes = [len(stage.layers) for stage in stages]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
-    assert [stage.is_first for stage in stages].count(True) == [stage.is_last for stage in stages].count(True) == 1
+    assert (
+        [stage.is_first for stage in stages].count(True)
+        == [stage.is_last for stage in stages].count(True)
+        == 1
+    )
 
 
 def test_the_grid_shows_every_pass() -> None:

@@ -1,4 +1,5 @@
-"""Number formats: the loss scale's rule, fp32 master weights, and half-precision runs that learn."""
+"""Number formats: the loss scale's rule, fp32 master weights, and half-precision runs that
+learn."""
 
 import json
 import math
@@ -25,13 +26,22 @@ from tests.engine.small_run import in_two_sessions, small_config, train
 
 
 @given(
-    st.lists(st.sampled_from([(True, 1), (True, 3), (False, 1), (False, 999), (False, 1000)]), max_size=12),
-    st.integers(-1, 3), st.integers(0, 12),
-)  # fmt: skip
-def test_the_loss_scale_is_megatron_core_s(outcomes: list[tuple[bool, int]], start: int, stop: int) -> None:
-    """Overflows, of which the first after a growth is tolerated, and clean iterations; ours is stopped and goes on."""
+    st.lists(
+        st.sampled_from([(True, 1), (True, 3), (False, 1), (False, 999), (False, 1000)]),
+        max_size=12,
+    ),
+    st.integers(-1, 3),
+    st.integers(0, 12),
+)
+def test_the_loss_scale_is_megatron_core_s(
+    outcomes: list[tuple[bool, int]], start: int, stop: int
+) -> None:
+    """Overflows, of which the first after a growth is tolerated, and clean iterations; ours is
+    stopped and goes on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "tensor", lambda values, dtype, device: torch.Tensor(values).to(dtype))  # device is "cuda"
+        patch.setattr(
+            torch, "tensor", lambda values, dtype, device: torch.Tensor(values).to(dtype)
+        )  # device is "cuda"
         theirs = DynamicGradScaler(2.0**start if start > 0 else 1.0, 1.0, 2.0, 0.5, 1000, 2)
     ours = LossScaler(theirs.scale.item())
     for place, (overflow, times) in enumerate(outcomes):
@@ -80,7 +90,9 @@ def test_pure_fp16_has_no_state_in_fp32_and_loses_such_updates() -> None:
 
 
 def test_pure_fp16_trains_without_a_loss_scale(dataset: Path, tmp_path: Path) -> None:
-    run = train(small_config(dataset, precision="fp16-pure", adam_epsilon=1e-4, iterations=10), tmp_path).path
+    run = train(
+        small_config(dataset, precision="fp16-pure", adam_epsilon=1e-4, iterations=10), tmp_path
+    ).path
     lines = lines_of(run, "train")
     assert {line["loss_scale"] for line in lines} == {1.0}
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -95,13 +107,18 @@ def test_gradients_of_microbatches_add_up_in_fp32() -> None:
     for _ in range(1000):
         model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
     reducer.finish(1)
-    assert optimizer.gradient_norm() == pytest.approx(1000 * math.sqrt(2))  # bf16 sums would stop at 256
+    assert optimizer.gradient_norm() == pytest.approx(
+        1000 * math.sqrt(2)
+    )  # bf16 sums would stop at 256
 
 
 FP16: dict[str, Any] = {
-    "precision": "fp16", "initial_loss_scale": 2.0**32, "validation_interval": 1, "checkpoint_interval": 10,
+    "precision": "fp16",
+    "initial_loss_scale": 2.0**32,
+    "validation_interval": 1,
+    "checkpoint_interval": 10,
     "keep_checkpoints": 9,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +153,9 @@ def test_fp16_overflow_skips_the_update(fp16: Path) -> None:
     assert 0 < sum(overflowed) < len(lines) / 2
     for i, skipped in enumerate(overflowed):
         assert (validation[i + 1] == validation[i]) == skipped, lines[i]
-    state = json.loads((fp16 / "checkpoints" / "iter_0000060" / "state.json").read_text(encoding="utf-8"))
+    state = json.loads(
+        (fp16 / "checkpoints" / "iter_0000060" / "state.json").read_text(encoding="utf-8")
+    )
     assert state["iteration"] == 60
     assert state["optimizer_steps"] == 60 - sum(overflowed)
 
@@ -156,7 +175,8 @@ def test_fp16_scale_follows_the_rule_and_the_schedule_waits(fp16: Path) -> None:
 def test_a_resumed_fp16_run_has_the_same_scales_and_skips(
     stop_after: int, fp16: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first stop is among the overflows, with half of the tolerance used; the second after them."""
+    """The first stop is among the overflows, with half of the tolerance used; the second after
+    them."""
     config = small_config(dataset, **FP16)
     run = in_two_sessions(config, tmp_path, stop_after, monkeypatch)
     names = ("loss", "loss_scale", "skipped", "gradient_norm", "learning_rate")

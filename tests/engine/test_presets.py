@@ -1,4 +1,5 @@
-"""The 2021 paper's Table 1: each preset has the published size and lies on the published number of GPUs."""
+"""The 2021 paper's Table 1: each preset has the published size and lies on the published number of
+GPUs."""
 
 from pathlib import Path
 
@@ -12,9 +13,17 @@ from mlm_repro.engine.run.resolved import read_run_config
 
 FOLDER = Path(experiments.__file__).parent / "models" / "ptd-p"
 TABLE_1 = [
-    ("1.7", 32), ("3.6", 64), ("7.5", 128), ("18.4", 256), ("39.1", 512), ("76.1", 1024), ("145.6", 1536),
-    ("310.1", 1920), ("529.6", 2520), ("1008", 3072),
-]  # fmt: skip
+    ("1.7", 32),
+    ("3.6", 64),
+    ("7.5", 128),
+    ("18.4", 256),
+    ("39.1", 512),
+    ("76.1", 1024),
+    ("145.6", 1536),
+    ("310.1", 1920),
+    ("529.6", 2520),
+    ("1008", 3072),
+]
 """Billions of parameters, GPUs."""
 
 
@@ -26,5 +35,11 @@ def test_a_row_of_table_1(billions: str, gpus: int) -> None:
     assert layout.world_size == gpus
     microbatches = config.train.global_batch_size // (config.train.microbatch_size * layout.dp)
     parallel = config.parallel
-    assert len(split_layers(config.model.num_layers, parallel.pp, parallel.chunks)) == parallel.pp * parallel.chunks
-    assert len(compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches)) == parallel.pp
+    assert (
+        len(split_layers(config.model.num_layers, parallel.pp, parallel.chunks))
+        == parallel.pp * parallel.chunks
+    )
+    assert (
+        len(compute_orders(parallel.schedule, parallel.pp, parallel.chunks, microbatches))
+        == parallel.pp
+    )

@@ -25,12 +25,22 @@ def results(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(st.lists(SIZES, max_size=2), SIZES.filter(bool), SIZES.filter(bool), st.booleans(), st.booleans())
+@given(
+    st.lists(SIZES, max_size=2),
+    SIZES.filter(bool),
+    SIZES.filter(bool),
+    st.booleans(),
+    st.booleans(),
+)
 def test_value_and_gradients_are_those_of_exact_arithmetic(
     dtype: torch.dtype, rows: list[int], inner: int, outer: int, has_bias: bool, is_strided: bool
 ) -> None:
     torch.manual_seed(0)
-    x, weight, upstream = torch.randn(*rows, inner), torch.randn(outer, inner), torch.randn(*rows, outer)
+    x, weight, upstream = (
+        torch.randn(*rows, inner),
+        torch.randn(outer, inner),
+        torch.randn(*rows, outer),
+    )
     if is_strided:
         x = torch.stack([x, x], dim=-1)[..., 0]
         weight = weight.t().contiguous().t()
@@ -45,19 +55,30 @@ def test_value_and_gradients_are_those_of_exact_arithmetic(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(st.lists(st.integers(0, 2), max_size=3), SIZES.filter(bool), SIZES, st.booleans(), st.booleans())
+@given(
+    st.lists(st.integers(0, 2), max_size=3), SIZES.filter(bool), SIZES, st.booleans(), st.booleans()
+)
 def test_without_gradient_a_row_alone_is_multiplied_as_exactly(
     dtype: torch.dtype, rows: list[int], inner: int, outer: int, has_bias: bool, is_strided: bool
 ) -> None:
     torch.manual_seed(0)
-    x, weight, bias = torch.randn(*rows, inner), torch.randn(outer, inner), torch.randn(outer) if has_bias else None
+    x, weight, bias = (
+        torch.randn(*rows, inner),
+        torch.randn(outer, inner),
+        torch.randn(outer) if has_bias else None,
+    )
     if is_strided:
         x = torch.stack([x, x], dim=-1)[..., 0]
         weight = weight.t().contiguous().t()
     operands = [None if each is None else each.to(dtype) for each in (x, weight, bias)]
-    found, exact = linear(*operands), F.linear(*(None if each is None else each.double() for each in operands))  # type: ignore[arg-type]
+    found, exact = (
+        linear(*operands),
+        F.linear(*(None if each is None else each.double() for each in operands)),
+    )  # type: ignore[arg-type]
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=80 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        found.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=80 * torch.finfo(dtype).eps
+    )
 
 
 def test_a_processor_without_bf16_multiplies_float32_and_rounds_once(

@@ -1,4 +1,5 @@
-"""What is made again of an honest training is what its files say, for every layout, precision and family."""
+"""What is made again of an honest training is what its files say, for every layout, precision and
+family."""
 
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,20 @@ KINDS: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_an_honest_training_holds(name: str, dataset: Path, tmp_path: Path) -> None:
     ranks, parallel, more, model = KINDS[name]
-    config = small_config(dataset, model, iterations=12, warmup_iterations=2, checkpoint_interval=5, **more)
+    config = small_config(
+        dataset, model, iterations=12, warmup_iterations=2, checkpoint_interval=5, **more
+    )
     config = config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel)})
-    run = train(config, tmp_path).path if ranks == 1 else run_threads(lambda: train(config, tmp_path).path, ranks)[0]
+    run = (
+        train(config, tmp_path).path
+        if ranks == 1
+        else run_threads(lambda: train(config, tmp_path).path, ranks)[0]
+    )
     again = [*metrics(run), *checkpoints(run)]
     assert sum(isinstance(each, Remade) for each in again) > 20
     assert not [each for each in again if isinstance(each, Absent)]
-    assert [sentence for each in again for sentence in (unlike(*each) if isinstance(each, Remade) else [each])] == []
+    assert [
+        sentence
+        for each in again
+        for sentence in (unlike(*each) if isinstance(each, Remade) else [each])
+    ] == []

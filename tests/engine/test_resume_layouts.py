@@ -1,4 +1,5 @@
-"""A run on four ranks that is stopped goes on as if it had not been: bit for bit there, within 1e-10 elsewhere."""
+"""A run on four ranks that is stopped goes on as if it had not been: bit for bit there, within
+1e-10 elsewhere."""
 
 import os
 import random
@@ -25,8 +26,12 @@ from tests.engine.small_run import (
 )
 
 RECIPE = {
-    "iterations": 30, "microbatch_size": 2, "precision": "fp64", "checkpoint_interval": 4, "validation_interval": 10,
-}  # fmt: skip
+    "iterations": 30,
+    "microbatch_size": 2,
+    "precision": "fp64",
+    "checkpoint_interval": 4,
+    "validation_interval": 10,
+}
 TP2_PP2 = ("--ranks", 4, "--set", "parallel.tp=2", "--set", "parallel.pp=2")
 TP1_PP2_DP2 = ("--ranks", 4, "--set", "parallel.tp=1", "--set", "parallel.pp=2")
 
@@ -62,12 +67,16 @@ def kill_all(process: Program) -> None:
         time.sleep(0.01)
 
 
-def test_kill_9_at_random_moments_changes_no_bit(toml: Path, reference: Path, tmp_path: Path) -> None:
+def test_kill_9_at_random_moments_changes_no_bit(
+    toml: Path, reference: Path, tmp_path: Path
+) -> None:
     rng = random.Random(2021)
     run = tmp_path / reference.name
     command = (toml, "--runs", tmp_path, *TP2_PP2)
     process = start(*command)
-    deadline = time.monotonic() + rng.uniform(0.5, 6.0)  # while it starts, or in its first iterations
+    deadline = time.monotonic() + rng.uniform(
+        0.5, 6.0
+    )  # while it starts, or in its first iterations
     while time.monotonic() < deadline and not (run / "metrics.jsonl").exists():
         time.sleep(0.01)
     kill_all(process)
@@ -98,6 +107,8 @@ def test_another_layout_goes_on_with_the_run(toml: Path, reference: Path, tmp_pa
     assert read_summary(run).layout == Layout(tp=1, pp=2, dp=2)
     assert curve(run)[: len(curve(interrupted))] == curve(interrupted)
     assert [point[:2] for point in curve(run)] == [point[:2] for point in curve(reference)]
-    differences = [abs(a - b) for (*_, a), (*_, b) in zip(curve(run), curve(reference), strict=True)]
+    differences = [
+        abs(a - b) for (*_, a), (*_, b) in zip(curve(run), curve(reference), strict=True)
+    ]
     assert max(differences) <= 1e-10
     assert max(differences) > 0  # another order of additions, so it was another layout

@@ -1,4 +1,5 @@
-"""A parameter's role gives its initial value and decay: those that names gave to every family before roles."""
+"""A parameter's role gives its initial value and decay: those that names gave to every family
+before roles."""
 
 import csv
 import math
@@ -21,15 +22,24 @@ from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.parallel.sharding import Role, sharded_parameters
 
 RECORDED = Path(__file__).with_name("initial_values.csv")
-"""Weight decay and initial value of each parameter, written by the last version that read them from names."""
+"""Weight decay and initial value of each parameter, written by the last version that read them from
+names."""
 SIZES = {
-    "num_layers": 3, "hidden_size": 24, "num_heads": 4, "seq_length": 16, "vocab_size": 50, "padded_vocab_size": 64,
-}  # fmt: skip
+    "num_layers": 3,
+    "hidden_size": 24,
+    "num_heads": 4,
+    "seq_length": 16,
+    "vocab_size": 50,
+    "padded_vocab_size": 64,
+}
 OF_FAMILY = {
     "gpt2": {},
     "bert": {"family": "bert"},
     "transformer-xl": {"family": "transformer-xl", "transformer_xl": {"memory_length": 8}},
-    "adaptive": {"family": "transformer-xl", "transformer_xl": {"cutoffs": (5, 11), "div_value": 2}},
+    "adaptive": {
+        "family": "transformer-xl",
+        "transformer_xl": {"cutoffs": (5, 11), "div_value": 2},
+    },
 }
 
 
@@ -45,11 +55,16 @@ def build(name: str) -> StageModel:
 
 def decays(model: nn.Module) -> dict[str, float]:
     optimizer = FlatAdamW(sharded_parameters(model, serial_mesh()), TrainConfig(), serial_mesh())
-    return {parameter.name: group.weight_decay for group in optimizer.groups for parameter in group.parameters}
+    return {
+        parameter.name: group.weight_decay
+        for group in optimizer.groups
+        for parameter in group.parameters
+    }
 
 
 def rows(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
-    """What is recorded of a model: deviations as they are given to the generator, whose values processors round."""
+    """What is recorded of a model: deviations as they are given to the generator, whose values
+    processors round."""
     drawn, draw = dict[str, float](), stage_model.initial_normal
 
     def listen(seed: int, parameter: str, shape: tuple[int, ...], std: float) -> torch.Tensor:
@@ -59,7 +74,9 @@ def rows(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]
     monkeypatch.setattr(stage_model, "initial_normal", listen)
     model = build(name)
     model.initialize(7)
-    values = {each.name: each.local.detach().clone() for each in sharded_parameters(model, model.mesh)}
+    values = {
+        each.name: each.local.detach().clone() for each in sharded_parameters(model, model.mesh)
+    }
     for parameter, decay in decays(model).items():
         (*others, first) = values[parameter].unique().tolist()
         begins = f"deviation {drawn[parameter]!r}" if parameter in drawn else repr(first)
@@ -68,7 +85,9 @@ def rows(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]
 
 
 @pytest.mark.parametrize("name", OF_FAMILY)
-def test_initial_values_and_decay_are_those_that_names_gave(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_values_and_decay_are_those_that_names_gave(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with RECORDED.open(encoding="utf-8", newline="") as file:
         _, *recorded = map(tuple, csv.reader(file))
     found = {*rows(name, monkeypatch)}
@@ -91,22 +110,31 @@ def test_what_a_parameter_is_called_means_nothing() -> None:
     assert torch.equal(model.last_norm.weight, torch.ones(24))
     assert model.bias.weight.std() > 0
     of = decays(model)
-    assert [of[f"{name}.weight"] for name in ("last_norm", "bias")] == [0.0, TrainConfig().weight_decay]
+    assert [of[f"{name}.weight"] for name in ("last_norm", "bias")] == [
+        0.0,
+        TrainConfig().weight_decay,
+    ]
 
 
 def test_a_parameter_without_a_role_is_named() -> None:
     model = GPT2(ModelConfig.model_validate(SIZES), serial_mesh())
     model.layers["1"].input_layernorm = nn.RMSNorm(24)
-    with pytest.raises(TypeError, match=r"^nothing says what layers\.1\.input_layernorm\.weight is"):
+    with pytest.raises(
+        TypeError, match=r"^nothing says what layers\.1\.input_layernorm\.weight is"
+    ):
         model.initialize(7)
     model.layers["1"].input_layernorm = nn.LayerNorm(24)
     model.scale = nn.Parameter(torch.ones(()))
-    with pytest.raises(TypeError, match=r"what scale is: declare it in GPT2\.roles, as one of Role\.WEIGHT"):
+    with pytest.raises(
+        TypeError, match=r"what scale is: declare it in GPT2\.roles, as one of Role\.WEIGHT"
+    ):
         sharded_parameters(model, model.mesh)
 
 
 def test_a_list_of_parameters_has_the_role_that_its_owner_declares() -> None:
     of = {each.name: each.role for each in sharded_parameters(build("adaptive"), serial_mesh())}
     assert [of[f"embedding.{name}"] for name in ("words.2", "projections.1", "clusters")] == [
-        Role.EMBEDDING, Role.WEIGHT, Role.EMBEDDING,
-    ]  # fmt: skip
+        Role.EMBEDDING,
+        Role.WEIGHT,
+        Role.EMBEDDING,
+    ]

@@ -14,8 +14,20 @@ from mlm_repro.engine.run.resolved import read_run
 
 Decay = Literal["clipped-cosine", "cosine", "linear"]
 GOLDEN: dict[Decay, dict[int, float]] = {
-    "clipped-cosine": {50_000: 1.411e-4, 100_000: 1.145e-4, 150_000: 7.736e-5, 200_000: 3.956e-5, 250_000: 1.126e-5},
-    "cosine": {50_000: 1.415e-4, 100_000: 1.163e-4, 150_000: 8.111e-5, 200_000: 4.564e-5, 250_000: 1.956e-5},
+    "clipped-cosine": {
+        50_000: 1.411e-4,
+        100_000: 1.145e-4,
+        150_000: 7.736e-5,
+        200_000: 3.956e-5,
+        250_000: 1.126e-5,
+    },
+    "cosine": {
+        50_000: 1.415e-4,
+        100_000: 1.163e-4,
+        150_000: 8.111e-5,
+        200_000: 4.564e-5,
+        250_000: 1.956e-5,
+    },
     "linear": {50_000: 1.2785e-4, 150_000: 8.0707e-5, 250_000: 3.3569e-5},
 }  # peak 1.5e-4, warm-up 3000, end 300,000, floor 1e-5
 
@@ -44,11 +56,20 @@ def test_without_warm_up_the_first_step_is_almost_at_the_peak() -> None:
     data=st.data(),
 )
 def test_after_warm_up_it_falls_and_never_below_the_floor(
-    decay: Decay, iterations: int, warmup_share: float, peak: float, floor_share: float, data: st.DataObject
+    decay: Decay,
+    iterations: int,
+    warmup_share: float,
+    peak: float,
+    floor_share: float,
+    data: st.DataObject,
 ) -> None:
     floor, warmup = peak * floor_share, int(iterations * warmup_share)
     train = TrainConfig(
-        iterations=iterations, warmup_iterations=warmup, learning_rate=peak, min_learning_rate=floor, decay=decay
+        iterations=iterations,
+        warmup_iterations=warmup,
+        learning_rate=peak,
+        min_learning_rate=floor,
+        decay=decay,
     )
     step = data.draw(st.integers(warmup + 1, 2 * iterations))
     rate, following = learning_rate(train, step), learning_rate(train, step + 1)
@@ -57,18 +78,36 @@ def test_after_warm_up_it_falls_and_never_below_the_floor(
 
 def test_a_constant_rate_warms_up_and_stays() -> None:
     train = TrainConfig(iterations=40, warmup_iterations=4, learning_rate=0.3, decay="constant")
-    assert [learning_rate(train, step) for step in (1, 2, 4, 5, 40, 99)] == [0.075, 0.15, 0.3, 0.3, 0.3, 0.3]
+    assert [learning_rate(train, step) for step in (1, 2, 4, 5, 40, 99)] == [
+        0.075,
+        0.15,
+        0.3,
+        0.3,
+        0.3,
+        0.3,
+    ]
 
 
 def test_the_fall_ends_at_its_own_iteration() -> None:
-    """As `--lr-decay-iters` apart from `--train-iters`: the rates of a run that ends there, then the last of them."""
+    """As `--lr-decay-iters` apart from `--train-iters`: the rates of a run that ends there, then
+    the last of them."""
     for decay in GOLDEN:
-        recipe = {"decay": decay, "warmup_iterations": 5, "learning_rate": 1e-3, "min_learning_rate": 1e-4}
+        recipe = {
+            "decay": decay,
+            "warmup_iterations": 5,
+            "learning_rate": 1e-3,
+            "min_learning_rate": 1e-4,
+        }
         whole, short, long = (
-            TrainConfig(iterations=n, decay_iterations=end, **recipe) for n, end in ((40, None), (20, 40), (80, 40))
+            TrainConfig(iterations=n, decay_iterations=end, **recipe)
+            for n, end in ((40, None), (20, 40), (80, 40))
         )
         for step in range(1, 41):
-            assert learning_rate(whole, step) == learning_rate(short, step) == learning_rate(long, step)
+            assert (
+                learning_rate(whole, step)
+                == learning_rate(short, step)
+                == learning_rate(long, step)
+            )
         assert learning_rate(long, 60) == learning_rate(whole, 40)
 
 
@@ -79,14 +118,30 @@ def test_the_fall_ends_at_its_own_iteration() -> None:
             {"learning_rate": 5e-6},
             "min_learning_rate = 1e-05, the floor of the schedule, is above learning_rate = 5e-06",
         ),
-        ({"iterations": 10, "warmup_iterations": 8}, "would fall by over a quarter at once: make it at most 5"),
-        ({"iterations": 100, "warmup_iterations": 70, "decay_iterations": 200, "decay": "cosine"}, None),
-        ({"iterations": 300, "decay_iterations": 60, "warmup_iterations": 60}, "not below decay_iterations = 60"),
+        (
+            {"iterations": 10, "warmup_iterations": 8},
+            "would fall by over a quarter at once: make it at most 5",
+        ),
+        (
+            {
+                "iterations": 100,
+                "warmup_iterations": 70,
+                "decay_iterations": 200,
+                "decay": "cosine",
+            },
+            None,
+        ),
+        (
+            {"iterations": 300, "decay_iterations": 60, "warmup_iterations": 60},
+            "not below decay_iterations = 60",
+        ),
         ({"iterations": 9, "warmup_iterations": 9}, "not below iterations = 9"),
         ({"learning_rate": 5e-6, "decay": "constant"}, None),
     ],
 )
-def test_a_schedule_that_nobody_means_is_refused(changed: dict[str, Any], words: str | None) -> None:
+def test_a_schedule_that_nobody_means_is_refused(
+    changed: dict[str, Any], words: str | None
+) -> None:
     if words is None:
         TrainConfig.model_validate(changed)
         return
@@ -108,22 +163,46 @@ def test_a_warm_up_that_is_not_named_is_a_hundredth_of_the_schedule() -> None:
 @pytest.mark.parametrize(
     ("stated", "counted"),
     [
-        ({"iterations": "300e9 tokens", "global_batch_size": 1536}, {"iterations": 190_734}),  # 300e9 / 1536 / 1024
-        ({"iterations": "999 samples", "warmup_iterations": "100 samples"},
-         {"iterations": 124, "warmup_iterations": 12}),
-        ({"iterations": "4096 samples", "clock": "samples", "warmup_iterations": "100 samples",
-          "decay_iterations": "4_000 samples"},
-         {"iterations": 512, "warmup_iterations": 12.5, "decay_iterations": 500}),
+        (
+            {"iterations": "300e9 tokens", "global_batch_size": 1536},
+            {"iterations": 190_734},
+        ),  # 300e9 / 1536 / 1024
+        (
+            {"iterations": "999 samples", "warmup_iterations": "100 samples"},
+            {"iterations": 124, "warmup_iterations": 12},
+        ),
+        (
+            {
+                "iterations": "4096 samples",
+                "clock": "samples",
+                "warmup_iterations": "100 samples",
+                "decay_iterations": "4_000 samples",
+            },
+            {"iterations": 512, "warmup_iterations": 12.5, "decay_iterations": 500},
+        ),
         # four iterations of 4 samples and ten of 8 are 96; one more would be 104
-        ({"iterations": "100 samples", "rampup_batch_size": [4, 4, 16], "microbatch_size": 4}, {"iterations": 14}),
-        ({"iterations": 500, "validation_interval": "81920 tokens", "checkpoint_interval": "3 samples"},
-         {"validation_interval": 10, "checkpoint_interval": 1}),
+        (
+            {"iterations": "100 samples", "rampup_batch_size": [4, 4, 16], "microbatch_size": 4},
+            {"iterations": 14},
+        ),
+        (
+            {
+                "iterations": 500,
+                "validation_interval": "81920 tokens",
+                "checkpoint_interval": "3 samples",
+            },
+            {"validation_interval": 10, "checkpoint_interval": 1},
+        ),
     ],
-)  # fmt: skip
-def test_lengths_may_be_stated_in_samples_or_tokens(stated: dict[str, Any], counted: dict[str, Any]) -> None:
+)
+def test_lengths_may_be_stated_in_samples_or_tokens(
+    stated: dict[str, Any], counted: dict[str, Any]
+) -> None:
     model = {"num_layers": 1, "hidden_size": 8, "num_heads": 1}
     train = {"global_batch_size": 8, "microbatch_size": 8} | stated
     config = RunConfig.model_validate({"name": "x", "model": model, "train": train})
     assert {key: getattr(config.train, key) for key in counted} == counted
     with pytest.raises(ValidationError, match="iterations"):
-        RunConfig.model_validate({"name": "x", "model": model, "train": train | {"iterations": "7 days"}})
+        RunConfig.model_validate(
+            {"name": "x", "model": model, "train": train | {"iterations": "7 days"}}
+        )

@@ -1,4 +1,5 @@
-"""A run that starts from weights or continues another, beside transformers' GPT-2 and torch's AdamW in float64."""
+"""A run that starts from weights or continues another, beside transformers' GPT-2 and torch's AdamW
+in float64."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,10 +26,21 @@ from tests.engine.conftest import write_dataset
 from tests.engine.small_run import assert_same_training, mlm_train, small_config, train, write_toml
 
 TRAIN: dict[str, Any] = {
-    "iterations": 20, "global_batch_size": 4, "microbatch_size": 2, "precision": "fp64", "decay": "constant",
-    "warmup_iterations": 3, "validation_interval": 20, "checkpoint_interval": 20,
-}  # fmt: skip
-LAYOUTS = {"serial": (1, []), "tp 2": (2, ["parallel.tp=2"]), "pp 2": (2, ["parallel.pp=2"]), "dp 2": (2, [])}
+    "iterations": 20,
+    "global_batch_size": 4,
+    "microbatch_size": 2,
+    "precision": "fp64",
+    "decay": "constant",
+    "warmup_iterations": 3,
+    "validation_interval": 20,
+    "checkpoint_interval": 20,
+}
+LAYOUTS = {
+    "serial": (1, []),
+    "tp 2": (2, ["parallel.tp=2"]),
+    "pp 2": (2, ["parallel.pp=2"]),
+    "dp 2": (2, []),
+}
 
 
 def train_at(config: RunConfig, root: Path, layout: str) -> Path:
@@ -45,11 +57,18 @@ def loop(model: GPT2LMHeadModel, dataset: Path, rates: list[float]) -> Iterator[
     for name, parameter in model.named_parameters():
         groups[not (name.endswith("bias") or ".ln_" in name)].append(parameter)
     optimizer = torch.optim.AdamW(
-        [{"params": groups[True], "weight_decay": 0.01}, {"params": groups[False], "weight_decay": 0.0}]
+        [
+            {"params": groups[True], "weight_decay": 0.01},
+            {"params": groups[False], "weight_decay": 0.0},
+        ]
     )
-    samples = training_samples([(TokenFile(dataset / "train_text_document"), 1.0)], 4 * len(rates), 32, 1234)
+    samples = training_samples(
+        [(TokenFile(dataset / "train_text_document"), 1.0)], 4 * len(rates), 32, 1234
+    )
     for number, rate in enumerate(rates):
-        rows = torch.stack([torch.from_numpy(samples.sample(4 * number + place)) for place in range(4)])
+        rows = torch.stack(
+            [torch.from_numpy(samples.sample(4 * number + place)) for place in range(4)]
+        )
         loss = F.cross_entropy(model(rows[:, :-1]).logits.flatten(0, 1), rows[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -77,23 +96,29 @@ def hub(dataset: Path, uninterrupted: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("layout", ["serial", "tp 2"])
-def test_fine_tuning_equals_the_independent_loop(layout: str, hub: Path, dataset: Path, tmp_path: Path) -> None:
+def test_fine_tuning_equals_the_independent_loop(
+    layout: str, hub: Path, dataset: Path, tmp_path: Path
+) -> None:
     start = import_checkpoint(hub, tmp_path / "imported")
     config = small_config(dataset, {"dropout": 0.0}, init_from=str(start), **TRAIN)
     run = train_at(config, tmp_path / "runs", layout)
     expected = list(loop(GPT2LMHeadModel.from_pretrained(hub), dataset, rates_of(3e-3, 20)))
     assert [step.loss for step in read_steps(run)] == pytest.approx(expected, rel=0, abs=1e-12)
     assert expected[-1] < expected[0] - 0.5
-    sampled = GPT2LMHeadModel.from_pretrained(export_checkpoint(run, tmp_path / "exported")).generate(
-        torch.tensor([[5, 6]]), max_new_tokens=5, do_sample=False
-    )
+    sampled = GPT2LMHeadModel.from_pretrained(
+        export_checkpoint(run, tmp_path / "exported")
+    ).generate(torch.tensor([[5, 6]]), max_new_tokens=5, do_sample=False)
     assert sampled.shape == (1, 7)
     assert resolve(config, 1).parents["init_from"] == read_digest(start)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_twenty_and_twenty_iterations_are_forty(layout: str, dataset: Path, tmp_path: Path) -> None:
-    recipe: dict[str, Any] = TRAIN | {"decay": "clipped-cosine", "decay_iterations": 40, "precision": "fp32"}
+    recipe: dict[str, Any] = TRAIN | {
+        "decay": "clipped-cosine",
+        "decay_iterations": 40,
+        "precision": "fp32",
+    }
     first = train_at(small_config(dataset, **recipe), tmp_path / "runs", layout)
     longer = small_config(dataset, **recipe | {"iterations": 40})
     second = train_at(continue_run(longer, first), tmp_path / "runs", layout)
@@ -102,21 +127,36 @@ def test_twenty_and_twenty_iterations_are_forty(layout: str, dataset: Path, tmp_
     assert_same_training(second, whole)
     assert second != first
     seam = [line for line in read_metrics(second) if line.get("warning")]
-    assert [(line["iteration"], line["warning"]) for line in seam] == [(21, f"continues {first} from iteration 20")]
+    assert [(line["iteration"], line["warning"]) for line in seam] == [
+        (21, f"continues {first} from iteration 20")
+    ]
 
 
-def test_a_rate_and_a_batch_that_change_at_the_seam(hub: Path, dataset: Path, tmp_path: Path) -> None:
-    """Another rate equals the independent loop; another batch goes on with the samples that come next."""
+def test_a_rate_and_a_batch_that_change_at_the_seam(
+    hub: Path, dataset: Path, tmp_path: Path
+) -> None:
+    """Another rate equals the independent loop; another batch goes on with the samples that come
+    next."""
     start = import_checkpoint(hub, tmp_path / "imported")
     recipe = TRAIN | {"init_from": str(start)}
     first = train_at(small_config(dataset, {"dropout": 0.0}, **recipe), tmp_path, "serial")
-    changed = small_config(dataset, {"dropout": 0.0}, **recipe | {"iterations": 40, "learning_rate": 5e-4})
+    changed = small_config(
+        dataset, {"dropout": 0.0}, **recipe | {"iterations": 40, "learning_rate": 5e-4}
+    )
     second = train_at(continue_run(changed, first), tmp_path, "tp 2")
-    expected = list(loop(GPT2LMHeadModel.from_pretrained(hub), dataset, rates_of(3e-3, 20) + [5e-4] * 20))
+    expected = list(
+        loop(GPT2LMHeadModel.from_pretrained(hub), dataset, rates_of(3e-3, 20) + [5e-4] * 20)
+    )
     assert [step.loss for step in read_steps(second)] == pytest.approx(expected, rel=0, abs=1e-12)
-    wider = small_config(dataset, {"dropout": 0.0}, **recipe | {"iterations": 30, "global_batch_size": 8})
+    wider = small_config(
+        dataset, {"dropout": 0.0}, **recipe | {"iterations": 30, "global_batch_size": 8}
+    )
     steps = read_steps(train_at(continue_run(wider, first), tmp_path, "dp 2"))
-    assert [(step.iteration, step.samples) for step in steps[19:22]] == [(20, 80), (21, 88), (22, 96)]
+    assert [(step.iteration, step.samples) for step in steps[19:22]] == [
+        (20, 80),
+        (21, 88),
+        (22, 96),
+    ]
     assert steps[20].loss == pytest.approx((expected[20] + next_four(hub, dataset)) / 2, abs=1e-12)
 
 
@@ -130,7 +170,10 @@ def test_what_cannot_be_started_from_is_refused(hub: Path, dataset: Path, tmp_pa
     start = import_checkpoint(hub, tmp_path / "imported")
     other = write_dataset(tmp_path / "other", seed=7)
     cases = [
-        (small_config(dataset, {"num_layers": 3}, init_from=str(start)), "model.num_layers is 2 there and 3 here"),
+        (
+            small_config(dataset, {"num_layers": 3}, init_from=str(start)),
+            "model.num_layers is 2 there and 3 here",
+        ),
         (small_config(other, init_from=str(start)), "another tokenizer"),
         (small_config(dataset, init_from=str(tmp_path / "none")), "no checkpoint directory"),
     ]
@@ -138,13 +181,17 @@ def test_what_cannot_be_started_from_is_refused(hub: Path, dataset: Path, tmp_pa
         with pytest.raises(BadInput, match=words):
             resolve(config, 1)
     run = train(small_config(dataset, iterations=8), tmp_path / "runs").path
-    for changed, words in (({"iterations": 8}, "iterations = 8 leaves nothing to train"),
-                           ({"iterations": 9, "precision": "bf16"}, "was trained in fp32")):  # fmt: skip
+    for changed, words in (
+        ({"iterations": 8}, "iterations = 8 leaves nothing to train"),
+        ({"iterations": 9, "precision": "bf16"}, "was trained in fp32"),
+    ):
         with pytest.raises(BadInput, match=words):
             continue_run(small_config(dataset, **changed), run)
 
 
-def test_more_iterations_of_a_complete_run_ask_to_continue_it(dataset: Path, tmp_path: Path) -> None:
+def test_more_iterations_of_a_complete_run_ask_to_continue_it(
+    dataset: Path, tmp_path: Path
+) -> None:
     toml = write_toml(tmp_path / "small.toml", dataset, iterations=8)
     run = ("run", toml, "--runs", tmp_path, "--ranks", 1)
     assert mlm_train(*run)[0] == 0
@@ -152,4 +199,7 @@ def test_more_iterations_of_a_complete_run_ask_to_continue_it(dataset: Path, tmp
     assert (code, f"--continue {tmp_path / 'small'} trains the others" in err) == (2, True)
     assert mlm_train(*run, "--set", "train.iterations=12", "--continue", tmp_path / "small")[0] == 0
     assert [step.iteration for step in read_steps(tmp_path / "small")] == list(range(1, 13))
-    assert mlm_train("resume", tmp_path / "small")[:2] == (0, f"already complete: {(tmp_path / 'small').resolve()}\n")
+    assert mlm_train("resume", tmp_path / "small")[:2] == (
+        0,
+        f"already complete: {(tmp_path / 'small').resolve()}\n",
+    )

@@ -20,9 +20,15 @@ def seen(config: RunConfig, iteration: int) -> list[str]:
     """The text of every sequence of an iteration, from 1, as the engine's batches have it."""
     assert config.data.dataset
     facts = DatasetFacts.read(config.data.dataset)
-    order = family_of(config.model).training_order(config, facts.token_files("train"), config.train.iterations, None)
+    order = family_of(config.model).training_order(
+        config, facts.token_files("train"), config.train.iterations, None
+    )
     tokenizer = Tokenizer.load(facts.tokenizer)
-    return [tokenizer.decode(row) for batch in order.microbatches(iteration - 1, 0, 1) for row in batch.tokens]
+    return [
+        tokenizer.decode(row)
+        for batch in order.microbatches(iteration - 1, 0, 1)
+        for row in batch.tokens
+    ]
 
 
 def shown(lines: list[str]) -> list[str]:
@@ -37,7 +43,9 @@ def shown(lines: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"rampup_batch_size": [4, 4, 24], "iterations": 12, "warmup_iterations": 2}], ids=["", "growing"]
+    "changes",
+    [{}, {"rampup_batch_size": [4, 4, 24], "iterations": 12, "warmup_iterations": 2}],
+    ids=["", "growing"],
 )
 def test_the_text_is_what_was_trained_on(
     changes: dict[str, Any], dataset: Path, tmp_path: Path, command: Command
@@ -48,9 +56,9 @@ def test_the_text_is_what_was_trained_on(
         done = command(cli.main, "mlm-data", "trace", run, "--step", iteration)
         assert done.code == 0
         heads = [line for line in done.out.splitlines() if line.startswith("=== ")]
-        assert [f"sequence {place}, data-parallel rank 0" in head for place, head in enumerate(heads)] == [True] * len(
-            heads
-        )
+        assert [
+            f"sequence {place}, data-parallel rank 0" in head for place, head in enumerate(heads)
+        ] == [True] * len(heads)
         assert shown(list(trace_iteration(run, iteration))) == seen(config, iteration)
     with pytest.raises(BadInput, match="has no iteration 99"):
         list(trace_iteration(run, 99))
@@ -66,13 +74,18 @@ def test_of_blended_datasets_each_sample_names_its_own(dataset: Path, tmp_path: 
     run = train(blended, tmp_path).path
     lines = list(trace_iteration(run, 4))
     assert shown(lines) == seen(blended, 4)
-    assert {line.rpartition(", of ")[2] for line in lines if line.startswith("=== ")} == {str(dataset), str(other)}
+    assert {line.rpartition(", of ")[2] for line in lines if line.startswith("=== ")} == {
+        str(dataset),
+        str(other),
+    }
 
 
 def test_another_dataset_in_its_place_is_not_shown(dataset: Path, tmp_path: Path) -> None:
     place = tmp_path / "data"
     place.symlink_to(dataset)
-    run = train(small_config(place, iterations=6, warmup_iterations=1), tmp_path / "runs" / "mine").path
+    run = train(
+        small_config(place, iterations=6, warmup_iterations=1), tmp_path / "runs" / "mine"
+    ).path
     place.unlink()
     with pytest.raises(DataMissing, match=r"that small-.* was trained on is not here"):
         list(trace_iteration(run, 1))

@@ -35,8 +35,12 @@ from tests.engine.small_run import (
 def test_a_finished_run_is_sealed_and_whole(uninterrupted: Path, dataset: Path) -> None:
     check_seal(uninterrupted)
     assert {path.name for path in uninterrupted.iterdir()} == {
-        "COMPLETE", "manifest.json", "metrics.jsonl", "summary.json", "checkpoints",
-    }  # fmt: skip
+        "COMPLETE",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "checkpoints",
+    }
     assert uninterrupted.parent.joinpath("small").resolve() == uninterrupted.resolve()
     older, newest = sorted((uninterrupted / "checkpoints").iterdir())
     assert (older.name, newest.name) == ("iter_0000040", "iter_0000060")
@@ -46,10 +50,17 @@ def test_a_finished_run_is_sealed_and_whole(uninterrupted: Path, dataset: Path) 
     assert manifest["config"]["data"]["dataset"] == str(dataset)
     assert len(manifest["parents"]["dataset"]) == 64
     assert {path.name for path in newest.iterdir()} == {
-        "COMPLETE", "index.json", "state.json", "config.json", "tokenizer", "statistics.json", "probe.json",
+        "COMPLETE",
+        "index.json",
+        "state.json",
+        "config.json",
+        "tokenizer",
+        "statistics.json",
+        "probe.json",
         "lineage.json",
-        "model-tp00-pp000.safetensors", "optimizer-tp00-pp000.safetensors",
-    }  # fmt: skip
+        "model-tp00-pp000.safetensors",
+        "optimizer-tp00-pp000.safetensors",
+    }
 
 
 def test_metrics_have_a_line_for_each_iteration_and_validation(uninterrupted: Path) -> None:
@@ -81,7 +92,9 @@ def test_the_summary_is_that_of_the_metrics(uninterrupted: Path, dataset: Path) 
     assert summary.checkpoint == "iter_0000060"
 
 
-def test_training_is_a_pure_function_of_the_seed(dataset: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_training_is_a_pure_function_of_the_seed(
+    dataset: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
     again = train(small_config(dataset), tmp_path).path
     assert again.name == uninterrupted.name
     assert_same_training(again, uninterrupted)
@@ -90,9 +103,13 @@ def test_training_is_a_pure_function_of_the_seed(dataset: Path, uninterrupted: P
     assert curve(other)[:3] != curve(again)[:3]
 
 
-def test_sigterm_stops_and_resume_goes_on(dataset: Path, uninterrupted_long: Path, tmp_path: Path) -> None:
+def test_sigterm_stops_and_resume_goes_on(
+    dataset: Path, uninterrupted_long: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "runs" / uninterrupted_long.name
-    process = start(write_toml(tmp_path / "small.toml", dataset, **LONG), "--runs", run.parent, "--ranks", 1)
+    process = start(
+        write_toml(tmp_path / "small.toml", dataset, **LONG), "--runs", run.parent, "--ranks", 1
+    )
     wait_for_iteration(process, run, 3)
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
@@ -120,11 +137,15 @@ def test_a_run_killed_while_it_is_sealed_is_finished(
     assert_same_training(copied, uninterrupted)
 
 
-def test_a_torn_last_line_of_metrics_is_written_again(dataset: Path, uninterrupted: Path, copied: Path) -> None:
+def test_a_torn_last_line_of_metrics_is_written_again(
+    dataset: Path, uninterrupted: Path, copied: Path
+) -> None:
     shutil.rmtree(copied / "checkpoints" / "iter_0000060")
     (copied / "COMPLETE").unlink()
     text = (copied / "metrics.jsonl").read_text(encoding="utf-8")
-    (copied / "metrics.jsonl").write_text(text[: text.index('"iteration": 52') + 30], encoding="utf-8")
+    (copied / "metrics.jsonl").write_text(
+        text[: text.index('"iteration": 52') + 30], encoding="utf-8"
+    )
     train(small_config(dataset), copied.parent)
     assert curve(copied) == curve(uninterrupted)
 
@@ -146,7 +167,9 @@ def test_a_trainer_is_made_without_a_training_step(
     trainer.prepare()
     trainer.run_to_end()
     assert trainer.state.iteration == 60
-    assert [line["iteration"] for line in read_metrics(copied) if line["kind"] == "train"] == list(range(1, 61))
+    assert [line["iteration"] for line in read_metrics(copied) if line["kind"] == "train"] == list(
+        range(1, 61)
+    )
 
 
 def test_an_infinite_loss_with_a_finite_gradient_updates_nothing(

@@ -1,4 +1,5 @@
-"""Transformer-XL against the published formulas, its memory in every layout and over a stop, its order of text."""
+"""Transformer-XL against the published formulas, its memory in every layout and over a stop, its
+order of text."""
 
 import math
 from itertools import pairwise
@@ -30,9 +31,15 @@ from tests.engine.small_run import assert_same_training, in_two_sessions, small_
 
 XL: dict[str, Any] = {"memory_length": 12, "head_dim": 6, "inner_size": 20}
 SHAPE: dict[str, Any] = {
-    "family": "transformer-xl", "num_layers": 2, "hidden_size": 16, "num_heads": 2, "seq_length": 8, "vocab_size": 29,
-    "padded_vocab_size": 32, "init_std": 0.3,
-}  # fmt: skip
+    "family": "transformer-xl",
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "seq_length": 8,
+    "vocab_size": 29,
+    "padded_vocab_size": 32,
+    "init_std": 0.3,
+}
 MODEL = ModelConfig(**SHAPE, transformer_xl=XL)
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -43,13 +50,20 @@ def build(config: ModelConfig = MODEL) -> TransformerXL:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(".bias") or "layernorm" in name:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+                parameter.add_(
+                    0.1
+                    * torch.randn(
+                        parameter.shape, generator=torch.Generator().manual_seed(len(name))
+                    )
+                )
     return model
 
 
 def segments(rows: int, count: int, length: int, seed: int = 0) -> list[torch.Tensor]:
     random = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, MODEL.vocab_size, (rows, length), generator=random) for _ in range(count)]
+    return [
+        torch.randint(0, MODEL.vocab_size, (rows, length), generator=random) for _ in range(count)
+    ]
 
 
 def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
@@ -57,8 +71,11 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
     return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
 
 
-def published_forward(model: TransformerXL, text: Array, memories: list[Array]) -> tuple[Array, list[Array]]:
-    """Dai et al. 2019, Section 3.3, pair by pair: logits of one row's segment and the inputs of every layer."""
+def published_forward(
+    model: TransformerXL, text: Array, memories: list[Array]
+) -> tuple[Array, list[Array]]:
+    """Dai et al. 2019, Section 3.3, pair by pair: logits of one row's segment and the inputs of
+    every layer."""
     p = {name: value.detach().numpy() for name, value in model.named_parameters()}
     n, d, width = model.config.num_heads, model.config.head_dim, model.config.hidden_size
     x = p["embedding.word_embeddings.weight"][text] * math.sqrt(width)
@@ -81,12 +98,18 @@ def published_forward(model: TransformerXL, text: Array, memories: list[Array]) 
                     angles = (now - j) / 10000.0 ** (np.arange(0, width, 2) / width)
                     r = from_distance[head] @ np.concatenate([np.sin(angles), np.cos(angles)])
                     k = w_k @ extended[j]
-                    scores[j] = q @ k + q @ r + u[head] @ k + v[head] @ r  # the terms (a), (b), (c), (d)
+                    scores[j] = (
+                        q @ k + q @ r + u[head] @ k + v[head] @ r
+                    )  # the terms (a), (b), (c), (d)
                 weights = np.exp(scores / math.sqrt(d))
                 heads[i, head] = weights / weights.sum() @ (extended[: now + 1] @ w_v.T)
         attention = heads.reshape(len(x), n * d) @ p[at + "self_attention.dense.weight"].T
-        x = layer_norm(x + attention, p[at + "attention_layernorm.weight"], p[at + "attention_layernorm.bias"])
-        inner = np.maximum(x @ p[at + "dense_h_to_inner.weight"].T + p[at + "dense_h_to_inner.bias"], 0)
+        x = layer_norm(
+            x + attention, p[at + "attention_layernorm.weight"], p[at + "attention_layernorm.bias"]
+        )
+        inner = np.maximum(
+            x @ p[at + "dense_h_to_inner.weight"].T + p[at + "dense_h_to_inner.bias"], 0
+        )
         mlp = inner @ p[at + "dense_inner_to_h.weight"].T + p[at + "dense_inner_to_h.bias"]
         x = layer_norm(x + mlp, p[at + "mlp_layernorm.weight"], p[at + "mlp_layernorm.bias"])
     return x @ p["embedding.word_embeddings.weight"].T, inputs
@@ -117,7 +140,9 @@ def test_no_gradient_flows_into_memory() -> None:
 
 
 @pytest.mark.parametrize("div_value", [1, 2])
-def test_adaptive_softmax_is_a_distribution_and_its_losses_are_its_logarithms(div_value: int) -> None:
+def test_adaptive_softmax_is_a_distribution_and_its_losses_are_its_logarithms(
+    div_value: int,
+) -> None:
     config = ModelConfig(**SHAPE, transformer_xl=XL | {"cutoffs": (5, 11), "div_value": div_value})
     embedding = AdaptiveEmbedding(config).double()
     for parameter in embedding.parameters():
@@ -128,14 +153,24 @@ def test_adaptive_softmax_is_a_distribution_and_its_losses_are_its_logarithms(di
     expected = -logarithms.gather(1, targets[:, None]).squeeze(1)
     torch.testing.assert_close(embedding.losses(hidden, targets), expected)
     words = [table.detach() for table in embedding.words]
-    projected = torch.cat([words[0], *(w @ q.T for w, q in zip(words[1:], embedding.projections, strict=True))])
+    projected = torch.cat(
+        [words[0], *(w @ q.T for w, q in zip(words[1:], embedding.projections, strict=True))]
+    )
     torch.testing.assert_close(embedding(targets.view(5, 10)), projected[targets.view(5, 10).T])
 
 
 def test_divided_it_trains_like_the_serial_run() -> None:
-    recipe = TrainConfig(iterations=4, global_batch_size=4, microbatch_size=1, learning_rate=1e-2, warmup_iterations=1)
+    recipe = TrainConfig(
+        iterations=4,
+        global_batch_size=4,
+        microbatch_size=1,
+        learning_rate=1e-2,
+        warmup_iterations=1,
+    )
     config = RunConfig(name="xl", model=MODEL, train=recipe)
-    run_parity(config, "tp2-pp2-dp2-zero1-recompute", 8, 3)  # raises with the first tensor that differs
+    run_parity(
+        config, "tp2-pp2-dp2-zero1-recompute", 8, 3
+    )  # raises with the first tensor that differs
 
 
 @pytest.mark.parametrize(
@@ -145,7 +180,9 @@ def test_divided_it_trains_like_the_serial_run() -> None:
         ({"cutoffs": (5, 11)}, {"tp": 2}, "an adaptive embedding is not divided"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(model: dict[str, Any], parallel: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_divided_is_refused(
+    model: dict[str, Any], parallel: dict[str, Any], sentence: str
+) -> None:
     config = ModelConfig(**SHAPE, transformer_xl=XL | model)
     with pytest.raises(BadInput, match=sentence):
         layout_of(RunConfig(name="xl", model=config, parallel=parallel), 2)  # type: ignore[arg-type]
@@ -153,11 +190,15 @@ def test_what_cannot_be_divided_is_refused(model: dict[str, Any], parallel: dict
 
 @given(iterations=st.integers(1, 30), batch=st.sampled_from([1, 2, 4]), seed=st.integers(0, 5))
 @settings(max_examples=10)
-def test_each_place_reads_on_where_it_stopped(dataset: Path, iterations: int, batch: int, seed: int) -> None:
+def test_each_place_reads_on_where_it_stopped(
+    dataset: Path, iterations: int, batch: int, seed: int
+) -> None:
     model = ModelConfig(**SHAPE | {"seq_length": 32})
     train = TrainConfig(global_batch_size=2 * batch, microbatch_size=batch, seed=seed)
     config = RunConfig(name="xl", model=model, train=train)
-    streams = training_streams(config, DatasetFacts.read(dataset).token_files("train"), iterations, None)
+    streams = training_streams(
+        config, DatasetFacts.read(dataset).token_files("train"), iterations, None
+    )
     read: dict[int, list[np.ndarray[Any, Any]]] = {place: [] for place in range(2 * batch)}
     for iteration in range(iterations):
         for rank in range(2):
@@ -193,7 +234,9 @@ def small_xl(dataset: Path, memory_length: int = 32, **changed: Any) -> RunConfi
     return small_config(dataset, model, **({"iterations": 12, "keep_checkpoints": 1} | changed))
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_bit_for_bit(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small_xl(dataset, precision="bf16", validation_interval=6)
     expected = train(config, tmp_path / "whole").path
     assert_same_training(in_two_sessions(config, tmp_path / "halves", 5, monkeypatch), expected)
@@ -201,7 +244,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(dataset: Path, tmp_path: Path, monkey
     assert losses[-1] < losses[0] - 0.5
     alone = train(small_xl(dataset, memory_length=0, precision="bf16"), tmp_path / "alone").path
     first, second = (
-        [line["loss"] for line in read_metrics(run) if line["kind"] == "train"][:2] for run in (expected, alone)
+        [line["loss"] for line in read_metrics(run) if line["kind"] == "train"][:2]
+        for run in (expected, alone)
     )
     assert first[0] == second[0]
     assert first[1] != second[1]  # the second segment has a memory
@@ -213,7 +257,9 @@ def save_on_two_ranks(folder: Path) -> None:
     for places in ((mesh.dp.rank,), (2 + mesh.dp.rank,)):
         recurrence = memory.enter(places)
         assert recurrence is not None
-        recurrence.after.update({layer: torch.full((3, 1, 16), 10.0 * layer + places[0]) for layer in range(2)})
+        recurrence.after.update(
+            {layer: torch.full((3, 1, 16), 10.0 * layer + places[0]) for layer in range(2)}
+        )
     memory.commit()
     memory.save(folder, memory.states())
 

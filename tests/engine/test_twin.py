@@ -1,4 +1,5 @@
-"""The twin rule: what it divides, what it leaves alone, and that a configuration cannot misstate it."""
+"""The twin rule: what it divides, what it leaves alone, and that a configuration cannot misstate
+it."""
 
 from pathlib import Path
 
@@ -27,7 +28,9 @@ def test_the_model_is_divided_by_the_factors(full_size: RunConfig) -> None:
         assert getattr(small, what) * factor == getattr(model, what), what
     assert small.head_dim * SCALE.hidden_size == model.head_dim * SCALE.num_heads
     assert small.inner_size * SCALE.hidden_size == model.inner_size
-    assert small.transformer_xl.memory_length * SCALE.seq_length == model.transformer_xl.memory_length
+    assert (
+        small.transformer_xl.memory_length * SCALE.seq_length == model.transformer_xl.memory_length
+    )
     assert small.dropout == model.dropout
     assert small.init_std == model.init_std
 
@@ -39,7 +42,15 @@ def test_the_recipe_is_divided_by_the_factors(full_size: RunConfig) -> None:
     assert small.warmup_iterations * SCALE.warmup_iterations == train.warmup_iterations
     assert small.learning_rate == pytest.approx(train.learning_rate * SCALE.learning_rate)
     assert small.min_learning_rate == pytest.approx(train.min_learning_rate * SCALE.learning_rate)
-    for same in ("weight_decay", "clip_gradient", "decay", "adam_beta1", "adam_beta2", "adam_epsilon", "seed"):
+    for same in (
+        "weight_decay",
+        "clip_gradient",
+        "decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "seed",
+    ):
         assert getattr(small, same) == getattr(train, same), same
 
 
@@ -52,10 +63,16 @@ def test_a_twin_says_so(full_size: RunConfig) -> None:
 
 
 def test_a_recipe_is_shrunk_by_the_factors_that_are_named() -> None:
-    twin = read_run_config(MODELS[0], ["train.weight_decay=0.5", "twin.hidden_size=8", "twin.num_heads=2"], twin=True)
+    twin = read_run_config(
+        MODELS[0], ["train.weight_decay=0.5", "twin.hidden_size=8", "twin.num_heads=2"], twin=True
+    )
     assert twin.twin == TwinScale(hidden_size=8, num_heads=2)
     assert twin.model.hidden_size * 8 == read_run_config(MODELS[0]).model.hidden_size
     assert twin.train.weight_decay == 0.5
-    for wrong, words in (("twin.hidden_size=0", "hidden_size"), ("twin.width=8", "width"), ("twin=8", "twin")):
+    for wrong, words in (
+        ("twin.hidden_size=0", "hidden_size"),
+        ("twin.width=8", "width"),
+        ("twin=8", "twin"),
+    ):
         with pytest.raises(BadInput, match=words):
             read_run_config(MODELS[0], [wrong], twin=True)

@@ -1,4 +1,5 @@
-"""Checkpoints are written while training goes on: the bits of their moment, one at a time, none lost by a kill."""
+"""Checkpoints are written while training goes on: the bits of their moment, one at a time, none
+lost by a kill."""
 
 import errno
 import os
@@ -19,14 +20,22 @@ from mlm_repro.lineage.digest import check_seal, sha256_file
 from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import RunDirectory
-from tests.engine.small_run import mlm_train, small_config, start, train, wait_for_iteration, write_toml
+from tests.engine.small_run import (
+    mlm_train,
+    small_config,
+    start,
+    train,
+    wait_for_iteration,
+    write_toml,
+)
 from tests.engine.test_resume_layouts import kill_all
 
 SHORT = {"iterations": 40, "checkpoint_interval": 10, "keep_checkpoints": 9}
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, until: int) -> list[int]:
-    """Files are written only once the run is `until` iterations on; returns the iterations of the writings."""
+    """Files are written only once the run is `until` iterations on; returns the iterations of the
+    writings."""
     reached, began = [0], list[int]()
     iterate, write, more = Trainer.iterate, shards.write_shard, threading.Condition()
 
@@ -48,7 +57,10 @@ def slowly(monkeypatch: pytest.MonkeyPatch, until: int) -> list[int]:
 
 
 def tensors_of(run: Path, iteration: int) -> dict[str, str]:
-    return {path.name: sha256_file(path) for path in checkpoint_path(run, iteration).glob("*.safetensors")}
+    return {
+        path.name: sha256_file(path)
+        for path in checkpoint_path(run, iteration).glob("*.safetensors")
+    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -70,7 +82,9 @@ def test_it_has_the_bits_of_its_moment(
     ]
 
 
-def test_one_is_complete_before_the_next_begins(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_is_complete_before_the_next_begins(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slowly(monkeypatch, 15)
     begin, before = checkpoint.CheckpointWriter.begin, list[tuple[int, int]]()
 
@@ -99,7 +113,9 @@ def test_a_write_that_fails_ends_the_run_and_leaves_the_one_before(
     config = small_config(dataset, **SHORT)
     with monkeypatch.context() as patch:
         patch.setattr(shards, "write_shard", write_or_fail)
-        with pytest.raises(Interrupted, match=r"iter_0000020 cannot be written \(No space left on device\)"):
+        with pytest.raises(
+            Interrupted, match=r"iter_0000020 cannot be written \(No space left on device\)"
+        ):
             run_threads(train, ranks, config, tmp_path)
     (run,) = tmp_path.glob("small-*")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["iter_0000010"]
@@ -149,15 +165,21 @@ def test_killed_while_one_is_written_the_run_goes_on_from_the_one_before(
     for iteration in (20, 30, 40):
         assert tensors_of(run, iteration) == tensors_of(whole, iteration)
     kept = ("iteration", "loss", "gradient_norm")
-    curves = [[[line.get(key) for key in kept] for line in read_metrics(each)] for each in (run, whole)]
+    curves = [
+        [[line.get(key) for key in kept] for line in read_metrics(each)] for each in (run, whole)
+    ]
     assert curves[0] == curves[1]
 
 
 def test_a_signal_waits_for_the_one_that_is_written(dataset: Path, tmp_path: Path) -> None:
-    toml = write_toml(tmp_path / "small.toml", dataset, **SHORT | {"iterations": 4000, "checkpoint_interval": 20})
+    toml = write_toml(
+        tmp_path / "small.toml", dataset, **SHORT | {"iterations": 4000, "checkpoint_interval": 20}
+    )
     process = start("run", toml, "--runs", tmp_path / "runs", plant="write_seconds=2@20")
     deadline = time.monotonic() + 120
-    while not (found := list((tmp_path / "runs").glob("small-*/checkpoints/.iter_0000020.partial"))):
+    while not (
+        found := list((tmp_path / "runs").glob("small-*/checkpoints/.iter_0000020.partial"))
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)

@@ -28,8 +28,14 @@ from tests.ranks import run_ranks
 State = dict[str, np.ndarray]  # type: ignore[type-arg]
 
 
-LARGE = ModelConfig(num_layers=12, hidden_size=256, num_heads=4, seq_length=8, vocab_size=500, padded_vocab_size=512)
-CONFIG = RunConfig(name="large", model=LARGE, train=TrainConfig(precision="bf16", iterations=9, warmup_iterations=1))
+LARGE = ModelConfig(
+    num_layers=12, hidden_size=256, num_heads=4, seq_length=8, vocab_size=500, padded_vocab_size=512
+)
+CONFIG = RunConfig(
+    name="large",
+    model=LARGE,
+    train=TrainConfig(precision="bf16", iterations=9, warmup_iterations=1),
+)
 
 
 def build_large(layout: Layout, shard: bool) -> tuple[list[ShardedParameter], FlatAdamW]:
@@ -42,13 +48,20 @@ def build_large(layout: Layout, shard: bool) -> tuple[list[ShardedParameter], Fl
 
 
 def save_on_a_rank(run: Path, tokenizer: Path) -> tuple[float, int, list[str]]:
-    """Bytes a parameter that this rank holds more while it writes, its parameters, and what rank 0 read to hash."""
+    """Bytes a parameter that this rank holds more while it writes, its parameters, and what rank 0
+    read to hash."""
     parameters, optimizer = build_large(Layout(dp=4), True)
     generator = torch.Generator().manual_seed(optimizer.mesh.dp.rank)
     for group in optimizer.groups:
         group.exp_avg.normal_(generator=generator)
         group.exp_avg_sq.uniform_(generator=generator)
-    held, most, measure, hashed, digest = anonymous(), 0, statistics.measure, [], digests.sha256_file
+    held, most, measure, hashed, digest = (
+        anonymous(),
+        0,
+        statistics.measure,
+        [],
+        digests.sha256_file,
+    )
 
     def watched(*tensors: Any) -> Any:
         nonlocal most
@@ -57,14 +70,20 @@ def save_on_a_rank(run: Path, tokenizer: Path) -> tuple[float, int, list[str]]:
 
     statistics.measure = watched
     digests.sha256_file = lambda path: (hashed.append(path.name), digest(path))[1]
-    save_checkpoint(run, CONFIG, TrainingState(2, 2), parameters, optimizer, optimizer.mesh, tokenizer)
+    save_checkpoint(
+        run, CONFIG, TrainingState(2, 2), parameters, optimizer, optimizer.mesh, tokenizer
+    )
     count = sum(p.local.numel() for p in parameters)
     return (most - held) / count, count, hashed
 
 
 def anonymous() -> int:
     """Bytes of this process's memory that belong to no file."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssAnon")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -78,7 +97,9 @@ def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, Stat
         read += size
 
     digests.sha256_file = lambda path: (count(path.stat().st_size), digest(path))[1]
-    shards._copy = lambda name, target, source: (count(source.nbytes), copy(name, target, source))[1]
+    shards._copy = lambda name, target, source: (count(source.nbytes), copy(name, target, source))[
+        1
+    ]
     load_checkpoint(path, parameters, optimizer)
     needed = sum(p.local.nbytes for p in parameters)
     needed += sum(part.nbytes for group in optimizer.groups for part in group.state.values())
@@ -87,7 +108,8 @@ def load_on_a_rank(layout: Layout, shard: bool, path: Path) -> tuple[float, Stat
 
 
 def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) -> None:
-    """Each rank writes and hashes its own part, and at another layout reads and checks its part alone."""
+    """Each rank writes and hashes its own part, and at another layout reads and checks its part
+    alone."""
     (tmp_path / "tokenizer").mkdir()
     saved = run_ranks(save_on_a_rank, 4, tmp_path / "run", tmp_path / "tokenizer")
     planned = written_bytes(LARGE, "bf16", ParallelConfig(), 4)
@@ -118,7 +140,9 @@ def test_a_checkpoint_takes_little_memory_and_is_read_in_part(tmp_path: Path) ->
 def test_a_file_of_tensors_is_that_of_the_library(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(7), "b-bias": torch.zeros(0), "b.weight": torch.randn(3, 5)}
     shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    assert shards.write_shard(tmp_path / "ours", shapes, tensors.values()) == sha256_file(tmp_path / "ours")
+    assert shards.write_shard(tmp_path / "ours", shapes, tensors.values()) == sha256_file(
+        tmp_path / "ours"
+    )
     save_file(tensors, tmp_path / "theirs")
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
     with Path("/dev/full").open("wb"), pytest.raises(OSError, match="No space left"):

@@ -1,4 +1,5 @@
-"""ZeRO stage 3 trains as data parallelism does, holds a share of everything, and its checkpoints are anybody's."""
+"""ZeRO stage 3 trains as data parallelism does, holds a share of everything, and its checkpoints
+are anybody's."""
 
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,21 @@ from tests.engine.small_run import assert_same_training, in_two_sessions, small_
 from tests.ranks import run_ranks
 
 SHORT = {
-    "iterations": 6, "microbatch_size": 2, "warmup_iterations": 1, "checkpoint_interval": 3, "validation_interval": 100,
+    "iterations": 6,
+    "microbatch_size": 2,
+    "warmup_iterations": 1,
+    "checkpoint_interval": 3,
+    "validation_interval": 100,
     "seed": 3,
-}  # fmt: skip
+}
 
 
 def config_of(dataset: Path, zero3: bool, **changed: Any) -> RunConfig:
     parallel = ParallelConfig(shard_parameters=zero3, recompute=changed.pop("recompute", "none"))
     model = {"dropout": 0.1, "seq_length": 16}
-    return small_config(dataset, model, **(SHORT | changed)).model_copy(update={"parallel": parallel})
+    return small_config(dataset, model, **(SHORT | changed)).model_copy(
+        update={"parallel": parallel}
+    )
 
 
 def train_below(config: RunConfig, root: Path) -> Path:
@@ -48,15 +55,20 @@ def losses(run: Path, kind: str) -> list[float]:
 def test_it_trains_as_data_parallelism_does(
     precision: Precision, optimizer: str, recompute: str, dataset: Path, tmp_path: Path
 ) -> None:
-    """Also in gradient norms, of which some are clipped, and with several microbatches to a rank."""
+    """Also in gradient norms, of which some are clipped, and with several microbatches to a
+    rank."""
     changed = {"precision": precision, "optimizer": optimizer, "clip_gradient": 0.5}
     expected = run_on_two(config_of(dataset, False, **changed), tmp_path / "plain")
     found = run_on_two(config_of(dataset, True, recompute=recompute, **changed), tmp_path / "zero3")
     within = 1e-10 if precision == "fp64" else 2e-2
     for name in ("loss", "gradient_norm"):
-        ours, theirs = ([line[name] for line in read_metrics(run) if name in line] for run in (found, expected))
+        ours, theirs = (
+            [line[name] for line in read_metrics(run) if name in line] for run in (found, expected)
+        )
         assert ours == pytest.approx(theirs, abs=within)
-    assert max(line["gradient_norm"] for line in read_metrics(found) if line["kind"] == "train") > 0.5
+    assert (
+        max(line["gradient_norm"] for line in read_metrics(found) if line["kind"] == "train") > 0.5
+    )
 
 
 def test_a_stopped_run_goes_on_bit_for_bit_and_elsewhere(
@@ -98,7 +110,9 @@ def elements_held(config: RunConfig) -> tuple[int, int]:
 
 
 def test_each_rank_holds_its_share(dataset: Path) -> None:
-    whole, divided = (run_ranks(elements_held, 2, config_of(dataset, zero3)) for zero3 in (False, True))
+    whole, divided = (
+        run_ranks(elements_held, 2, config_of(dataset, zero3)) for zero3 in (False, True)
+    )
     assert divided == [(count // 2, state // 2) for count, state in whole]
 
 
@@ -106,16 +120,24 @@ def test_each_rank_holds_its_share(dataset: Path) -> None:
     ("changed", "ranks", "sentence"),
     [
         ({"parallel": {"tp": 2}}, 2, "divides a GPT-2 over data-parallel ranks alone"),
-        ({"parallel": {"shard_optimizer": True}}, 2, "divides a GPT-2 over data-parallel ranks alone"),
+        (
+            {"parallel": {"shard_optimizer": True}},
+            2,
+            "divides a GPT-2 over data-parallel ranks alone",
+        ),
         ({"model": {"family": "bert"}}, 2, "divides a GPT-2 over data-parallel ranks alone"),
         ({"model": {"seq_length": 18}}, 4, "cannot divide seq_length = 18 over 4 ranks"),
     ],
 )
-def test_what_it_cannot_divide_is_refused(changed: dict[str, Any], ranks: int, sentence: str) -> None:
+def test_what_it_cannot_divide_is_refused(
+    changed: dict[str, Any], ranks: int, sentence: str
+) -> None:
     shape = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "seq_length": 16}
     config = RunConfig(
-        name="z", model=shape | changed.get("model", {}), train={"global_batch_size": 8, "microbatch_size": 1},
+        name="z",
+        model=shape | changed.get("model", {}),
+        train={"global_batch_size": 8, "microbatch_size": 1},
         parallel={"shard_parameters": True} | changed.get("parallel", {}),
-    )  # fmt: skip
+    )
     with pytest.raises(BadInput, match=sentence):
         layout_of(config, ranks)

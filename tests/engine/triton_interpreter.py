@@ -25,17 +25,20 @@ def add_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give CPUs torch's sum with a product in `out_dtype`, which only GPUs have."""
     addmm = torch.addmm
 
-    def added(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: Any = None, **options: Any) -> Any:
+    def added(
+        total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: Any = None, **options: Any
+    ) -> Any:
         return addmm(total, a.to(out_dtype), b.to(out_dtype), **options)
 
     monkeypatch.setattr(torch, "addmm", added)
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mend Triton's interpreter (on for all tests: `tests/conftest.py`), and make tiles small enough for it.
+    """Mend Triton's interpreter (on for all tests: `tests/conftest.py`), and make tiles small
+    enough for it.
 
-    Where it departs from a GPU: it cuts bf16 off, and multiplies its bits as integers. Triton 3.6's loops over a number
-    that a kernel is given need NumPy before 2.4.
+    Where it departs from a GPU: it cuts bf16 off, and multiplies its bits as integers. Triton 3.6's
+    loops over a number that a kernel is given need NumPy before 2.4.
     """
     pytest.importorskip("triton")
     from triton.runtime import interpreter

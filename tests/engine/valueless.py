@@ -1,7 +1,8 @@
-"""Run a process: two training steps on tensors without values, kernels launched into nothing. Reading a value fails.
+"""Run a process: two training steps on tensors without values, kernels launched into nothing.
+Reading a value fails.
 
-Prints how often the host asked for numbers by `tolist`, which alone is answered, and how many kernels were launched.
-Then takes a step whose update reads a number otherwise.
+Prints how often the host asked for numbers by `tolist`, which alone is answered, and how many
+kernels were launched. Then takes a step whose update reads a number otherwise.
 """
 
 import os
@@ -19,9 +20,16 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 
-MODEL = ModelConfig(num_layers=2, hidden_size=64, num_heads=2, seq_length=32, vocab_size=256, padded_vocab_size=256)
+MODEL = ModelConfig(
+    num_layers=2, hidden_size=64, num_heads=2, seq_length=32, vocab_size=256, padded_vocab_size=256
+)
 TRAIN = TrainConfig(
-    iterations=2, global_batch_size=2, microbatch_size=1, learning_rate=1e-3, warmup_iterations=0, precision="bf16"
+    iterations=2,
+    global_batch_size=2,
+    microbatch_size=1,
+    learning_rate=1e-3,
+    warmup_iterations=0,
+    precision="bf16",
 )
 launched: set[str] = set()
 asked: list[int] = []
@@ -56,4 +64,7 @@ for iteration in range(3):
     if iteration == 2:
         print(len(asked), len(launched), flush=True)
         vars(training.optimizer)["update"] = reading
-    training.run([PipelineInput(tokens, tokens, Dropout(0.1, 1, iteration, (place,))) for place in range(2)], 1e-3)
+    training.run(
+        [PipelineInput(tokens, tokens, Dropout(0.1, 1, iteration, (place,))) for place in range(2)],
+        1e-3,
+    )

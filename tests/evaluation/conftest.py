@@ -25,14 +25,19 @@ Evaluated = Callable[..., Any]
 @pytest.fixture(scope="session")
 def made_tokenizer(made_data: Path) -> Tokenizer:
     """The vocabulary of the made files."""
-    return Tokenizer.from_gpt2_files(made_data / "gpt2-bpe" / "vocab.json", made_data / "gpt2-bpe" / "merges.txt")
+    return Tokenizer.from_gpt2_files(
+        made_data / "gpt2-bpe" / "vocab.json", made_data / "gpt2-bpe" / "merges.txt"
+    )
 
 
 def pass_for_published(data: Path, monkeypatch: pytest.MonkeyPatch) -> RunningText:
-    """The files in `data` are found, with their digests and counts as the expected ones; returns the WikiText."""
+    """The files in `data` are found, with their digests and counts as the expected ones; returns
+    the WikiText."""
     monkeypatch.setenv("MLM_DATA_DIR", str(data))
     for name, file in TEST_SETS.items():
-        monkeypatch.setitem(TEST_SETS, name, file.model_copy(update={"sha256": sha256_file(data / file.place)}))
+        monkeypatch.setitem(
+            TEST_SETS, name, file.model_copy(update={"sha256": sha256_file(data / file.place)})
+        )
     content = (data / TEST_SETS["wikitext103"].place).read_bytes().decode()
     text = RunningText.of_wikitext(SourceText("made", "made", ""), content)
     monkeypatch.setattr(wikitext103, "TEST_FILE_SHA256", TEST_SETS["wikitext103"].sha256)
@@ -68,7 +73,9 @@ def nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data.mkdir()
     monkeypatch.setenv("MLM_DATA_DIR", str(data))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("mlm_repro.data_pipeline.contamination.testsets.hub_is_reachable", lambda: False)
+    monkeypatch.setattr(
+        "mlm_repro.data_pipeline.contamination.testsets.hub_is_reachable", lambda: False
+    )
     return data
 
 

@@ -1,7 +1,9 @@
-"""Evaluators that others wrote, on the oracle: `python -m tests.evaluation.evaluators` writes docs/oracle.md's table.
+"""Evaluators that others wrote, on the oracle: `python -m tests.evaluation.evaluators` writes
+docs/oracle.md's table.
 
-lm-evaluation-harness, this package, and llama.cpp's program where it is on PATH run as they are. transformers' recipe,
-evaluate's metric, and llama.cpp's program elsewhere, are restated from their sources, on transformers' model.
+lm-evaluation-harness, this package, and llama.cpp's program where it is on PATH run as they are.
+transformers' recipe, evaluate's metric, and llama.cpp's program elsewhere, are restated from their
+sources, on transformers' model.
 """
 
 import json
@@ -92,26 +94,43 @@ def strided(oracle: Path, folder: str = "") -> float:
 
 
 def mean_perplexity(oracle: Path) -> float:
-    """evaluate, metrics/perplexity/perplexity.py with add_start_token; it refuses empty texts: these are left out."""
+    """evaluate, metrics/perplexity/perplexity.py with add_start_token; it refuses empty texts:
+    these are left out."""
     model, tokenizer = load(oracle)
     perplexities = []
     for text in filter(None, documents(oracle)):
-        ids = tokenizer(text, add_special_tokens=False, truncation=True, max_length=CONTEXT - 1).input_ids
+        ids = tokenizer(
+            text, add_special_tokens=False, truncation=True, max_length=CONTEXT - 1
+        ).input_ids
         row = torch.tensor([[tokenizer.bos_token_id, *ids]])
         with torch.no_grad():
             logits = model(row).logits
-        perplexities.append(torch.nn.functional.cross_entropy(logits[0, :-1], row[0, 1:]).exp().item())
+        perplexities.append(
+            torch.nn.functional.cross_entropy(logits[0, :-1], row[0, 1:]).exp().item()
+        )
     return sum(perplexities) / len(perplexities)
 
 
 def chunks(oracle: Path) -> float:
-    """llama.cpp, tools/perplexity/perplexity.cpp: the second half of each chunk, whole chunks only."""
+    """llama.cpp, tools/perplexity/perplexity.cpp: the second half of each chunk, whole chunks
+    only."""
     if LLAMA_CPP:
-        words = ["-m", oracle / "model.gguf", "-f", oracle / "texts" / "all.txt", "-c", str(CONTEXT)]
-        ran = subprocess.run([LLAMA_CPP, *words], capture_output=True, text=True, check=True, timeout=60)
+        words = [
+            "-m",
+            oracle / "model.gguf",
+            "-f",
+            oracle / "texts" / "all.txt",
+            "-c",
+            str(CONTEXT),
+        ]
+        ran = subprocess.run(
+            [LLAMA_CPP, *words], capture_output=True, text=True, check=True, timeout=60
+        )
         return float((ran.stdout + ran.stderr).partition("Final estimate: PPL = ")[2].split()[0])
     model, tokenizer = load(oracle)
-    ids = tokenizer((oracle / "texts" / "all.txt").read_bytes().decode(), split_special_tokens=True).input_ids
+    ids = tokenizer(
+        (oracle / "texts" / "all.txt").read_bytes().decode(), split_special_tokens=True
+    ).input_ids
     nll, count, first = 0.0, 0, CONTEXT // 2
     for chunk in range(len(ids) // CONTEXT):
         row = torch.tensor(ids[chunk * CONTEXT : (chunk + 1) * CONTEXT])
@@ -126,8 +145,18 @@ def ours(quantity: str) -> Callable[[Path], float]:
     def run(oracle: Path) -> float:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "result.json"
-            verb, text = ("cloze", "passages.jsonl") if quantity == "accuracy" else ("perplexity", "all.txt")
-            words = [oracle / "texts" / text, "--ckpt", oracle / "model", "--set", "workers=1", "--json", target]
+            verb, text = (
+                ("cloze", "passages.jsonl") if quantity == "accuracy" else ("perplexity", "all.txt")
+            )
+            words = [
+                oracle / "texts" / text,
+                "--ckpt",
+                oracle / "model",
+                "--set",
+                "workers=1",
+                "--json",
+                target,
+            ]
             call({}, "mlm-eval", verb, *words, ends=0)
             return float(json.loads(target.read_text())[quantity])
 
@@ -135,7 +164,10 @@ def ours(quantity: str) -> Callable[[Path], float]:
 
 
 def documents(oracle: Path, text: str = "all") -> list[str]:
-    return [json.loads(line)["text"] for line in (oracle / "texts" / f"{text}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["text"]
+        for line in (oracle / "texts" / f"{text}.jsonl").read_text().splitlines()
+    ]
 
 
 APART = {"documents": "separate", "first": "scored after end-of-text"}
@@ -143,46 +175,129 @@ WIKITEXT = APART | {"text": "detokenised", "windows": "disjoint, the last extend
 SLIDING = {"documents": "one text", "windows": "a 32nd apart"}
 LM_EVAL = "lm-evaluation-harness"
 EVALUATORS = (
-    Evaluator(f"{LM_EVAL}, wikitext", "lm_eval", "wikitext", "ppl", harness("oracle_wikitext", "word_perplexity"),
-              WIKITEXT | {"average": "lm-eval words"}),
-    Evaluator(f"{LM_EVAL}, wikitext", "lm_eval", "wikitext", "bits-per-byte",
-              harness("oracle_wikitext", "bits_per_byte"), WIKITEXT | {"average": "bytes"}),
-    Evaluator(f"{LM_EVAL}, lambada", "lm_eval", "passages", "ppl", harness("oracle_lambada", "perplexity"),
-              {"target": "what follows the last space", "average": "targets"}),
-    Evaluator("transformers, strided recipe", "transformers", "all", "ppl", strided,
-              {"documents": "one text", "windows": "overlapping by half, target inside", "literal": "a token",
-               "average": "transformers' labels"}),
-    Evaluator(f"{LM_EVAL}, wikitext, second checkpoint", "lm_eval", "wikitext", "ppl",
-              harness("oracle_wikitext", "word_perplexity", SECOND),
-              WIKITEXT | {"first": TWICE, "average": "lm-eval words", "softmax": "all rows"}, folder=SECOND),
-    Evaluator("transformers, strided recipe, second checkpoint", "transformers", "all", "ppl",
-              partial(strided, folder=SECOND),
-              {"documents": "one text", "first": OWN, "windows": "overlapping by half, target inside",
-               "literal": "a token", "average": "transformers' labels", "softmax": "all rows"}, folder=SECOND),
-    Evaluator("evaluate, perplexity (restated)", "evaluate", "all", "ppl", mean_perplexity,
-              APART | {"windows": "cut at the right", "average": "perplexities of documents"}),
-    Evaluator("llama.cpp, perplexity", "", "all", "ppl", chunks,
-              {"windows": "disjoint, the second half of each scored", "literal": "spelled out",
-               "average": "sub-words"}, digits=5),
-    Evaluator("mlm-eval perplexity", "mlm-repro", "all", "ppl", ours("perplexity"),
-              SLIDING | {"average": "original tokens"}),
-    Evaluator("mlm-eval perplexity", "mlm-repro", "all", "bits-per-byte", ours("bits_per_byte"),
-              SLIDING | {"average": "bytes"}),
-    Evaluator("mlm-eval cloze", "mlm-repro", "passages", "accuracy", ours("accuracy"),
-              {"target": "the last word", "average": "accuracy"}),
-)  # fmt: skip
+    Evaluator(
+        f"{LM_EVAL}, wikitext",
+        "lm_eval",
+        "wikitext",
+        "ppl",
+        harness("oracle_wikitext", "word_perplexity"),
+        WIKITEXT | {"average": "lm-eval words"},
+    ),
+    Evaluator(
+        f"{LM_EVAL}, wikitext",
+        "lm_eval",
+        "wikitext",
+        "bits-per-byte",
+        harness("oracle_wikitext", "bits_per_byte"),
+        WIKITEXT | {"average": "bytes"},
+    ),
+    Evaluator(
+        f"{LM_EVAL}, lambada",
+        "lm_eval",
+        "passages",
+        "ppl",
+        harness("oracle_lambada", "perplexity"),
+        {"target": "what follows the last space", "average": "targets"},
+    ),
+    Evaluator(
+        "transformers, strided recipe",
+        "transformers",
+        "all",
+        "ppl",
+        strided,
+        {
+            "documents": "one text",
+            "windows": "overlapping by half, target inside",
+            "literal": "a token",
+            "average": "transformers' labels",
+        },
+    ),
+    Evaluator(
+        f"{LM_EVAL}, wikitext, second checkpoint",
+        "lm_eval",
+        "wikitext",
+        "ppl",
+        harness("oracle_wikitext", "word_perplexity", SECOND),
+        WIKITEXT | {"first": TWICE, "average": "lm-eval words", "softmax": "all rows"},
+        folder=SECOND,
+    ),
+    Evaluator(
+        "transformers, strided recipe, second checkpoint",
+        "transformers",
+        "all",
+        "ppl",
+        partial(strided, folder=SECOND),
+        {
+            "documents": "one text",
+            "first": OWN,
+            "windows": "overlapping by half, target inside",
+            "literal": "a token",
+            "average": "transformers' labels",
+            "softmax": "all rows",
+        },
+        folder=SECOND,
+    ),
+    Evaluator(
+        "evaluate, perplexity (restated)",
+        "evaluate",
+        "all",
+        "ppl",
+        mean_perplexity,
+        APART | {"windows": "cut at the right", "average": "perplexities of documents"},
+    ),
+    Evaluator(
+        "llama.cpp, perplexity",
+        "",
+        "all",
+        "ppl",
+        chunks,
+        {
+            "windows": "disjoint, the second half of each scored",
+            "literal": "spelled out",
+            "average": "sub-words",
+        },
+        digits=5,
+    ),
+    Evaluator(
+        "mlm-eval perplexity",
+        "mlm-repro",
+        "all",
+        "ppl",
+        ours("perplexity"),
+        SLIDING | {"average": "original tokens"},
+    ),
+    Evaluator(
+        "mlm-eval perplexity",
+        "mlm-repro",
+        "all",
+        "bits-per-byte",
+        ours("bits_per_byte"),
+        SLIDING | {"average": "bytes"},
+    ),
+    Evaluator(
+        "mlm-eval cloze",
+        "mlm-repro",
+        "passages",
+        "accuracy",
+        ours("accuracy"),
+        {"target": "the last word", "average": "accuracy"},
+    ),
+)
 SHOWN = ("text", "documents", "first", "literal", "windows", "target", "softmax", "average")
 
 
 def llama_cpp_version() -> str:
     if not LLAMA_CPP:
         return "restated"
-    ran = subprocess.run([LLAMA_CPP, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run(
+        [LLAMA_CPP, "--version"], capture_output=True, text=True, check=True, timeout=60
+    )
     return (ran.stdout + ran.stderr).splitlines()[0].partition("version: ")[2]
 
 
 def table(oracle: Path) -> str:
-    """A row for each number: evaluator, version, text, number, and the convention that was identified."""
+    """A row for each number: evaluator, version, text, number, and the convention that was
+    identified."""
     rows = ["| evaluator | version | text | number | convention |", "|---|---|---|---|---|"]
     for each in EVALUATORS:
         number = f"{each.run(oracle):.{each.digits}g}"

@@ -1,7 +1,8 @@
-"""The oracle's files from its texts and its search: `python -m tests.evaluation.oracle_search` writes them.
+"""The oracle's files from its texts and its search: `python -m tests.evaluation.oracle_search`
+writes them.
 
-The seed is the first from FIRST on by which all conventions lie apart. Numbers are computed in float64 and have seven
-digits, so that every machine finds the same ones.
+The seed is the first from FIRST on by which all conventions lie apart. Numbers are computed in
+float64 and have seven digits, so that every machine finds the same ones.
 """
 
 import csv
@@ -30,7 +31,14 @@ from mlm_repro.evaluation.conventions.oracle import FILES, SECOND
 from mlm_repro.evaluation.conventions.table import (
     GPT2 as OF_GPT2,
 )
-from mlm_repro.evaluation.conventions.table import LLAMA, Convention, LastWords, ReadText, Usage, last_word_readings
+from mlm_repro.evaluation.conventions.table import (
+    LLAMA,
+    Convention,
+    LastWords,
+    ReadText,
+    Usage,
+    last_word_readings,
+)
 from mlm_repro.evaluation.evaluate import share
 from mlm_repro.evaluation.models.pretrained import PretrainedTokenizer
 from mlm_repro.evaluation.protocol import Encoder, Request, Scores
@@ -42,19 +50,36 @@ TEXTS = (*["all", "prose", "letters", "wikitext", "marks"], PASSAGES := "passage
 TOGETHER = 500
 """Requests in one forward pass."""
 CONTEXT, WIDTH, HEADS = 32, 16, 2
-AFFINE = {"attn.c_attn": (16, 48), "attn.c_proj": (16, 16), "mlp.c_fc": (16, 64), "mlp.c_proj": (64, 16)}
+AFFINE = {
+    "attn.c_attn": (16, 48),
+    "attn.c_proj": (16, 16),
+    "mlp.c_fc": (16, 64),
+    "mlp.c_proj": (64, 16),
+}
 REAL, ROWS, LAYERS = 344, 352, 2
 """Entries of the second checkpoint's tokenizer, rows of its output layer."""
 PARTS = {
-    "input_layernorm": (16,), "post_attention_layernorm": (16,), "self_attn.q_proj": (16, 16),
-    "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16), "self_attn.o_proj": (16, 16),
-    "mlp.gate_proj": (32, 16), "mlp.up_proj": (32, 16), "mlp.down_proj": (16, 32),
-}  # fmt: skip
+    "input_layernorm": (16,),
+    "post_attention_layernorm": (16,),
+    "self_attn.q_proj": (16, 16),
+    "self_attn.k_proj": (8, 16),
+    "self_attn.v_proj": (8, 16),
+    "self_attn.o_proj": (16, 16),
+    "mlp.gate_proj": (32, 16),
+    "mlp.up_proj": (32, 16),
+    "mlp.down_proj": (16, 32),
+}
 GGUF_NAMES = {
-    "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "h.0.ln_1": "blk.0.attn_norm",
-    "h.0.ln_2": "blk.0.ffn_norm", "h.0.attn.c_attn": "blk.0.attn_qkv", "h.0.attn.c_proj": "blk.0.attn_output",
-    "h.0.mlp.c_fc": "blk.0.ffn_up", "h.0.mlp.c_proj": "blk.0.ffn_down",
-}  # fmt: skip
+    "wte": "token_embd",
+    "wpe": "position_embd",
+    "ln_f": "output_norm",
+    "h.0.ln_1": "blk.0.attn_norm",
+    "h.0.ln_2": "blk.0.ffn_norm",
+    "h.0.attn.c_attn": "blk.0.attn_qkv",
+    "h.0.attn.c_proj": "blk.0.attn_output",
+    "h.0.mlp.c_fc": "blk.0.ffn_up",
+    "h.0.mlp.c_proj": "blk.0.ffn_down",
+}
 
 
 class Variant(NamedTuple):
@@ -66,40 +91,63 @@ class Variant(NamedTuple):
 
 def read_texts(directory: Path = FILES) -> dict[str, list[str]]:
     """The documents of each text."""
-    files = {name: (directory / "texts" / f"{name}.jsonl").read_text("utf-8").splitlines() for name in TEXTS}
+    files = {
+        name: (directory / "texts" / f"{name}.jsonl").read_text("utf-8").splitlines()
+        for name in TEXTS
+    }
     return {name: [json.loads(line)["text"] for line in lines] for name, lines in files.items()}
 
 
 def make_files(directory: Path) -> tuple[int, int]:
-    """Make in an oracle's directory what follows from its texts and tokenizers; returns the seeds of the weights."""
+    """Make in an oracle's directory what follows from its texts and tokenizers; returns the seeds
+    of the weights."""
     for name, documents in read_texts(directory).items():
         (directory / "texts" / f"{name}.txt").write_bytes("\n\n".join(documents).encode())
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
     merges = (directory / "model" / MERGES).read_text("utf-8").splitlines()[1:]
-    spelled = [*map(chr, [*letters, *range(256, 512 - len(letters))]), *(pair.replace(" ", "") for pair in merges)]
+    spelled = [
+        *map(chr, [*letters, *range(256, 512 - len(letters))]),
+        *(pair.replace(" ", "") for pair in merges),
+    ]
     entries = {entry: place for place, entry in enumerate([*spelled, END_OF_TEXT])}
     (directory / "model" / VOCABULARY).write_text(json.dumps(entries) + "\n", encoding="utf-8")
     tokenizer = read_vocabulary(directory / "model")[0]
     seed = search(
-        directory, OF_GPT2, lambda seed: draw_weights(seed, gpt2_shapes(len(entries))), gpt2_variants, tokenizer
+        directory,
+        OF_GPT2,
+        lambda seed: draw_weights(seed, gpt2_shapes(len(entries))),
+        gpt2_variants,
+        tokenizer,
     )
-    write_gguf(directory / "model.gguf", draw_weights(seed, gpt2_shapes(len(entries))), list(entries), merges)
+    write_gguf(
+        directory / "model.gguf",
+        draw_weights(seed, gpt2_shapes(len(entries))),
+        list(entries),
+        merges,
+    )
     second = directory / SECOND
     own = PretrainedTokenizer(transformers.AutoTokenizer.from_pretrained(second / "model"), {})
-    return seed, search(second, LLAMA, lambda seed: draw_weights(seed, llama_shapes()), llama_variants, own)
+    return seed, search(
+        second, LLAMA, lambda seed: draw_weights(seed, llama_shapes()), llama_variants, own
+    )
 
 
 def search(
-    directory: Path, usage: Usage, draw: Callable[[int], dict[str, np.ndarray]],
-    variants: Callable[[Path], list[Variant]], tokenizer: Encoder,
-) -> int:  # fmt: skip
+    directory: Path,
+    usage: Usage,
+    draw: Callable[[int], dict[str, np.ndarray]],
+    variants: Callable[[Path], list[Variant]],
+    tokenizer: Encoder,
+) -> int:
     """Write weights and table of a checkpoint; returns the seed of the weights."""
     texts = read_texts()
     for seed in count(FIRST):
         (directory / "model" / WEIGHTS).write_bytes(save(draw(seed), {"format": "pt"}))
         ways = variants(directory / "model")
         parts = ({PASSAGES: texts[PASSAGES]}, texts)  # the first is quick
-        if all(min(distances(table := measure(part, usage, tokenizer, ways))) > APART for part in parts):
+        if all(
+            min(distances(table := measure(part, usage, tokenizer, ways))) > APART for part in parts
+        ):
             break
     (directory / "table.csv").write_text(write_table(table), encoding="utf-8")
     return seed
@@ -107,8 +155,15 @@ def search(
 
 def gpt2_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the first checkpoint's tensors, as transformers names them."""
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocab_size, WIDTH), "wpe.weight": (CONTEXT, WIDTH)}
-    shapes |= {f"{name}.{part}": (WIDTH,) for name in ("h.0.ln_1", "h.0.ln_2", "ln_f") for part in ("weight", "bias")}
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (vocab_size, WIDTH),
+        "wpe.weight": (CONTEXT, WIDTH),
+    }
+    shapes |= {
+        f"{name}.{part}": (WIDTH,)
+        for name in ("h.0.ln_1", "h.0.ln_2", "ln_f")
+        for part in ("weight", "bias")
+    }
     for name, shape in AFFINE.items():
         shapes |= {f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[1:]}
     return {f"transformer.{name}": shape for name, shape in shapes.items()}
@@ -116,7 +171,10 @@ def gpt2_shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
 
 def llama_shapes() -> dict[str, tuple[int, ...]]:
     """Shapes of the second checkpoint's tensors, as transformers names them."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (ROWS, WIDTH), "model.norm.weight": (WIDTH,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (ROWS, WIDTH),
+        "model.norm.weight": (WIDTH,),
+    }
     for layer in range(LAYERS):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in PARTS.items()}
     return shapes | {"lm_head.weight": (ROWS, WIDTH)}
@@ -126,14 +184,20 @@ def draw_weights(seed: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
     """The weights that follow from a seed."""
     weights = {}
     for name, shape in shapes.items():
-        drawn = hashlib.shake_256(f"{seed} {name.removeprefix('transformer.')}".encode()).digest(2 * math.prod(shape))
-        values = (np.frombuffer(drawn, "<i2").reshape(shape) // 4).astype(np.float32) / 2**13  # from -1 to 1
+        drawn = hashlib.shake_256(f"{seed} {name.removeprefix('transformer.')}".encode()).digest(
+            2 * math.prod(shape)
+        )
+        values = (np.frombuffer(drawn, "<i2").reshape(shape) // 4).astype(
+            np.float32
+        ) / 2**13  # from -1 to 1
         values /= 1 if name.endswith(("wte.weight", "embed_tokens.weight", "lm_head.weight")) else 4
         weights[name] = values + (name.endswith("weight") and len(shape) == 1)
     return weights
 
 
-def write_gguf(path: Path, weights: Mapping[str, np.ndarray], entries: list[str], merges: list[str]) -> None:
+def write_gguf(
+    path: Path, weights: Mapping[str, np.ndarray], entries: list[str], merges: list[str]
+) -> None:
     """Write the model as llama.cpp reads it; its converter knows published vocabularies alone."""
     file = GGUFWriter(path, "gpt2")
     file.add_block_count(1)
@@ -152,7 +216,10 @@ def write_gguf(path: Path, weights: Mapping[str, np.ndarray], entries: list[str]
     file.add_eos_token_id(len(entries) - 1)
     for name, values in weights.items():
         place, _, part = name.removeprefix("transformer.").rpartition(".")
-        file.add_tensor(f"{GGUF_NAMES[place]}.{part}", np.ascontiguousarray(values.T if ".c_" in name else values))
+        file.add_tensor(
+            f"{GGUF_NAMES[place]}.{part}",
+            np.ascontiguousarray(values.T if ".c_" in name else values),
+        )
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -166,46 +233,67 @@ def gpt2_variants(model: Path) -> list[Variant]:
     def variant(weights: str) -> Variant:
         network = GPT2(imported.model, serial_mesh()).double().eval()
         dtype = getattr(torch, weights, torch.float32)
-        network.load_state_dict({name: tensor.to(dtype).double() for name, tensor in imported.tensors.items()})
+        network.load_state_dict(
+            {name: tensor.to(dtype).double() for name, tensor in imported.tensors.items()}
+        )
         rows = imported.model.vocab_size
-        return Variant({"weights": weights}, lambda tokens: network.logits(network(tokens)).transpose(0, 1)[..., :rows])
+        return Variant(
+            {"weights": weights},
+            lambda tokens: network.logits(network(tokens)).transpose(0, 1)[..., :rows],
+        )
 
     return [variant(weights) for weights in OF_GPT2.axes["weights"]]
 
 
 def llama_variants(model: Path) -> list[Variant]:
-    """The second checkpoint by transformers: its weights, the window of its attention, the rows of its softmax."""
+    """The second checkpoint by transformers: its weights, the window of its attention, the rows of
+    its softmax."""
 
     def variant(weights: str, attention: str, softmax: str) -> Variant:
         own = {} if attention == LLAMA.axes["attention"][0] else {"sliding_window": None}
-        network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, **own).eval()
+        network = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.float32, **own
+        ).eval()
         for parameter in network.parameters():  # not the buffer of the rotary positions
             parameter.data = parameter.data.to(getattr(torch, weights, torch.float32)).float()
         network = network.double()
         rows = None if softmax == LLAMA.axes["softmax"][0] else REAL
         axes = {"weights": weights, "attention": attention, "softmax": softmax}
-        return Variant(axes, lambda tokens: network(input_ids=tokens, use_cache=False).logits[..., :rows])
+        return Variant(
+            axes, lambda tokens: network(input_ids=tokens, use_cache=False).logits[..., :rows]
+        )
 
     axes = [LLAMA.axes[axis] for axis in ("weights", "attention", "softmax")]
     return [
-        variant(*values) for values in product(*axes) if sum(v != a[0] for v, a in zip(values, axes, strict=True)) < 3
+        variant(*values)
+        for values in product(*axes)
+        if sum(v != a[0] for v, a in zip(values, axes, strict=True)) < 3
     ]
 
 
 def measure(
-    texts: Mapping[str, Sequence[str]], usage: Usage, tokenizer: Encoder, variants: Sequence[Variant]
+    texts: Mapping[str, Sequence[str]],
+    usage: Usage,
+    tokenizer: Encoder,
+    variants: Sequence[Variant],
 ) -> list[Convention]:
     """Every convention whose numbers differ from those of all before it."""
     asked: list[tuple[str, dict[str, str], ReadText | LastWords]] = []
     for (name, documents), axes in product(texts.items(), usage.readings(usage.axes)):
         if name != PASSAGES:
-            asked.append((name, axes, ReadText(axes, documents, "\n\n".join(documents), tokenizer, CONTEXT)))
+            asked.append(
+                (name, axes, ReadText(axes, documents, "\n\n".join(documents), tokenizer, CONTEXT))
+            )
     for axes in last_word_readings(usage):
         asked.append((PASSAGES, axes, LastWords(axes, texts[PASSAGES], tokenizer, CONTEXT)))
     conventions: dict[tuple[tuple[str, str], ...], Convention] = {}
     usual = variants[0].axes
     for variant in variants:
-        mine = [each for each in asked if {axis: each[1].get(axis, usual[axis]) for axis in usual} == variant.axes]
+        mine = [
+            each
+            for each in asked
+            if {axis: each[1].get(axis, usual[axis]) for axis in usual} == variant.axes
+        ]
         if not mine:
             continue
         requests, places = share([read.requests for *_, read in mine])
@@ -225,7 +313,9 @@ def exact_scores(variant: Variant, requests: Sequence[Request]) -> Scores:
     columns: list[tuple[np.ndarray, np.ndarray]] = []
     for start in range(0, len(requests), TOGETHER):
         some = requests[start : start + TOGETHER]
-        tokens = torch.zeros(len(some), max(len(request.tokens) for request in some), dtype=torch.long)
+        tokens = torch.zeros(
+            len(some), max(len(request.tokens) for request in some), dtype=torch.long
+        )
         for row, request in enumerate(some):
             tokens[row, : len(request.tokens)] = torch.from_numpy(request.tokens)
         with torch.inference_mode():
@@ -236,7 +326,9 @@ def exact_scores(variant: Variant, requests: Sequence[Request]) -> Scores:
             scored = slice(len(request.tokens) - 1 - request.num_scored, len(request.tokens) - 1)
             columns.append((chosen[row, scored], best[row, scored]))
     chosen, best = map(np.concatenate, zip(*columns, strict=True))
-    return Scores(chosen, best, best, np.array([request.num_scored for request in requests], dtype=np.int64))
+    return Scores(
+        chosen, best, best, np.array([request.num_scored for request in requests], dtype=np.int64)
+    )
 
 
 def distances(conventions: Sequence[Convention]) -> Iterator[float]:
@@ -248,14 +340,21 @@ def distances(conventions: Sequence[Convention]) -> Iterator[float]:
     numbers = np.array([[each.values.get(text, np.nan) for text in texts] for each in conventions])
     shares = np.array([each.is_share for each in conventions])
     for place, mine in enumerate(numbers):
-        apart = np.abs(numbers[:place] - mine) / (np.maximum(np.abs(mine), 1e-12) if shares[place] else 1)
-        comparable = (np.isnan(numbers[:place]) == np.isnan(mine)).all(1) & (shares[:place] == shares[place])
+        apart = np.abs(numbers[:place] - mine) / (
+            np.maximum(np.abs(mine), 1e-12) if shares[place] else 1
+        )
+        comparable = (np.isnan(numbers[:place]) == np.isnan(mine)).all(1) & (
+            shares[:place] == shares[place]
+        )
         yield float(np.nanmax(apart[comparable], axis=1, initial=0).min(initial=math.inf))
 
 
 def write_table(conventions: Sequence[Convention]) -> str:
     names = dict.fromkeys(name for each in conventions for name in (*each.axes, *each.values))
-    rows = [{**each.axes, **{text: f"{value:.7g}" for text, value in each.values.items()}} for each in conventions]
+    rows = [
+        {**each.axes, **{text: f"{value:.7g}" for text, value in each.values.items()}}
+        for each in conventions
+    ]
     file = StringIO()
     table = csv.DictWriter(file, names, lineterminator="\n")
     table.writeheader()

@@ -1,8 +1,9 @@
-"""SmolLM2 by other people's programs: `MLM_DATA_DIR=DIR python -m tests.evaluation.outside results/smollm2`.
+"""SmolLM2 by other people's programs: `MLM_DATA_DIR=DIR python -m tests.evaluation.outside
+results/smollm2`.
 
-Writes transformers.jsonl, transformers' own loop over the windows of wikitext103-stride1024 with the sum of each
-window's losses in nats, and lm-eval.json, what lm-evaluation-harness's own model and lambada_openai give. Started
-again, it goes on.
+Writes transformers.jsonl, transformers' own loop over the windows of wikitext103-stride1024 with
+the sum of each window's losses in nats, and lm-eval.json, what lm-evaluation-harness's own model
+and lambada_openai give. Started again, it goes on.
 """
 
 import json
@@ -30,8 +31,11 @@ PROMPTS = 8
 
 @torch.inference_mode()
 def transformers_loop(directory: Path, gguf: str, text: str, out: Path) -> None:
-    """Disjoint windows: the losses of a window by torch's float32 cross-entropy, and by a float64 softmax."""
-    model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=gguf, dtype=torch.float32).eval()
+    """Disjoint windows: the losses of a window by torch's float32 cross-entropy, and by a float64
+    softmax."""
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, gguf_file=gguf, dtype=torch.float32
+    ).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=gguf)
     ids = torch.tensor(tokenizer(text).input_ids)
     done = len(out.read_text().splitlines()) if out.exists() else 0
@@ -41,10 +45,14 @@ def transformers_loop(directory: Path, gguf: str, text: str, out: Path) -> None:
             logits = model(window[None, :-1], use_cache=False).logits[0]
             exact = -logits.double().log_softmax(-1).gather(1, window[1:, None])
             row = {
-                "window": start // WINDOW, "scored": len(window) - 1,
-                "float32": F.cross_entropy(logits, window[1:], reduction="none").double().sum().item(),
+                "window": start // WINDOW,
+                "scored": len(window) - 1,
+                "float32": F.cross_entropy(logits, window[1:], reduction="none")
+                .double()
+                .sum()
+                .item(),
                 "float64": exact.sum().item(),
-            }  # fmt: skip
+            }
             file.write(json.dumps(row) + "\n")
             file.flush()
 
@@ -53,18 +61,29 @@ def harness(directory: Path, gguf: str, passages: Path, answers: str | None) -> 
     """lambada_openai as it comes, but for the file that it reads."""
     source = Path(lm_eval.__file__).parent / "tasks" / "lambada" / "lambada_openai.yaml"
     task: dict[str, Any] = {
-        "include": str(source), "task": "lambada_local", "tag": [], "dataset_path": "json", "dataset_name": None,
-    }  # fmt: skip
+        "include": str(source),
+        "task": "lambada_local",
+        "tag": [],
+        "dataset_path": "json",
+        "dataset_name": None,
+    }
     task["dataset_kwargs"] = {"data_files": {"test": str(passages)}}
-    model = HFLM(pretrained=str(directory), gguf_file=gguf, dtype="float32", batch_size=PROMPTS, device="cpu")
+    model = HFLM(
+        pretrained=str(directory), gguf_file=gguf, dtype="float32", batch_size=PROMPTS, device="cpu"
+    )
     with TemporaryDirectory() as folder:
         (Path(folder) / "lambada_local.yaml").write_text(json.dumps(task))
         manager = TaskManager(include_path=folder)
-        found = lm_eval.simple_evaluate(model, tasks=["lambada_local"], task_manager=manager, use_cache=answers)
-    measured = {key.removesuffix(",none"): value for key, value in found["results"]["lambada_local"].items()}
-    return {"task": "lambada_openai", "packages": {name: version(name) for name in ("lm_eval", "transformers")}} | {
-        key: measured[key] for key in ("acc", "acc_stderr", "perplexity", "perplexity_stderr")
+        found = lm_eval.simple_evaluate(
+            model, tasks=["lambada_local"], task_manager=manager, use_cache=answers
+        )
+    measured = {
+        key.removesuffix(",none"): value for key, value in found["results"]["lambada_local"].items()
     }
+    return {
+        "task": "lambada_openai",
+        "packages": {name: version(name) for name in ("lm_eval", "transformers")},
+    } | {key: measured[key] for key in ("acc", "acc_stderr", "perplexity", "perplexity_stderr")}
 
 
 def main(folder: Path) -> None:

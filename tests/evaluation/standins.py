@@ -23,12 +23,15 @@ from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.run import RunDirectory
 
-SENTENCE = "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
+SENTENCE = (
+    "the cat sat on a mat and saw another dog run over green hills while old rivers slept below"
+)
 WORDS = SENTENCE.split()
 
 
 class Bigram:
-    """Logits that depend on the last token only: row `token` of a table [vocabulary, padded vocabulary]."""
+    """Logits that depend on the last token only: row `token` of a table [vocabulary, padded
+    vocabulary]."""
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
@@ -63,12 +66,15 @@ class Bytes:
 
 def scoring_model(
     network: GPT2 | Bigram, vocab_size: int, seq_length: int = 32, hidden_size: int = 32
-) -> ScoringModel:  # fmt: skip
+) -> ScoringModel:
     return ScoringModel(network, vocab_size, seq_length, hidden_size, torch.float32)  # type: ignore[arg-type]
 
 
-def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Sequence[bool]) -> Scores:
-    """Scores in which every token costs the same and all tokens of a request are right or wrong as given."""
+def made_up_scores(
+    requests: Sequence[Request], nll_per_token: float, greedy: Sequence[bool]
+) -> Scores:
+    """Scores in which every token costs the same and all tokens of a request are right or wrong as
+    given."""
     counts = np.array([request.num_scored for request in requests])
     right = np.repeat(np.array(greedy), counts)
     return Scores(np.full(counts.sum(), -nll_per_token), right, right, counts)
@@ -76,9 +82,14 @@ def made_up_scores(requests: Sequence[Request], nll_per_token: float, greedy: Se
 
 def tiny_config(vocab_size: int = 61, seq_length: int = 32) -> ModelConfig:
     return ModelConfig(
-        num_layers=2, hidden_size=32, num_heads=4, seq_length=seq_length, vocab_size=vocab_size,
-        padded_vocab_size=-(-vocab_size // 64) * 64, init_std=0.3,
-    )  # fmt: skip
+        num_layers=2,
+        hidden_size=32,
+        num_heads=4,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+        padded_vocab_size=-(-vocab_size // 64) * 64,
+        init_std=0.3,
+    )
 
 
 def tiny_gpt2(config: ModelConfig, seed: int = 7) -> GPT2:
@@ -90,7 +101,10 @@ def tiny_gpt2(config: ModelConfig, seed: int = 7) -> GPT2:
 
 def sentences(count: int) -> list[str]:
     """Documents of 30 to 129 words."""
-    return [" ".join(WORDS[(i * i + j * (i + 3)) % len(WORDS)] for j in range(30 + i % 100)) for i in range(count)]
+    return [
+        " ".join(WORDS[(i * i + j * (i + 3)) % len(WORDS)] for j in range(30 + i % 100))
+        for i in range(count)
+    ]
 
 
 def write_dataset(directory: Path) -> str:
@@ -102,24 +116,39 @@ def write_dataset(directory: Path) -> str:
     tokenizer = Tokenizer.train(documents, 300)
     tokenizer.save(directory / "tokenizer")
     card = DataCard(
-        name="words", source="made", seed=1, vocab_size=300, padded_vocab_size=320,
+        name="words",
+        source="made",
+        seed=1,
+        vocab_size=300,
+        padded_vocab_size=320,
         tokenizer=TokenizerFacts(kind="bpe", digest=tokenizer.digest),
-        splits={"train": Split(prefix="train_text_document", documents=len(documents), bytes=9, tokens=4321)},
-    )  # fmt: skip
+        splits={
+            "train": Split(
+                prefix="train_text_document", documents=len(documents), bytes=9, tokens=4321
+            )
+        },
+    )
     write_document(directory / "dataset.json", card)
     seal(directory)
     return dataset_digest(directory)
 
 
-def write_run(root: Path, *, twin: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32) -> Path:
-    """A training run below `root` with one checkpoint of a tiny untrained GPT-2; `zero` makes it a uniform model."""
+def write_run(
+    root: Path, *, twin: bool = True, zero: bool = False, dtype: torch.dtype = torch.float32
+) -> Path:
+    """A training run below `root` with one checkpoint of a tiny untrained GPT-2; `zero` makes it a
+    uniform model."""
     dataset = root / "words"
     digest = write_dataset(dataset)
     config = RunConfig(
-        name="tiny", model=tiny_config(vocab_size=300, seq_length=64), data=DataSection(dataset=dataset),
+        name="tiny",
+        model=tiny_config(vocab_size=300, seq_length=64),
+        data=DataSection(dataset=dataset),
         twin=TwinScale() if twin else None,
-    )  # fmt: skip
-    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": digest})
+    )
+    run = RunDirectory.begin(
+        root, config.name, "training", config.model_dump(mode="json"), {"dataset": digest}
+    )
     model = tiny_gpt2(config.model).to(dtype)
     if zero:
         for parameter in model.parameters():
@@ -127,5 +156,7 @@ def write_run(root: Path, *, twin: bool = True, zero: bool = False, dtype: torch
     parameters = sharded_parameters(model, model.mesh)
     optimizer = FlatAdamW(parameters, config.train, model.mesh)
     state = TrainingState(iteration=10)
-    save_checkpoint(run.path, config, state, parameters, optimizer, model.mesh, dataset / "tokenizer")
+    save_checkpoint(
+        run.path, config, state, parameters, optimizer, model.mesh, dataset / "tokenizer"
+    )
     return run.path

@@ -1,4 +1,5 @@
-"""A number of a convention that the table lacks is rarely named, and one of the table is found from two texts."""
+"""A number of a convention that the table lacks is rarely named, and one of the table is found from
+two texts."""
 
 import math
 import random
@@ -14,7 +15,12 @@ from tests.evaluation import test_oracle
 from tests.evaluation.test_oracle import Oracle, documents_of, spell
 
 pytest.importorskip("transformers")
-models, vocabulary, gpt2, llama = test_oracle.models, test_oracle.vocabulary, test_oracle.gpt2, test_oracle.llama
+models, vocabulary, gpt2, llama = (
+    test_oracle.models,
+    test_oracle.vocabulary,
+    test_oracle.gpt2,
+    test_oracle.llama,
+)
 TEXTS = ("all", "wikitext")
 
 
@@ -32,7 +38,11 @@ def conventions(model: Oracle) -> list[Convention]:
 
 def foreign(text: str, model: Oracle) -> dict[str, float]:
     """Perplexities by forty conventions of no table of ours."""
-    documents, losses, vocabulary = documents_of(model.directory, text), model.losses["", "", ""], model.vocabulary
+    documents, losses, vocabulary = (
+        documents_of(model.directory, text),
+        model.losses["", "", ""],
+        model.vocabulary,
+    )
     end = vocabulary.eos_token_id
     whole = "\n\n".join(documents)
 
@@ -58,17 +68,23 @@ def foreign(text: str, model: Oracle) -> dict[str, float]:
     found |= {f"stride {stride}": mean(nats(whole, 32, stride)) for stride in (2, 3, 5, 7, 12, 24)}
     found |= {f"{count} dropped": mean([each[count:] for each in disjoint]) for count in (2, 4, 8)}
     found |= {
-        f"documents in {size}": mean([window for document in documents for window in nats(document, size, size, True)])
+        f"documents in {size}": mean(
+            [window for document in documents for window in nats(document, size, size, True)]
+        )
         for size in (8, 12, 20, 28)
     }
     found |= {f"begun {size}": mean(nats(whole, size, size, begun=True)) for size in (15, 23, 31)}
     found |= {
-        "median of documents": statistics.median(means), "median of windows": statistics.median(map(mean1, disjoint)),
-        "worst window": max(map(mean1, disjoint)), "half the windows": mean(disjoint[::2]),
+        "median of documents": statistics.median(means),
+        "median of windows": statistics.median(map(mean1, disjoint)),
+        "worst window": max(map(mean1, disjoint)),
+        "half the windows": mean(disjoint[::2]),
         "median of sub-words": statistics.median(each for window in disjoint for each in window),
-    }  # fmt: skip
+    }
     for base in (2.0, 10.0):
-        found |= {f"{base} to the nats {n}": mean(nats(whole, n, n)) * math.log(base) for n in (32, 16)}
+        found |= {
+            f"{base} to the nats {n}": mean(nats(whole, n, n)) * math.log(base) for n in (32, 16)
+        }
     joints = {
         "newline": "\n",
         "space": " ",
@@ -76,12 +92,19 @@ def foreign(text: str, model: Oracle) -> dict[str, float]:
         "tab": "\t",
         "end twice": vocabulary.eos_token * 2,
     }
-    found |= {f"joined by {name}": mean(nats(joint.join(documents), 32, 32)) for name, joint in joints.items()}
+    found |= {
+        f"joined by {name}": mean(nats(joint.join(documents), 32, 32))
+        for name, joint in joints.items()
+    }
     rewritten = {
-        "upper": whole.upper(), "title": whole.title(), "collapsed": " ".join(whole.split()), "backwards": whole[::-1],
-        "without digits": "".join(each for each in whole if not each.isdigit()), "twice": whole + whole,
+        "upper": whole.upper(),
+        "title": whole.title(),
+        "collapsed": " ".join(whole.split()),
+        "backwards": whole[::-1],
+        "without digits": "".join(each for each in whole if not each.isdigit()),
+        "twice": whole + whole,
         "last first": "\n\n".join(documents[::-1]),
-    }  # fmt: skip
+    }
     found |= {name: mean(nats(text, 32, 32)) for name, text in rewritten.items()}
     return {name: math.exp(loss) for name, loss in found.items()}
 
@@ -90,13 +113,23 @@ def mean1(window: list[float]) -> float:
     return sum(window) / len(window)
 
 
-def test_a_number_of_no_convention_is_rarely_named(model: Oracle, conventions: list[Convention]) -> None:
+def test_a_number_of_no_convention_is_rarely_named(
+    model: Oracle, conventions: list[Convention]
+) -> None:
     rng, trials = random.Random(5), dict[str, list[str]]()
     for text in TEXTS:
-        known = [math.exp(each.values[text]) for each in conventions if text in each.values and not each.is_share]
+        known = [
+            math.exp(each.values[text])
+            for each in conventions
+            if text in each.values and not each.is_share
+        ]
         numbers = foreign(text, model)
         assert len(numbers) >= 40
-        distinct = {name: each for name, each in numbers.items() if min(abs(each / one - 1) for one in known) > 1e-6}
+        distinct = {
+            name: each
+            for name, each in numbers.items()
+            if min(abs(each / one - 1) for one in known) > 1e-6
+        }
         assert len(distinct) >= 36
         trials["{:.5g}"] = [*trials.get("{:.5g}", []), *map("{:#.5g}".format, distinct.values())]
         trials["{:.4g}"] = [*trials.get("{:.4g}", []), *map("{:#.4g}".format, distinct.values())]
@@ -109,7 +142,9 @@ def test_a_number_of_no_convention_is_rarely_named(model: Oracle, conventions: l
             assert len(named) <= allowed[form] * len(claims), (form, len(claims), named)
 
 
-def test_a_convention_of_the_table_is_named_from_six_digits_on_two_texts(conventions: list[Convention]) -> None:
+def test_a_convention_of_the_table_is_named_from_six_digits_on_two_texts(
+    conventions: list[Convention],
+) -> None:
     of_texts = [each for each in conventions if "all" in each.values]
     asked, right = random.Random(2).sample(of_texts, 100), 0
     for each in asked:
@@ -123,12 +158,15 @@ def test_a_convention_of_the_table_is_named_from_six_digits_on_two_texts(convent
     assert right >= 90, right
 
 
-def test_the_chance_is_printed(model: Oracle, mlm_eval: Command, conventions: list[Convention]) -> None:
+def test_the_chance_is_printed(
+    model: Oracle, mlm_eval: Command, conventions: list[Convention]
+) -> None:
     oracle = model.directory
     usual = next(each for each in conventions if each.weight == 1)
     ppl = math.exp(usual.values["all"])
     three, seven = (
-        mlm_eval("oracle", "--out", oracle, "--identify", f"{ppl:#.{digits}g}", ends=0).out for digits in (3, 7)
+        mlm_eval("oracle", "--out", oracle, "--identify", f"{ppl:#.{digits}g}", ends=0).out
+        for digits in (3, 7)
     )
     assert "not certain: one of these, or with" in three
     assert "by accident" in three

@@ -25,7 +25,9 @@ def test_a_place_is_found_once_and_again_only_if_a_training_removed_it(
     kept = complete_checkpoints(run)[0]
     newest = Path(shutil.copytree(kept, kept.with_name("iter_0000020")))
     found: list[Path] = []
-    monkeypatch.setattr(chain, "complete_checkpoints", lambda run: found.append(run) or complete_checkpoints(run))
+    monkeypatch.setattr(
+        chain, "complete_checkpoints", lambda run: found.append(run) or complete_checkpoints(run)
+    )
     place = Place.find(run)
     assert open_checkpoint(place, Settings()).directory == newest
     assert len(found) == 1
@@ -35,7 +37,9 @@ def test_a_place_is_found_once_and_again_only_if_a_training_removed_it(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_model_runs_in_its_own_format_with_a_float32_softmax(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_model_runs_in_its_own_format_with_a_float32_softmax(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     model = load_checkpoint(write_run(tmp_path, dtype=dtype)).model
     assert model.dtype == dtype
     assert {parameter.dtype for parameter in model.network.parameters()} == {dtype}
@@ -45,11 +49,15 @@ def test_a_model_runs_in_its_own_format_with_a_float32_softmax(tmp_path: Path, d
     with torch.no_grad():
         for request in requests:
             tokens = torch.from_numpy(request.tokens)
-            logits = model.network.logits(model.network(tokens[None, :-1]))[:, 0, : model.vocab_size]
+            logits = model.network.logits(model.network(tokens[None, :-1]))[
+                :, 0, : model.vocab_size
+            ]
             assert logits.dtype == dtype
             losses = F.cross_entropy(logits.double(), tokens[1:], reduction="none")
             plain.append(-losses[-request.num_scored :].numpy())
-    tolerance = 1e-5 if dtype == torch.float32 else 0.1  # logits have 8 or 11 bits, the softmax more
+    tolerance = (
+        1e-5 if dtype == torch.float32 else 0.1
+    )  # logits have 8 or 11 bits, the softmax more
     np.testing.assert_allclose(found.log_probabilities, np.concatenate(plain), atol=tolerance)
     exact = score(load_checkpoint(write_run(tmp_path / "exact")).model, requests, 1, workers=1)
     np.testing.assert_allclose(found.nll.sum(), exact.nll.sum(), rtol=1e-2)

@@ -47,7 +47,14 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
     assert result["perplexity"] == pytest.approx(
         math.exp(result["loss_per_token"] * 14 / result["normaliser"]), rel=1e-9
     )
-    assert set(result) >= {"num_tokens", "tokenizer_digest", "seconds", "environment", "megatron", "warnings"}
+    assert set(result) >= {
+        "num_tokens",
+        "tokenizer_digest",
+        "seconds",
+        "environment",
+        "megatron",
+        "warnings",
+    }
     for words in (result["protocol"], "PARTIAL", "scaled, partial"):
         assert words in done.out
 
@@ -63,7 +70,13 @@ def test_wikitext103_on_a_file_that_passes_for_the_published(
     ],
 )
 def test_failures_are_one_sentence_and_leave_nothing(
-    task: str, damage: str, code: int, sentence: str, tmp_path: Path, nothing_published: Path, mlm_eval: Command
+    task: str,
+    damage: str,
+    code: int,
+    sentence: str,
+    tmp_path: Path,
+    nothing_published: Path,
+    mlm_eval: Command,
 ) -> None:
     run = write_run(tmp_path / "runs")
     checkpoint, target = run / "checkpoints" / "iter_0000010", tmp_path / "out" / "result.json"

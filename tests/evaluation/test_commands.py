@@ -1,4 +1,5 @@
-"""`mlm-eval` on everything: all protocols at once, two checkpoints, a user's own text, others' formats."""
+"""`mlm-eval` on everything: all protocols at once, two checkpoints, a user's own text, others'
+formats."""
 
 import json
 import math
@@ -17,10 +18,26 @@ from tests.evaluation.standins import sentences, write_run
 
 
 def test_all_protocols_in_one_pass(
-    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command, evaluated: Evaluated,
-) -> None:  # fmt: skip
+    run: Path,
+    made_passes_for_published: RunningText,
+    tmp_path: Path,
+    mlm_eval: Command,
+    evaluated: Evaluated,
+) -> None:
     target, samples = tmp_path / "all.json", tmp_path / "samples.jsonl"
-    done = mlm_eval("all", "--ckpt", run, "--limit", 5, "--samples", samples, "--json", target, "--set", "workers=1")
+    done = mlm_eval(
+        "all",
+        "--ckpt",
+        run,
+        "--limit",
+        5,
+        "--samples",
+        samples,
+        "--json",
+        target,
+        "--set",
+        "workers=1",
+    )
     found = json.loads(target.read_text())
     results, out = found["results"], done.out
     assert found["missing"].keys() == {"wikitext103-memory"}  # a GPT-2 remembers nothing
@@ -28,7 +45,9 @@ def test_all_protocols_in_one_pass(
     assert all(name in out and result["protocol"] in out for name, result in results.items())
     assert len({result["protocol"] for result in results.values()}) == len(results)
     single = evaluated("lambada-standard", "--ckpt", run, "--limit", 5)
-    assert results["lambada-standard"]["perplexity"] == pytest.approx(single["perplexity"], rel=1e-6)
+    assert results["lambada-standard"]["perplexity"] == pytest.approx(
+        single["perplexity"], rel=1e-6
+    )
 
     lines = [json.loads(line) for line in samples.read_text().splitlines()]
     assert [line["task"] for line in lines] == [name for name in results for _ in range(5)]
@@ -46,20 +65,42 @@ def test_conventions_of_one_run_differ_by_the_divisor_alone(
 ) -> None:
     text = made_passes_for_published
     result = evaluated("wikitext103", "--ckpt", run, "--limit", 30)
-    nll, share = result["loss_per_token"] * result["num_scored_tokens"], result["normaliser"] / text.num_original_tokens
+    nll, share = (
+        result["loss_per_token"] * result["num_scored_tokens"],
+        result["normaliser"] / text.num_original_tokens,
+    )
     assert result["original_token_perplexity"] == result["perplexity"]
-    assert math.log(result["lm_eval_word_perplexity"]) == pytest.approx(nll / (text.num_lm_eval_words * share))
+    assert math.log(result["lm_eval_word_perplexity"]) == pytest.approx(
+        nll / (text.num_lm_eval_words * share)
+    )
     assert result["bits_per_byte"] == pytest.approx(nll / math.log(2) / (text.num_bytes * share))
     assert sum(block["nll"] for block in result["blocks"]) == pytest.approx(nll)
     assert sum(block["num_scored"] for block in result["blocks"]) == result["num_scored_tokens"]
     assert result["log_perplexity_standard_error"] > 0
 
 
-def test_two_checkpoints(run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command) -> None:
-    uniform, kept, tables = write_run(tmp_path / "runs", zero=True), [], (tmp_path / "t.md", tmp_path / "t.csv")
+def test_two_checkpoints(
+    run: Path, made_passes_for_published: RunningText, tmp_path: Path, mlm_eval: Command
+) -> None:
+    uniform, kept, tables = (
+        write_run(tmp_path / "runs", zero=True),
+        [],
+        (tmp_path / "t.md", tmp_path / "t.csv"),
+    )
     for number, checkpoint in enumerate((run, uniform)):
         kept.append(tmp_path / f"{number}.json")
-        mlm_eval("all", "--ckpt", checkpoint, "--limit", 6, "--json", kept[-1], "--set", "workers=1", ends=0)
+        mlm_eval(
+            "all",
+            "--ckpt",
+            checkpoint,
+            "--limit",
+            6,
+            "--json",
+            kept[-1],
+            "--set",
+            "workers=1",
+            ends=0,
+        )
     target = tmp_path / "compared.json"
     for table in tables:
         done = mlm_eval("compare", *kept, "--json", target, "--table", table, ends=0)
@@ -74,11 +115,16 @@ def test_two_checkpoints(run: Path, made_passes_for_published: RunningText, tmp_
     low, high = words["interval"]
     assert low < words["log_perplexity"] < high
     assert 0 <= words["p"] <= 1
-    assert [len(place.read_text().splitlines()) for place in tables] == [2 * len(found) + 2, 2 * len(found) + 1]
+    assert [len(place.read_text().splitlines()) for place in tables] == [
+        2 * len(found) + 2,
+        2 * len(found) + 1,
+    ]
     mlm_eval("compare", kept[0], kept[0], "--json", target, ends=0)
     same = json.loads(target.read_text())["differences"]
     assert {(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same} == {(0, 0)}
-    other = json.loads(kept[1].read_text())["results"]["wikitext103"] | {"tokenizer_digest": "other"}
+    other = json.loads(kept[1].read_text())["results"]["wikitext103"] | {
+        "tokenizer_digest": "other"
+    }
     kept[1].write_text(json.dumps(other))
     assert "not scored on the same parts" in mlm_eval("compare", *kept, ends=2).error
     kept[1].write_text("{}")
@@ -95,8 +141,14 @@ def test_a_user_s_own_text(run: Path, tmp_path: Path, evaluated: Evaluated) -> N
     parts = evaluated("perplexity", lines, "--ckpt", run)
     assert whole["perplexity"] == parts["perplexity"]
     assert len(parts["blocks"]) == 6
-    assert [block["num_targets"] for block in whole["blocks"]][:-1] == [64] * (len(whole["blocks"]) - 1)
-    assert sum(b["num_targets"] for b in parts["blocks"]) == whole["num_scored_tokens"] == whole["num_tokens"] - 1
+    assert [block["num_targets"] for block in whole["blocks"]][:-1] == [64] * (
+        len(whole["blocks"]) - 1
+    )
+    assert (
+        sum(b["num_targets"] for b in parts["blocks"])
+        == whole["num_scored_tokens"]
+        == whole["num_tokens"] - 1
+    )
 
     text.write_text("\n".join(documents))
     cloze = evaluated("cloze", text, "--ckpt", run)
@@ -146,7 +198,10 @@ def test_all_without_the_files_says_what_was_not_run(
     run, target = write_run(tmp_path / "runs"), tmp_path / "all.json"
     done = mlm_eval("all", "--ckpt", run, "--limit", 3, "--json", target, "--set", "workers=1")
     found = json.loads(target.read_text())
-    assert [result["task"] for result in found["results"].values()] == ["heldout-perplexity", "heldout-cloze"]
+    assert [result["task"] for result in found["results"].values()] == [
+        "heldout-perplexity",
+        "heldout-cloze",
+    ]
     assert found["missing"].keys() == TASKS.keys() - {"wikitext103", "lambada"}
     assert "NOT RUN" in done.out
 
@@ -158,7 +213,12 @@ def test_a_megatron_checkpoint_with_its_vocabulary(tmp_path: Path, evaluated: Ev
     text = tmp_path / "mine.txt"
     text.write_text(" ".join(sentences(3)))
     native = import_checkpoint(tmp_path / "megatron", tmp_path / "native", vocab)
-    direct = evaluated("perplexity", text, "--ckpt", tmp_path / "megatron", "--set", f"vocab={vocab}")
+    direct = evaluated(
+        "perplexity", text, "--ckpt", tmp_path / "megatron", "--set", f"vocab={vocab}"
+    )
     ours = evaluated("perplexity", text, "--ckpt", native)
     assert direct["perplexity"] == ours["perplexity"]
-    assert (direct["checkpoint"], direct["checkpoint_digest"]) == ("megatron", ours["checkpoint_digest"])
+    assert (direct["checkpoint"], direct["checkpoint_digest"]) == (
+        "megatron",
+        ours["checkpoint_digest"],
+    )

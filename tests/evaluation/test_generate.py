@@ -27,7 +27,12 @@ from tests.evaluation.standins import sentences, tiny_config, tiny_gpt2
 
 PROMPTS = [[5, 17, 40], [299], list(range(1, 20))]
 TOGETHER = [list(range(1, 20)), list(range(40, 21, -1)), [7] * 19]
-SAMPLED = [Sampling(seed=1), Sampling(0.7, 20, None, 2), Sampling(1.3, None, 0.8, 3), Sampling(2.0, 50, 0.9, 4)]
+SAMPLED = [
+    Sampling(seed=1),
+    Sampling(0.7, 20, None, 2),
+    Sampling(1.3, None, 0.8, 3),
+    Sampling(2.0, 50, 0.9, 4),
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +43,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {p.name: p.local.detach() for p in sharded_parameters(model, model.mesh)}
     out = tmp_path_factory.mktemp("generate") / "checkpoint"
     tokenizer = Tokenizer.train(sentences(40), 300)
-    write_checkpoint(out, Imported("tiny", model.config, tensors, tokenizer, {"format": "this test"}))
+    write_checkpoint(
+        out, Imported("tiny", model.config, tensors, tokenizer, {"format": "this test"})
+    )
     return out
 
 
 @pytest.fixture(scope="module")
 def theirs(checkpoint: Path) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel.from_pretrained(export_checkpoint(checkpoint, checkpoint.parent / "exported")).eval()
+    return GPT2LMHeadModel.from_pretrained(
+        export_checkpoint(checkpoint, checkpoint.parent / "exported")
+    ).eval()
 
 
 def their_tokens(
@@ -55,10 +64,14 @@ def their_tokens(
     if sampling:
         torch.manual_seed(sampling.seed)
         choice = {
-            "do_sample": True, "temperature": sampling.temperature,
-            "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0,
-        }  # fmt: skip
-    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **choice)
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": sampling.top_p or 1.0,
+        }
+    found = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, pad_token_id=0, **choice
+    )
     return found[:, ids.size(1) :].tolist()
 
 
@@ -72,8 +85,12 @@ def generate_on(layout: Layout, checkpoint: Path) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("prompts", [*([prompt] for prompt in PROMPTS), TOGETHER], ids=["3", "1", "19", "3 of 19"])
-def test_tokens_are_those_of_transformers(prompts: list[list[int]], checkpoint: Path, theirs: GPT2LMHeadModel) -> None:
+@pytest.mark.parametrize(
+    "prompts", [*([prompt] for prompt in PROMPTS), TOGETHER], ids=["3", "1", "19", "3 of 19"]
+)
+def test_tokens_are_those_of_transformers(
+    prompts: list[list[int]], checkpoint: Path, theirs: GPT2LMHeadModel
+) -> None:
     loaded, end = load_checkpoint(checkpoint), theirs.generation_config.eos_token_id
     for sampling in (None, *SAMPLED):
         expected = their_tokens(theirs, prompts, 12, sampling)
@@ -84,7 +101,8 @@ def test_tokens_are_those_of_transformers(prompts: list[list[int]], checkpoint: 
 def test_beyond_the_context_each_token_follows_from_the_last_that_fit(
     checkpoint: Path, theirs: GPT2LMHeadModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As nanoGPT's loop does it, with transformers' model; from a short prompt and from one that is too long."""
+    """As nanoGPT's loop does it, with transformers' model; from a short prompt and from one that is
+    too long."""
     model = load_checkpoint(checkpoint).model
     for prompt in (PROMPTS[0], [number % 290 for number in range(3, 45)]):
         ids = torch.tensor([prompt])
@@ -114,8 +132,10 @@ def test_generation_ends_with_end_of_text(checkpoint: Path) -> None:
 @settings(max_examples=50)
 @given(
     st.lists(st.integers(-30, 30), min_size=1, max_size=12),
-    st.floats(0.2, 5), st.none() | st.integers(1, 15), st.none() | st.floats(0.05, 1.0),
-)  # fmt: skip
+    st.floats(0.2, 5),
+    st.none() | st.integers(1, 15),
+    st.none() | st.floats(0.05, 1.0),
+)
 def test_what_is_left_to_draw_from_is_what_transformers_leaves(
     logits: list[int], temperature: float, top_k: int | None, top_p: float | None
 ) -> None:
@@ -130,7 +150,15 @@ def test_what_is_left_to_draw_from_is_what_transformers_leaves(
 
 
 def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = ["generate", "--ckpt", str(checkpoint), "--prompt", "the cat", "--max-new-tokens", "5"]
+    arguments = [
+        "generate",
+        "--ckpt",
+        str(checkpoint),
+        "--prompt",
+        "the cat",
+        "--max-new-tokens",
+        "5",
+    ]
     done = CliRunner().invoke(app, [*arguments, "--json", str(tmp_path / "out.json")])
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
@@ -138,16 +166,25 @@ def test_the_command(checkpoint: Path, tmp_path: Path) -> None:
     assert len(found["tokens"]) == 5
     assert found["sampling"] is None
     assert found["checkpoint_digest"] == load_checkpoint(checkpoint).digest
-    sampled = [CliRunner().invoke(app, [*arguments, "--temperature", "3", "--seed", seed]).output for seed in "112"]
+    sampled = [
+        CliRunner().invoke(app, [*arguments, "--temperature", "3", "--seed", seed]).output
+        for seed in "112"
+    ]
     assert sampled[0] == sampled[1] != sampled[2]
-    from_theirs = [*arguments[:2], str(export_checkpoint(checkpoint, tmp_path / "theirs")), *arguments[3:]]
+    from_theirs = [
+        *arguments[:2],
+        str(export_checkpoint(checkpoint, tmp_path / "theirs")),
+        *arguments[3:],
+    ]
     assert CliRunner().invoke(app, from_theirs).stdout == f"the cat{found['continuation']}\n"
 
 
 def test_an_empty_prompt_begins_a_document(checkpoint: Path) -> None:
     loaded = load_checkpoint(checkpoint)
     found = generate_text(Place.find(checkpoint), "", 4, None, Settings())
-    assert [found.tokens] == generate(loaded.model, [[loaded.tokenizer.end_of_text]], 4, loaded.tokenizer.end_of_text)
+    assert [found.tokens] == generate(
+        loaded.model, [[loaded.tokenizer.end_of_text]], 4, loaded.tokenizer.end_of_text
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""lm-evaluation-harness with this engine as its model: Megatron-LM's protocols, and its own stock tasks."""
+"""lm-evaluation-harness with this engine as its model: Megatron-LM's protocols, and its own stock
+tasks."""
 
 import json
 import shutil
@@ -21,13 +22,21 @@ CONTEXT = 64
 
 
 @pytest.fixture(scope="module")
-def directory(made_data: Path, made_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(
+    made_data: Path, made_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     torch.manual_seed(2)
     end = made_tokenizer.end_of_text
     config = transformers.GPT2Config(
-        vocab_size=made_tokenizer.vocab_size, bos_token_id=end, eos_token_id=end,
-        n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=made_tokenizer.vocab_size,
+        bos_token_id=end,
+        eos_token_id=end,
+        n_positions=CONTEXT,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.3,
+    )
     path = tmp_path_factory.mktemp("harness") / "gpt2"
     transformers.GPT2LMHeadModel(config).save_pretrained(path)
     for name in ("vocab.json", "merges.txt"):
@@ -46,11 +55,24 @@ def test_the_installed_package_offers_its_model() -> None:
 def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(
     nine_articles: str, directory: Path, mlm_eval: Command, evaluated: Evaluated
 ) -> None:
-    arguments = ("--model", "mlm", "--model_args", f"pretrained={directory},workers=1", "--batch_size", "auto")
+    arguments = (
+        "--model",
+        "mlm",
+        "--model_args",
+        f"pretrained={directory},workers=1",
+        "--batch_size",
+        "auto",
+    )
     printed = mlm_eval("harness", *arguments, "--tasks", "megatron_wikitext103", ends=0).out
     assert "|Tasks|Version|Filter|n-shot|Metric|" in printed.replace(" ", "")
-    perplexity, cloze = (evaluated(name, "--ckpt", directory) for name in ("wikitext103", "lambada"))
-    rows = {row[5]: row[7] for line in printed.splitlines() if len(row := line.replace(" ", "").split("|")) > 8}
+    perplexity, cloze = (
+        evaluated(name, "--ckpt", directory) for name in ("wikitext103", "lambada")
+    )
+    rows = {
+        row[5]: row[7]
+        for line in printed.splitlines()
+        if len(row := line.replace(" ", "").split("|")) > 8
+    }
     expected = {
         "word_perplexity": perplexity["perplexity"],
         "adjusted_perplexity": perplexity["megatron"]["adjusted ppl"],
@@ -63,7 +85,9 @@ def test_megatron_s_protocols_give_mlm_eval_s_printed_numbers(
 
     manager = lm_eval.tasks.TaskManager(include_path=str(TASK_FILES), include_defaults=False)
     model = Model(str(directory), workers=1)
-    done = lm_eval.simple_evaluate(model, tasks=["megatron_lambada"], task_manager=manager, bootstrap_iters=0)
+    done = lm_eval.simple_evaluate(
+        model, tasks=["megatron_lambada"], task_manager=manager, bootstrap_iters=0
+    )
     found = done["results"]["megatron_lambada"]
     assert found["acc,none"] == cloze["accuracy"]
     assert found["perplexity,none"] == pytest.approx(cloze["perplexity"], rel=1e-12)
@@ -84,7 +108,9 @@ def questions() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["arc/arc_easy", "gsm8k/gsm8k", "wikitext/wikitext"])
-def test_stock_tasks_give_what_its_own_model_gives(name: str, directory: Path, tmp_path: Path) -> None:
+def test_stock_tasks_give_what_its_own_model_gives(
+    name: str, directory: Path, tmp_path: Path
+) -> None:
     """`loglikelihood`, `generate_until` and `loglikelihood_rolling`, on rows of a local file."""
     pytest.importorskip("accelerate")
     from lm_eval.models.huggingface import HFLM
@@ -95,19 +121,32 @@ def test_stock_tasks_give_what_its_own_model_gives(name: str, directory: Path, t
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in questions()))
     task = load_yaml(STOCK / f"{name}.yaml", resolve_func=True)
-    task = {key: value for key, value in task.items() if key not in ("dataset_name", "tag", "fewshot_config")} | {
-        "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(rows)}},
-        "test_split": "test", "training_split": None, "validation_split": None, "fewshot_split": None, "num_fewshot": 0,
-    }  # fmt: skip
+    task = {
+        key: value
+        for key, value in task.items()
+        if key not in ("dataset_name", "tag", "fewshot_config")
+    } | {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(rows)}},
+        "test_split": "test",
+        "training_split": None,
+        "validation_split": None,
+        "fewshot_split": None,
+        "num_fewshot": 0,
+    }
     if "generation_kwargs" in task:
         task["generation_kwargs"] |= {"max_gen_toks": 12, "until": ["\n", "ing"]}
     tokenizer = transformers.GPT2TokenizerFast.from_pretrained(directory)
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
-    theirs = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=CONTEXT, device="cpu")
+    theirs = HFLM(
+        pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=CONTEXT, device="cpu"
+    )
     answers: list[Any] = []
     for one in (Model(str(directory), workers=1), theirs):
         manager = lm_eval.tasks.TaskManager(include_defaults=False)
-        done = lm_eval.simple_evaluate(one, tasks=[dict(task)], task_manager=manager, bootstrap_iters=0)
+        done = lm_eval.simple_evaluate(
+            one, tasks=[dict(task)], task_manager=manager, bootstrap_iters=0
+        )
         (samples,) = done["samples"].values()
         answers.append(([sample["resps"] for sample in samples], done["results"][task["task"]]))
     (ours, our_results), (others, their_results) = answers
@@ -116,5 +155,6 @@ def test_stock_tasks_give_what_its_own_model_gives(name: str, directory: Path, t
     for mine, other in zip(*flat, strict=True):
         assert mine == (pytest.approx(other, rel=1e-4) if isinstance(other, float) else other)
     assert our_results == {
-        k: pytest.approx(v, rel=1e-4) if isinstance(v, float) else v for k, v in their_results.items()
+        k: pytest.approx(v, rel=1e-4) if isinstance(v, float) else v
+        for k, v in their_results.items()
     }

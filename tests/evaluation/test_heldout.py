@@ -12,7 +12,12 @@ import pytest
 from mlm_repro.evaluation.evaluate import Settings, evaluate
 from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
-from mlm_repro.evaluation.tasks.heldout import cut_passages, file_cloze, file_perplexity, read_documents
+from mlm_repro.evaluation.tasks.heldout import (
+    cut_passages,
+    file_cloze,
+    file_perplexity,
+    read_documents,
+)
 from mlm_repro.evaluation.tasks.names import build_task
 from mlm_repro.lineage.digest import seal, sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure
@@ -21,7 +26,9 @@ from tests.evaluation.standins import Bytes, sentences, write_run
 
 def wikitext103(run: Path, limit: int | None = None) -> PerplexityResult:
     result = (
-        evaluate(Place.find(run), {"it": partial(build_task, "wikitext103")}, Settings(workers=1), limit)
+        evaluate(
+            Place.find(run), {"it": partial(build_task, "wikitext103")}, Settings(workers=1), limit
+        )
         .done["it"]
         .result
     )
@@ -31,7 +38,11 @@ def wikitext103(run: Path, limit: int | None = None) -> PerplexityResult:
 
 def lambada(run: Path, limit: int | None = None) -> ClozeResult:
     result = (
-        evaluate(Place.find(run), {"it": partial(build_task, "lambada")}, Settings(workers=1), limit).done["it"].result
+        evaluate(
+            Place.find(run), {"it": partial(build_task, "lambada")}, Settings(workers=1), limit
+        )
+        .done["it"]
+        .result
     )
     assert isinstance(result, ClozeResult)
     return result
@@ -67,7 +78,9 @@ def test_wikitext103_falls_back_under_another_name_and_says_so(
     assert "detokenizer none; window 64, stride 2" in result.protocol
 
 
-def test_lambada_falls_back_under_another_name_and_says_so(run: Path, nothing_published: Path) -> None:
+def test_lambada_falls_back_under_another_name_and_says_so(
+    run: Path, nothing_published: Path
+) -> None:
     result = lambada(run)
     assert result.task == "heldout-cloze"
     assert "NOT LAMBADA" in result.note
@@ -76,20 +89,26 @@ def test_lambada_falls_back_under_another_name_and_says_so(run: Path, nothing_pu
     assert not result.partial
 
 
-def test_a_dataset_that_moved_beside_the_run_is_found(tmp_path: Path, nothing_published: Path) -> None:
+def test_a_dataset_that_moved_beside_the_run_is_found(
+    tmp_path: Path, nothing_published: Path
+) -> None:
     run = write_run(tmp_path / "runs")
     moved = shutil.move(tmp_path / "runs", tmp_path / "elsewhere")
     assert lambada(Path(moved) / run.name, limit=2).task == "heldout-cloze"
 
 
 @pytest.mark.parametrize("damage", ["gone", "replaced", "no manifest"])
-def test_without_the_training_dataset_the_data_is_missing(tmp_path: Path, nothing_published: Path, damage: str) -> None:
+def test_without_the_training_dataset_the_data_is_missing(
+    tmp_path: Path, nothing_published: Path, damage: str
+) -> None:
     run = write_run(tmp_path / "runs")
     dataset = tmp_path / "runs" / "words"
     if damage == "gone":
         shutil.rmtree(dataset)
     elif damage == "replaced":
-        (dataset / "documents" / "valid.jsonl").write_text('{"id": "0", "text": "seen in training"}\n')
+        (dataset / "documents" / "valid.jsonl").write_text(
+            '{"id": "0", "text": "seen in training"}\n'
+        )
         seal(dataset)
     else:
         (run / "manifest.json").unlink()

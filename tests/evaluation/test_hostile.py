@@ -29,7 +29,8 @@ Refused = Callable[[Path], tuple[int, str]]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlm_eval: Command) -> Refused:
-    """Exit code and sentence of `mlm-eval cloze` with a checkpoint; anything but a sentence would be raised."""
+    """Exit code and sentence of `mlm-eval cloze` with a checkpoint; anything but a sentence would
+    be raised."""
     monkeypatch.chdir(tmp_path)
     Path("passages.txt").write_text(SENTENCE)
 
@@ -45,7 +46,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlm_eval: Command) 
 @pytest.fixture
 def checkpoint(run: Path, tmp_path: Path) -> Path:
     """A checkpoint that may be damaged."""
-    return Path(shutil.copytree(run / "checkpoints" / "iter_0000010", tmp_path / "deep" / "checkpoint"))
+    return Path(
+        shutil.copytree(run / "checkpoints" / "iter_0000010", tmp_path / "deep" / "checkpoint")
+    )
 
 
 def edit(path: Path, change: Callable[[Any], Any]) -> None:
@@ -85,7 +88,9 @@ def link_weights(checkpoint: Path) -> None:
     (checkpoint / WEIGHTS).symlink_to(outside)
 
 
-HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
+HEADER = json.dumps(
+    {FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
+).encode()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,12 @@ HEADER = json.dumps({FIRST: {"dtype": "F32", "shape": [2**40], "data_offsets": [
         (set_model(hidden_size=4 * 10**7), "shape"),
         (set_model(hidden_size=2**40), "should be less than or equal to"),
         (set_model(padded_vocab_size=10**30), "more than 63 bits"),
-        (lambda c: edit(c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}), "asks for more"),
+        (
+            lambda c: edit(
+                c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}
+            ),
+            "asks for more",
+        ),
         (lambda c: set_probe(c, [[1] * 5_000_000]), "not of one length"),
         (lambda c: set_probe(c, [[1, 2]] * 1_000_000), "at most 8"),
         (link_weights, "symbolic link"),
@@ -127,7 +137,9 @@ def test_what_is_no_checkpoint_is_named(
 ) -> None:
     monkeypatch.setattr("mlm_repro.data_pipeline.reading.hub.hub_is_reachable", lambda: False)
     for path, words in (
-        (tmp_path, "is neither"), (tmp_path / "no", "there is no"), (Path("openai/none"), "there is no"),
-    ):  # fmt: skip
+        (tmp_path, "is neither"),
+        (tmp_path / "no", "there is no"),
+        (Path("openai/none"), "there is no"),
+    ):
         code, sentence = refused(path)
         assert (code, words in sentence) == (2, True)

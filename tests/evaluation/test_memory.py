@@ -1,4 +1,5 @@
-"""A text scored with memory: as one pass over the whole text, in which every state sees what its segment saw."""
+"""A text scored with memory: as one pass over the whole text, in which every state sees what its
+segment saw."""
 
 from itertools import pairwise
 
@@ -20,9 +21,16 @@ SEGMENT = 7
 
 def build(memory_length: int) -> ScoringModel:
     config = ModelConfig(
-        family="transformer-xl", num_layers=3, hidden_size=16, num_heads=2, seq_length=SEGMENT, vocab_size=50,
-        padded_vocab_size=64, init_std=0.3, transformer_xl={"memory_length": memory_length},  # type: ignore[arg-type]
-    )  # fmt: skip
+        family="transformer-xl",
+        num_layers=3,
+        hidden_size=16,
+        num_heads=2,
+        seq_length=SEGMENT,
+        vocab_size=50,
+        padded_vocab_size=64,
+        init_std=0.3,
+        transformer_xl={"memory_length": memory_length},  # type: ignore[arg-type]
+    )
     network = TransformerXL(config, serial_mesh()).double().eval()
     network.initialize(5)
     return ScoringModel(network, 50, SEGMENT, 16, torch.float64)
@@ -34,8 +42,11 @@ def segments_of(tokens: np.ndarray) -> list[Request]:  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("memory_length", [3, 7, 16, 100])
-def test_memory_equals_recomputing_everything(memory_length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By brute force: every layer over the whole text at once, masked to what each token's segment and memory held."""
+def test_memory_equals_recomputing_everything(
+    memory_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By brute force: every layer over the whole text at once, masked to what each token's segment
+    and memory held."""
     model = build(memory_length)
     tokens = np.random.RandomState(1).randint(0, 50, 40)
     scores = score_with_memory(model, segments_of(tokens))
@@ -51,7 +62,9 @@ def test_memory_equals_recomputing_everything(memory_length: int, monkeypatch: p
     with torch.no_grad():
         hidden = model.network(torch.from_numpy(tokens[None, :-1]))
         logits = model.network.logits(hidden)[:, 0, :50].float()
-    expected = F.log_softmax(logits.double(), dim=-1)[torch.arange(length), torch.from_numpy(tokens[1:])]
+    expected = F.log_softmax(logits.double(), dim=-1)[
+        torch.arange(length), torch.from_numpy(tokens[1:])
+    ]
     np.testing.assert_allclose(scores.log_probabilities, expected.numpy(), rtol=0, atol=1e-5)
 
 

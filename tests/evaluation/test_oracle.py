@@ -44,7 +44,8 @@ def vocabulary(oracle: Path) -> Any:
 
 
 class Oracle(NamedTuple):
-    """A checkpoint of the oracle: its directory, tokenizer, what that puts before a text, and losses by the variant."""
+    """A checkpoint of the oracle: its directory, tokenizer, what that puts before a text, and
+    losses by the variant."""
 
     directory: Path
     vocabulary: Any
@@ -58,7 +59,10 @@ class Oracle(NamedTuple):
 @pytest.fixture(scope="session")
 def gpt2(oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> Oracle:
     return Oracle(
-        oracle, vocabulary, [], {(name, "", ""): each for name, each in (models | {"": models["as stored"]}).items()}
+        oracle,
+        vocabulary,
+        [],
+        {(name, "", ""): each for name, each in (models | {"": models["as stored"]}).items()},
     )
 
 
@@ -66,43 +70,58 @@ def gpt2(oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> Oracle:
 def llama(oracle: Path) -> Oracle:
     directory = oracle / "llama"
     weights = {
-        name: each.astype(np.float64) for name, each in load_file(directory / "model" / "model.safetensors").items()
+        name: each.astype(np.float64)
+        for name, each in load_file(directory / "model" / "model.safetensors").items()
     }
-    rounded = {name: torch.from_numpy(each).bfloat16().double().numpy() for name, each in weights.items()}
+    rounded = {
+        name: torch.from_numpy(each).bfloat16().double().numpy() for name, each in weights.items()
+    }
     usual = losses_of_llama(weights, 20, 352)
     losses = {
-        ("as stored", "in its window", "all rows"): usual, ("", "", ""): usual,
+        ("as stored", "in its window", "all rows"): usual,
+        ("", "", ""): usual,
         ("bfloat16", "in its window", "all rows"): losses_of_llama(rounded, 20, 352),
         ("as stored", "over all before", "all rows"): losses_of_llama(weights, CONTEXT, 352),
         ("as stored", "in its window", "sub-words alone"): losses_of_llama(weights, 20, 344),
-    }  # fmt: skip
+    }
     for weights_, attention in (("bfloat16", "in its window"), ("as stored", "over all before")):
         tensors = rounded if weights_ == "bfloat16" else weights
         window = 20 if attention == "in its window" else CONTEXT
         losses[weights_, attention, "sub-words alone"] = losses_of_llama(tensors, window, 344)
-    return Oracle(directory, transformers.AutoTokenizer.from_pretrained(directory / "model"), [1], losses)
+    return Oracle(
+        directory, transformers.AutoTokenizer.from_pretrained(directory / "model"), [1], losses
+    )
 
 
 def losses_of_llama(weights: dict[str, np.ndarray], attended: int, rows: int) -> Losses:  # type: ignore[type-arg]
-    """Mistral of two layers, two heads that share keys and values, and a window, a text's window at a time."""
+    """Mistral of two layers, two heads that share keys and values, and a window, a text's window at
+    a time."""
 
     def norm(name: str, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        made: np.ndarray = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * weights[f"model.{name}.weight"]  # type: ignore[type-arg]
+        made: np.ndarray = (
+            x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * weights[f"model.{name}.weight"]
+        )  # type: ignore[type-arg]
         return made
 
     def turned(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
         angles = np.outer(np.arange(len(x)), 10000.0 ** (-np.arange(4) / 4))
         cos, sin = np.cos(angles), np.sin(angles)
-        return np.concatenate([x[:, :4] * cos - x[:, 4:] * sin, x[:, 4:] * cos + x[:, :4] * sin], axis=1)
+        return np.concatenate(
+            [x[:, :4] * cos - x[:, 4:] * sin, x[:, 4:] * cos + x[:, :4] * sin], axis=1
+        )
 
     @cache
     def losses(window: tuple[int, ...]) -> list[tuple[float, bool]]:
         n, x = len(window) - 1, weights["model.embed_tokens.weight"][list(window[:-1])]
         apart = np.subtract.outer(np.arange(n), np.arange(n))
         for layer in range(2):
-            part = {name: weights[f"model.layers.{layer}.{name}.weight"].T for name in (
-                *(f"self_attn.{each}_proj" for each in "qkvo"), *(f"mlp.{each}_proj" for each in ("gate", "up", "down"))
-            )}  # fmt: skip
+            part = {
+                name: weights[f"model.layers.{layer}.{name}.weight"].T
+                for name in (
+                    *(f"self_attn.{each}_proj" for each in "qkvo"),
+                    *(f"mlp.{each}_proj" for each in ("gate", "up", "down")),
+                )
+            }
             inner = norm(f"layers.{layer}.input_layernorm", x)
             query, key = inner @ part["self_attn.q_proj"], turned(inner @ part["self_attn.k_proj"])
             value, mixed = inner @ part["self_attn.v_proj"], []
@@ -114,7 +133,11 @@ def losses_of_llama(weights: dict[str, np.ndarray], attended: int, rows: int) ->
             x = x + np.concatenate(mixed, axis=1) @ part["self_attn.o_proj"]
             inner = norm(f"layers.{layer}.post_attention_layernorm", x)
             gate = inner @ part["mlp.gate_proj"]
-            x = x + (gate / (1 + np.exp(-gate)) * (inner @ part["mlp.up_proj"])) @ part["mlp.down_proj"]
+            x = (
+                x
+                + (gate / (1 + np.exp(-gate)) * (inner @ part["mlp.up_proj"]))
+                @ part["mlp.down_proj"]
+            )
         logits = (norm("norm", x) @ weights["lm_head.weight"].T)[:, :rows]
         nats = np.log(np.exp(logits).sum(1)) - logits[np.arange(n), window[1:]]
         return list(zip(nats.tolist(), (logits.argmax(1) == window[1:]).tolist(), strict=True))
@@ -124,9 +147,12 @@ def losses_of_llama(weights: dict[str, np.ndarray], attended: int, rows: int) ->
 
 @pytest.fixture(scope="session")
 def models(oracle: Path) -> dict[str, Losses]:
-    """Loss, and whether it is the likeliest, of each token after the first, by the number format of the weights."""
+    """Loss, and whether it is the likeliest, of each token after the first, by the number format of
+    the weights."""
     weights = load_file(oracle / "model" / "model.safetensors")
-    rounded = {name: torch.from_numpy(each).bfloat16().double().numpy() for name, each in weights.items()}
+    rounded = {
+        name: torch.from_numpy(each).bfloat16().double().numpy() for name, each in weights.items()
+    }
     exact = {name: each.astype(np.float64) for name, each in weights.items()}
     return {"as stored": losses_of(exact), "bfloat16": losses_of(rounded)}
 
@@ -135,12 +161,18 @@ def losses_of(weights: dict[str, np.ndarray]) -> Losses:  # type: ignore[type-ar
     """GPT-2 of one layer and two heads, a window at a time."""
 
     def affine(name: str, states: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        made: np.ndarray = states @ weights[f"transformer.{name}.weight"] + weights[f"transformer.{name}.bias"]  # type: ignore[type-arg]
+        made: np.ndarray = (
+            states @ weights[f"transformer.{name}.weight"] + weights[f"transformer.{name}.bias"]
+        )  # type: ignore[type-arg]
         return made
 
     def norm(name: str, states: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        scaled = (states - states.mean(1, keepdims=True)) / np.sqrt(states.var(1, keepdims=True) + 1e-5)
-        made: np.ndarray = scaled * weights[f"transformer.{name}.weight"] + weights[f"transformer.{name}.bias"]  # type: ignore[type-arg]
+        scaled = (states - states.mean(1, keepdims=True)) / np.sqrt(
+            states.var(1, keepdims=True) + 1e-5
+        )
+        made: np.ndarray = (
+            scaled * weights[f"transformer.{name}.weight"] + weights[f"transformer.{name}.bias"]
+        )  # type: ignore[type-arg]
         return made
 
     @cache
@@ -165,7 +197,10 @@ def losses_of(weights: dict[str, np.ndarray]) -> Losses:  # type: ignore[type-ar
 
 
 def documents_of(oracle: Path, text: str) -> list[str]:
-    return [json.loads(line)["text"] for line in (oracle / "texts" / f"{text}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["text"]
+        for line in (oracle / "texts" / f"{text}.jsonl").read_text().splitlines()
+    ]
 
 
 def megatron(text: str) -> str:
@@ -186,14 +221,29 @@ def megatron(text: str) -> str:
 
 
 MARKS = (
-    "the boys ' club", "/' 9/", "' 90s", "@-@", "@,@", "@.@", *":;.!?,()[]{}\"'=", "\u00b0", "N", "'s", "n 't", "= =",
-    "<unk>", "a", " ", "\n",
-)  # fmt: skip
+    "the boys ' club",
+    "/' 9/",
+    "' 90s",
+    "@-@",
+    "@,@",
+    "@.@",
+    *":;.!?,()[]{}\"'=",
+    "\u00b0",
+    "N",
+    "'s",
+    "n 't",
+    "= =",
+    "<unk>",
+    "a",
+    " ",
+    "\n",
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from(MARKS), st.sampled_from(["", " ", "\n"])), max_size=30))
 def test_a_text_is_detokenised_as_by_megatron(words: list[tuple[str, str]]) -> None:
-    """Rules alone and in order, quotes that pair across lines, odd ones that turn the rest inside out."""
+    """Rules alone and in order, quotes that pair across lines, odd ones that turn the rest inside
+    out."""
     text = "".join(map("".join, words))
     assert detokenize_wikitext(text) == megatron(text)
 
@@ -203,7 +253,9 @@ def rewritten(how: str, text: str) -> str:
         case "detokenised":
             return megatron(text)
         case "rows joined by blank lines":
-            return "\n\n".join("" if row == " \n" else row for row in text.splitlines(keepends=True))
+            return "\n\n".join(
+                "" if row == " \n" else row for row in text.splitlines(keepends=True)
+            )
         case "without <unk>":
             return "".join(text.split("<unk>"))
         case "lower case":
@@ -216,7 +268,8 @@ def rewritten(how: str, text: str) -> str:
 
 
 def spell(vocabulary: Any, text: str, literal: str) -> list[int]:
-    """Sub-words by transformers' tokenizer; the literal end-of-text is a token or is spelled out."""
+    """Sub-words by transformers' tokenizer; the literal end-of-text is a token or is spelled
+    out."""
     settings = {"add_special_tokens": False, "split_special_tokens": literal == "spelled out"}
     return list(vocabulary(text, **settings)["input_ids"])
 
@@ -247,10 +300,12 @@ def spans(how: str, n: int, c: int = CONTEXT) -> Iterator[tuple[int, int, int]]:
             yield max(0, n - c), max(0, n - c) + 1, n
         case _:
             size, stride = {
-                "overlapping by half": (c, half), "overlapping by half, target inside": (c - 1, half),
-                "overlapping by three quarters": (c, c // 4), "a 32nd apart": (c, 1),
+                "overlapping by half": (c, half),
+                "overlapping by half, target inside": (c - 1, half),
+                "overlapping by three quarters": (c, c // 4),
+                "a 32nd apart": (c, 1),
                 "overlapping by three quarters, target inside": (c - 1, c // 4),
-            }[how]  # fmt: skip
+            }[how]
             done, start = 1, 0
             while done < n:
                 end = min(start + size + 1, n)
@@ -275,11 +330,14 @@ def run(row: Row, documents: list[str], model: Oracle) -> Scored:
         case _:
             groups = [documents]
     end, first, losses = model.vocabulary.eos_token_id, row["first"], model.variant(row)
-    begun = model.first if "what the tokenizer" in first else [end] if "end-of-text" in first else []
+    begun = (
+        model.first if "what the tokenizer" in first else [end] if "end-of-text" in first else []
+    )
     between = {
-        "parted by a first token, which is not scored": begun or [end], "each before end-of-text": [end, *begun],
+        "parted by a first token, which is not scored": begun or [end],
+        "each before end-of-text": [end, *begun],
         "sub-words appended": begun,
-    }.get(row["documents"], [end])  # fmt: skip
+    }.get(row["documents"], [end])
     tokens = []
     for group in groups:
         ids = [*begun, *begun] if "itself scored" in first else [*begun]
@@ -289,7 +347,9 @@ def run(row: Row, documents: list[str], model: Oracle) -> Scored:
         tokens.append([*ids, end] if "before end-of-text" in row["documents"] else ids)
     if row["padding"] == "scored":
         longest = max(len(ids[:CONTEXT]) for ids in tokens)
-        tokens = [ids + [end] * max(0, longest - len(ids)) if len(ids) > 1 else ids for ids in tokens]
+        tokens = [
+            ids + [end] * max(0, longest - len(ids)) if len(ids) > 1 else ids for ids in tokens
+        ]
     windows = []
     for number, ids in enumerate(tokens):
         c = CONTEXT - len(begun) * ("every window" in first)
@@ -302,7 +362,11 @@ def run(row: Row, documents: list[str], model: Oracle) -> Scored:
             if stop > scored:
                 nats = [each for each, _ in losses(tuple(seen))]
                 pairs = list(zip(nats, seen[1:], strict=True))[scored - stop :]
-                kept = [x for x, target in pairs if "not scored" not in row["documents"] or target not in between]
+                kept = [
+                    x
+                    for x, target in pairs
+                    if "not scored" not in row["documents"] or target not in between
+                ]
                 windows += [(number, kept)] * bool(kept)
     return [part for group in groups for part in group], tokens, windows
 
@@ -315,7 +379,10 @@ def spellings(vocabulary: Any) -> list[str]:
 def average(how: str, scored: Scored, vocabulary: Any) -> float:
     parts, tokens, windows = scored
     total = sum(sum(nats) for _, nats in windows)
-    pieces = [[x for _, nats in group for x in nats] for _, group in groupby(windows, key=lambda each: each[0])]
+    pieces = [
+        [x for _, nats in group for x in nats]
+        for _, group in groupby(windows, key=lambda each: each[0])
+    ]
     means = [sum(nats) / len(nats) for nats in pieces]
     joined = "".join(parts)
     raw, spelling = joined.encode(), spellings(vocabulary)
@@ -361,7 +428,8 @@ def average(how: str, scored: Scored, vocabulary: Any) -> float:
 
 
 def last_words(row: Row, passages: list[str], model: Oracle) -> list[list[tuple[float, bool]]]:
-    """Nats and verdicts of every target's sub-words. A space before every text makes a word part of its context."""
+    """Nats and verdicts of every target's sub-words. A space before every text makes a word part of
+    its context."""
     answers, literal = [], "a token" if model.first else "spelled out"
 
     def spelled(text: str) -> list[int]:
@@ -385,7 +453,9 @@ def last_words(row: Row, passages: list[str], model: Oracle) -> list[list[tuple[
                 target = target[:1]
         start = [model.vocabulary.eos_token_id] if "end-of-text" in row["first"] else []
         start = model.first if "what the tokenizer" in row["first"] else start
-        answers.append(model.variant(row)(tuple([*start, *before, *target][-CONTEXT - 1 :]))[-len(target) :])
+        answers.append(
+            model.variant(row)(tuple([*start, *before, *target][-CONTEXT - 1 :]))[-len(target) :]
+        )
     return answers
 
 
@@ -399,16 +469,21 @@ def share_or_loss(how: str, answers: list[list[tuple[float, bool]]]) -> float:
     }[how]
 
 
-def test_it_is_small_and_says_the_same_twice(oracle: Path, tmp_path: Path, mlm_eval: Command) -> None:
+def test_it_is_small_and_says_the_same_twice(
+    oracle: Path, tmp_path: Path, mlm_eval: Command
+) -> None:
     assert sum(path.stat().st_size for path in oracle.rglob("*") if path.is_file()) < 1_500_000
     assert sum(path.stat().st_size for path in (oracle / "model").iterdir()) < 50_000
     made = mlm_eval("oracle", "--out", tmp_path / "again", "--identify", "1234.5", ends=0)
     assert made.out.splitlines()[-1] == f"written: {tmp_path / 'again'}"
     digests = [
-        {path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-         for path in place.rglob("*") if path.is_file()}
+        {
+            path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in place.rglob("*")
+            if path.is_file()
+        }
         for place in (oracle, tmp_path / "again")
-    ]  # fmt: skip
+    ]
     assert digests[0] == digests[1]
     assert mlm_eval("oracle", "--out", tmp_path / "again", ends=2).error
 
@@ -417,9 +492,13 @@ def test_it_is_small_and_says_the_same_twice(oracle: Path, tmp_path: Path, mlm_e
 def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
     which: str, request: pytest.FixtureRequest
 ) -> None:
-    """A user who begins with `all` and runs the text that is named next is left with one convention."""
+    """A user who begins with `all` and runs the text that is named next is left with one
+    convention."""
     model: Oracle = request.getfixturevalue(which)
-    conventions, texts = read_table(model.directory), ("all", "prose", "letters", "wikitext", "marks")
+    conventions, texts = (
+        read_table(model.directory),
+        ("all", "prose", "letters", "wikitext", "marks"),
+    )
     documents = {text: documents_of(model.directory, text) for text in (*texts, "passages")}
     table = list(csv.DictReader((model.directory / "table.csv").open(encoding="utf-8")))
     assert len(table) == len(conventions) > 2000
@@ -442,7 +521,11 @@ def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
         while len(left) > 1:
             number = values[text] if unit == "accuracy" else math.exp(values[text])
             found = find(f"{text}={number:#.5g}", left, unit)
-            axes = [{name: match[name] for name in each} for match in found.matches for each in [convention.axes]]
+            axes = [
+                {name: match[name] for name in each}
+                for match in found.matches
+                for each in [convention.axes]
+            ]
             assert convention.axes in axes
             left = [each for each in left if each.axes in axes]
             text, tried = found.next_text or text, tried + 1
@@ -450,16 +533,26 @@ def test_every_convention_is_a_plain_loop_s_and_is_identified_from_five_digits(
 
 
 def test_its_files_follow_from_its_texts(oracle: Path, tmp_path: Path) -> None:
-    """The table's last digit may be another machine's; the search ends at the same seed, or weights would differ."""
+    """The table's last digit may be another machine's; the search ends at the same seed, or weights
+    would differ."""
     from tests.evaluation.oracle_search import make_files
 
     made = Path(shutil.copytree(oracle, tmp_path / "made"))
-    files = ("model.gguf", "model/model.safetensors", "model/vocab.json", "texts/all.txt", "table.csv")
+    files = (
+        "model.gguf",
+        "model/model.safetensors",
+        "model/vocab.json",
+        "texts/all.txt",
+        "table.csv",
+    )
     for path in (*files, "llama/table.csv", "llama/model/model.safetensors"):
         (made / path).unlink()
     make_files(made)
-    differ = [path for path in made.rglob("*") if path.is_file()
-              and path.read_bytes() != (oracle / path.relative_to(made)).read_bytes()]  # fmt: skip
+    differ = [
+        path
+        for path in made.rglob("*")
+        if path.is_file() and path.read_bytes() != (oracle / path.relative_to(made)).read_bytes()
+    ]
     assert {path.name for path in differ} <= {"table.csv"}
     for table in ("table.csv", "llama/table.csv"):
         rows = (csv.reader((place / table).open(encoding="utf-8")) for place in (made, oracle))
@@ -481,14 +574,24 @@ def test_conventions_outside_the_table_are_not_mistaken(
     text: str, oracle: Path, vocabulary: Any, models: dict[str, Losses], gpt2: Oracle
 ) -> None:
     """Disjoint windows of one token less, and the median of the documents' losses."""
-    documents, ids = documents_of(oracle, text), spell(vocabulary, "\n\n".join(documents_of(oracle, text)), "a token")
+    documents, ids = (
+        documents_of(oracle, text),
+        spell(vocabulary, "\n\n".join(documents_of(oracle, text)), "a token"),
+    )
     short = [
         nats
         for i in range(0, len(ids) - 1, CONTEXT - 1)
         for nats, _ in models["as stored"](tuple(ids[i : i + CONTEXT]))
     ]
-    usual = {"text": "", "documents": "separate", "first": "end-of-text", "literal": "a token", "windows": "disjoint",
-             "padding": "", "weights": "as stored"}  # fmt: skip
+    usual = {
+        "text": "",
+        "documents": "separate",
+        "first": "end-of-text",
+        "literal": "a token",
+        "windows": "disjoint",
+        "padding": "",
+        "weights": "as stored",
+    }
     scored = run(usual, documents, gpt2)
     by_document = Counter[int]()
     for number, nats in scored[2]:
@@ -500,15 +603,27 @@ def test_conventions_outside_the_table_are_not_mistaken(
 BITS = "bits-per-byte"
 BUGS: dict[str, tuple[str, str, Row]] = {
     "U+FFFD has three bytes": ("letters", BITS, {"average": "bytes, three for each torn sub-word"}),
-    "a leading space counted twice": ("all", BITS, {"average": "bytes, the space before a word twice"}),
-    "byte fallback counted as spelled": ("letters", BITS, {"average": "bytes, those outside ASCII as <0x..>"}),
+    "a leading space counted twice": (
+        "all",
+        BITS,
+        {"average": "bytes, the space before a word twice"},
+    ),
+    "byte fallback counted as spelled": (
+        "letters",
+        BITS,
+        {"average": "bytes, those outside ASCII as <0x..>"},
+    ),
     "characters for bytes": ("letters", BITS, {"average": "characters"}),
     "padding scored": ("all", "ppl", {"padding": "scored"}),
     "windows averaged": ("all", "ppl", {"average": "means of windows"}),
-    "overlap scored twice, windows scored whole": ("all", "ppl", {"windows": "overlapping by half, scored twice"}),
+    "overlap scored twice, windows scored whole": (
+        "all",
+        "ppl",
+        {"windows": "overlapping by half, scored twice"},
+    ),
     "the first sub-word dropped": ("all", "ppl", {"first": "not scored"}),
     "the last sub-word for the last word": ("passages", "ppl", {"target": "the last sub-word"}),
-}  # fmt: skip
+}
 """Faults of public reports, a text, the unit of a number, and what is to be named.
 
 Sources: openai/parameter-golf#1719 and its kin (the first three), ml-explore/mlx-lm#1855 (padding),
@@ -528,9 +643,13 @@ def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
         elif "first sub-word" in bug:
             windows.append(tuple(ids[:CONTEXT]))
         elif "scored whole" in bug:
-            windows += [tuple(whole[i : i + CONTEXT]) for i in range(0, len(whole) - 1, CONTEXT // 2)]
+            windows += [
+                tuple(whole[i : i + CONTEXT]) for i in range(0, len(whole) - 1, CONTEXT // 2)
+            ]
         elif "windows averaged" in bug:
-            windows += [tuple(whole[i : i + CONTEXT + 1]) for i in range(0, len(whole) - 1, CONTEXT)]
+            windows += [
+                tuple(whole[i : i + CONTEXT + 1]) for i in range(0, len(whole) - 1, CONTEXT)
+            ]
         else:
             windows.append(tuple(whole[:CONTEXT]))
     windows = [window for window in windows if len(window) > 1]
@@ -547,7 +666,9 @@ def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
         return math.exp(total / sum(map(len, nats)))
     joined = "".join(documents_of(oracle, text))
     pieces = [
-        vocabulary.decode([token]) for each in documents_of(oracle, text) for token in vocabulary(each)["input_ids"]
+        vocabulary.decode([token])
+        for each in documents_of(oracle, text)
+        for token in vocabulary(each)["input_ids"]
     ]
     num_bytes = {
         "U+FFFD": sum(len(piece.encode()) for piece in pieces),
@@ -560,7 +681,9 @@ def with_bug(bug: str, oracle: Path, vocabulary: Any, losses: Losses) -> float:
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_public_bug_is_named(bug: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]) -> None:
+def test_a_public_bug_is_named(
+    bug: str, oracle: Path, vocabulary: Any, models: dict[str, Losses]
+) -> None:
     text, unit, axes = BUGS[bug]
     number = with_bug(bug, oracle, vocabulary, models["as stored"])
     matches = find(f"{text}={number:.6g}", read_table(oracle), unit).matches
@@ -590,26 +713,43 @@ def test_programs_of_others_are_identified(oracle: Path) -> None:
         ([], "--identify NUMBER"),
     ],
 )
-def test_what_cannot_be_identified_is_refused(words: list[str], sentence: str, oracle: Path, mlm_eval: Command) -> None:
+def test_what_cannot_be_identified_is_refused(
+    words: list[str], sentence: str, oracle: Path, mlm_eval: Command
+) -> None:
     place = ["--out", oracle] if words else []
     assert sentence in mlm_eval("oracle", *place, *words, ends=2).err
 
 
 def test_a_number_may_have_commas(oracle: Path) -> None:
     conventions = read_table(oracle)
-    for written, plain in (("37,50", "37.50"), ("1,234.5", "1234.5"), ("45,99 %", "45.99%"), ("0,375", "0.375")):
+    for written, plain in (
+        ("37,50", "37.50"),
+        ("1,234.5", "1234.5"),
+        ("45,99 %", "45.99%"),
+        ("0,375", "0.375"),
+    ):
         assert find(written, conventions).matches == find(plain, conventions).matches
 
 
-def test_rounding_and_changed_files(oracle: Path, tmp_path: Path, table: list[Row], mlm_eval: Command) -> None:
+def test_rounding_and_changed_files(
+    oracle: Path, tmp_path: Path, table: list[Row], mlm_eval: Command
+) -> None:
     changed = Path(shutil.copytree(oracle, tmp_path / "oracle"))
     number = f"{math.exp(float(table[0]['all'])):.3g}"
     answers = []
     for digits in (3, 6):
-        number, target = f"{math.exp(float(table[0]['all'])):.{digits}g}", tmp_path / f"{digits}.json"
-        mlm_eval("oracle", "--out", changed, "--identify", f"all={number}", "--json", target, ends=0)
+        number, target = (
+            f"{math.exp(float(table[0]['all'])):.{digits}g}",
+            tmp_path / f"{digits}.json",
+        )
+        mlm_eval(
+            "oracle", "--out", changed, "--identify", f"all={number}", "--json", target, ends=0
+        )
         answers.append(json.loads(target.read_text())["identified"][0])
     assert len(answers[0]["matches"]) > len(answers[1]["matches"]) >= 1
     assert answers[0]["next_text"] in ("prose", "letters", "wikitext", "marks")
     (changed / "texts" / "all.txt").write_text("edited")
-    assert "all.txt is not as it was written" in mlm_eval("oracle", "--out", changed, "--identify", "3", ends=2).err
+    assert (
+        "all.txt is not as it was written"
+        in mlm_eval("oracle", "--out", changed, "--identify", "3", ends=2).err
+    )

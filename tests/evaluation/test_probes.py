@@ -1,9 +1,10 @@
-"""What a loaded model is asked before its first number: planted faults are refused or said, each by its own probe.
+"""What a loaded model is asked before its first number: planted faults are refused or said, each by
+its own probe.
 
-Faults that strangers found have tests elsewhere too: all kinds of models in `test_zoo`; the double first token in
-`test_programs`; numbers named by accident in `test_chance`; weights of other formats by name in `test_hub`;
-several devices in `test_ranks`; results of unlike tokenizers in `test_commands`; a tokenizer's own first token in
-`test_identify`.
+Faults that strangers found have tests elsewhere too: all kinds of models in `test_zoo`; the double
+first token in `test_programs`; numbers named by accident in `test_chance`; weights of other formats
+by name in `test_hub`; several devices in `test_ranks`; results of unlike tokenizers in
+`test_commands`; a tokenizer's own first token in `test_identify`.
 """
 
 import json
@@ -25,9 +26,13 @@ from tests.evaluation.test_pretrained import TEXT, byte_level, loop, made, spoil
 transformers = pytest.importorskip("transformers")
 SETTINGS = ("--set", "workers=1")
 LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 16,
-    "short_factor": [1.0] * 4, "long_factor": [4.0, 8.0, 16.0, 32.0], "factor": 4.0,
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0, 8.0, 16.0, 32.0],
+    "factor": 4.0,
+}
 
 
 @pytest.fixture
@@ -38,9 +43,16 @@ def text(tmp_path: Path) -> Path:
 
 def bert(folder: Path) -> Path:
     """A BERT that is no decoder, behind the class for causal models."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(transformers.XLMRobertaConfig(vocab_size=300, **sizes))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.XLMRobertaConfig(vocab_size=300, **sizes)
+    )
     model.save_pretrained(folder)
     byte_level().save_pretrained(folder)
     return folder
@@ -54,7 +66,9 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_a_model_that_sees_the_future_is_refused(
     tmp_path: Path, text: Path, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    switched = made(tmp_path / "gemma", "Gemma3TextConfig", head_dim=8, use_bidirectional_attention=True)
+    switched = made(
+        tmp_path / "gemma", "Gemma3TextConfig", head_dim=8, use_bidirectional_attention=True
+    )
     for directory in (bert(tmp_path / "roberta"), switched):
         done = mlm_eval("perplexity", text, "--ckpt", directory, *SETTINGS, ends=2)
         assert "it sees the tokens that it is to predict" in done.error
@@ -82,7 +96,11 @@ def rows_are_normalised_together(plain: Forward, layer: Any, x: torch.Tensor) ->
 
 @pytest.mark.parametrize("leak", [a_prefix_sees_itself, a_convolution_pads_both_sides])
 def test_a_leak_between_positions_is_found_wherever_it_is(
-    leak: Callable[..., torch.Tensor], tmp_path: Path, text: Path, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
+    leak: Callable[..., torch.Tensor],
+    tmp_path: Path,
+    text: Path,
+    mlm_eval: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
@@ -99,7 +117,9 @@ def test_rows_that_are_normalised_together_are_scored_alone(
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
     plain = Qwen2MLP.forward
-    monkeypatch.setattr(Qwen2MLP, "forward", lambda self, x: rows_are_normalised_together(plain, self, x))
+    monkeypatch.setattr(
+        Qwen2MLP, "forward", lambda self, x: rows_are_normalised_together(plain, self, x)
+    )
     found = evaluated("perplexity", text, "--ckpt", made(tmp_path / "model", "Qwen2Config"))
     assert (found["batch_size"], "one row at a time" in found["checked"]["row by row"]) == (1, True)
 
@@ -114,9 +134,15 @@ def test_rotary_positions_go_beyond_the_context_and_learned_ones_do_not(
     said = "a window of 96 is beyond the model's context of 64"
     assert said in found["checked"]["window"]
     assert any(said in warning for warning in found["warnings"])
-    assert "window" not in evaluated("perplexity", text, "--ckpt", directory, "--window", 64)["checked"]
+    assert (
+        "window"
+        not in evaluated("perplexity", text, "--ckpt", directory, "--window", 64)["checked"]
+    )
     dynamic = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    others = made(tmp_path / "dynamic", "Qwen2Config", rope_parameters=dynamic), made(tmp_path / "opt", "OPTConfig")
+    others = (
+        made(tmp_path / "dynamic", "Qwen2Config", rope_parameters=dynamic),
+        made(tmp_path / "opt", "OPTConfig"),
+    )
     for other in others:
         done = mlm_eval("perplexity", text, "--ckpt", other, *asked, *SETTINGS, ends=2)
         assert done.error.strip().endswith(f"{said}, where it has no positions")
@@ -128,7 +154,9 @@ def test_a_model_that_answers_otherwise_the_second_time_is_refused(
     from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
     plain = Qwen2MLP.forward
-    monkeypatch.setattr(Qwen2MLP, "forward", lambda self, x: torch.nn.functional.dropout(plain(self, x), 0.2))
+    monkeypatch.setattr(
+        Qwen2MLP, "forward", lambda self, x: torch.nn.functional.dropout(plain(self, x), 0.2)
+    )
     directory = made(tmp_path / "model", "Qwen2Config")
     said = mlm_eval("perplexity", text, "--ckpt", directory, *SETTINGS, ends=2).error
     assert "differ by" in said
@@ -145,7 +173,16 @@ def test_a_model_that_mixes_rows_of_a_batch_gets_one_row_at_a_time(
 
     plain = Qwen2MLP.forward
     monkeypatch.setattr(Qwen2MLP, "forward", lambda self, x: plain(self, x) * len(x))
-    asked = ("perplexity", text, "--ckpt", made(tmp_path / "model", "Qwen2Config"), "--window", 16, "--stride", 16)
+    asked = (
+        "perplexity",
+        text,
+        "--ckpt",
+        made(tmp_path / "model", "Qwen2Config"),
+        "--window",
+        16,
+        "--stride",
+        16,
+    )
     found = evaluated(*asked, "--set", "batch_size=4")
     assert "one row at a time" in found["checked"]["row by row"]
     assert any("one row at a time" in warning for warning in found["warnings"])
@@ -159,13 +196,18 @@ def test_rows_on_one_side_of_a_longrope_switch_are_together(
     tmp_path: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = made(
-        tmp_path / "model", "Phi3Config", pad_token_id=0, original_max_position_embeddings=16, rope_parameters=LONGROPE
+        tmp_path / "model",
+        "Phi3Config",
+        pad_token_id=0,
+        original_max_position_embeddings=16,
+        rope_parameters=LONGROPE,
     )
     passages = tmp_path / "passages.txt"
     words = TEXT.split()
     passages.write_text("\n".join(" ".join(words[i : i + 2 + i % 13]) for i in range(30)))
     alone, together = (
-        evaluated("cloze", passages, "--ckpt", directory, "--set", f"batch_size={size}") for size in (1, 30)
+        evaluated("cloze", passages, "--ckpt", directory, "--set", f"batch_size={size}")
+        for size in (1, 30)
     )
     assert together["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-6)
     assert "rows of up to 16 inputs" in together["checked"]["row by row"]
@@ -179,11 +221,16 @@ def test_the_output_layer_is_cut_only_where_it_is_the_whole_model(
 ) -> None:
     plain = made(tmp_path / "plain", "Qwen2Config")
     capped = made(tmp_path / "capped", "Gemma2Config")
-    outcomes = [evaluated("perplexity", text, "--ckpt", each)["checked"]["output layer"] for each in (plain, capped)]
+    outcomes = [
+        evaluated("perplexity", text, "--ckpt", each)["checked"]["output layer"]
+        for each in (plain, capped)
+    ]
     assert "equals the whole model" in outcomes[0]
     assert "which it changes" in outcomes[1]
     monkeypatch.setattr(pretrained.PretrainedModel, "_head_is_whole", lambda self, logits: True)
-    wrong = evaluated("perplexity", text, "--ckpt", capped, "--window", 64, "--stride", 64)["loss_per_token"]
+    wrong = evaluated("perplexity", text, "--ckpt", capped, "--window", 64, "--stride", 64)[
+        "loss_per_token"
+    ]
     right = sum(loop(capped, 64, 64, torch.float32)) / (len(byte_level()(TEXT).input_ids) - 1)
     assert abs(wrong - right) > 1e-3
 
@@ -202,10 +249,14 @@ def test_a_model_that_reshapes_its_logits_is_scored_uncut(
         return made_here
 
     monkeypatch.setattr(model, "forward", reshaping)
-    assert evaluated("perplexity", text, "--ckpt", directory)["perplexity"] == pytest.approx(expected, rel=1e-6)
+    assert evaluated("perplexity", text, "--ckpt", directory)["perplexity"] == pytest.approx(
+        expected, rel=1e-6
+    )
 
 
-def test_all_first_tokens_stand_before_a_text(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
+def test_all_first_tokens_stand_before_a_text(
+    tmp_path: Path, text: Path, evaluated: Evaluated
+) -> None:
     from tokenizers import processors
 
     directory = made(tmp_path / "model", "Qwen2Config", rows=8)
@@ -227,14 +278,18 @@ def test_all_first_tokens_stand_before_a_text(tmp_path: Path, text: Path, evalua
     for start in range(0, len(rows) - 1, 64):
         row = rows[start : start + 65]
         with torch.inference_mode():
-            logits = model(input_ids=row[None, :-1]).logits[0, :, : len(loaded)].double().log_softmax(-1)
+            logits = (
+                model(input_ids=row[None, :-1]).logits[0, :, : len(loaded)].double().log_softmax(-1)
+            )
         losses = -logits.gather(1, row[1:, None])[:, 0]
         total += losses[1 if start == 0 else 0 :].sum().item()
     assert found["num_scored_tokens"] == len(rows) - 2
     assert found["loss_per_token"] == pytest.approx(total / (len(rows) - 2), rel=1e-6)
 
 
-def test_tokens_after_every_text_are_left_out_and_said(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
+def test_tokens_after_every_text_are_left_out_and_said(
+    tmp_path: Path, text: Path, evaluated: Evaluated
+) -> None:
     from tokenizers import processors
 
     directory = made(tmp_path / "model", "LlamaConfig")
@@ -242,17 +297,25 @@ def test_tokens_after_every_text_are_left_out_and_said(tmp_path: Path, text: Pat
     before = evaluated(*asked)
     assert "last tokens" not in before["checked"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    after = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    after = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
     tokenizer.backend_tokenizer.post_processor = after
     tokenizer.save_pretrained(directory)
     found = evaluated(*asked)
-    assert any("puts '</s>' after every text: it is left out" in warning for warning in found["warnings"])
+    assert any(
+        "puts '</s>' after every text: it is left out" in warning for warning in found["warnings"]
+    )
     assert (found["perplexity"], found["first_tokens"]) == (before["perplexity"], ["<s>"])
 
 
-def test_first_tokens_may_stand_in_every_window(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
+def test_first_tokens_may_stand_in_every_window(
+    tmp_path: Path, text: Path, evaluated: Evaluated
+) -> None:
     directory = made(tmp_path / "model", "LlamaConfig", rows=20)
-    found = evaluated("perplexity", text, "--ckpt", directory, "--window", 32, "--stride", 8, "--first", "every")
+    found = evaluated(
+        "perplexity", text, "--ckpt", directory, "--window", 32, "--stride", 8, "--first", "every"
+    )
     assert "'<s>' in every window" in found["protocol"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -262,18 +325,29 @@ def test_first_tokens_may_stand_in_every_window(tmp_path: Path, text: Path, eval
         if stop > done:
             row = torch.cat([ids[:1] if start else ids[:0], ids[start:stop]])
             with torch.inference_mode():
-                logits = model(input_ids=row[None, :-1]).logits[0, :, : len(tokenizer)].double().log_softmax(-1)
+                logits = (
+                    model(input_ids=row[None, :-1])
+                    .logits[0, :, : len(tokenizer)]
+                    .double()
+                    .log_softmax(-1)
+                )
             total -= logits.gather(1, row[1:, None])[done - stop :].sum().item()
         done = max(done, stop)
     assert found["loss_per_token"] == pytest.approx(total / (len(ids) - 1), rel=1e-6)
 
 
-def test_literal_special_tokens_are_counted_and_said(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
+def test_literal_special_tokens_are_counted_and_said(
+    tmp_path: Path, text: Path, evaluated: Evaluated
+) -> None:
     text.write_text("the cat <unk> sat on <unk> a mat and saw </s> " * 3)
-    warnings = evaluated("perplexity", text, "--ckpt", made(tmp_path / "llama", "LlamaConfig"))["warnings"]
+    warnings = evaluated("perplexity", text, "--ckpt", made(tmp_path / "llama", "LlamaConfig"))[
+        "warnings"
+    ]
     assert "text.txt: <unk> stands in it 6 times: each is one token of its own" in warnings
     assert "text.txt: </s> stands in it 3 times: each is one token of its own" in warnings
-    others = evaluated("perplexity", text, "--ckpt", made(tmp_path / "qwen", "Qwen2Config"))["warnings"]
+    others = evaluated("perplexity", text, "--ckpt", made(tmp_path / "qwen", "Qwen2Config"))[
+        "warnings"
+    ]
     assert not any("<unk>" in warning for warning in others)
 
 
@@ -290,14 +364,31 @@ def add_tower(directory: Path) -> None:
     ("change", "code", "words"),
     [
         (remove_layer, 6, "is in the file, but not in the model of its configuration"),
-        (add_tower, 0, "'tower.weight' is in the file, but not in the model of its configuration (1 such); it is left"),
+        (
+            add_tower,
+            0,
+            (
+                "'tower.weight' is in the file, but not in the model of its configuration (1 such);"
+                " it is left"
+            ),
+        ),
         (
             spoil_config(auto_map={"AutoModelForCausalLM": "own.Own"}),
             0,
             "modeling code that comes with it is never run",
         ),
-        (spoil_config(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 8}), 2, "package"),
-        (spoil_config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}), 2, "bitsandbytes"),
+        (
+            spoil_config(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 8}),
+            2,
+            "package",
+        ),
+        (
+            spoil_config(
+                quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+            ),
+            2,
+            "bitsandbytes",
+        ),
         (spoil_config(quantization_config={"quant_method": "awq", "bits": 4}), 2, "gptqmodel"),
         (
             spoil_config(quantization_config={"quant_method": "fp8"}),
@@ -312,7 +403,12 @@ def add_tower(directory: Path) -> None:
     ],
 )
 def test_what_the_files_have_and_the_model_does_not_take(
-    change: Callable[[Path], object], code: int, words: str, tmp_path: Path, text: Path, mlm_eval: Command
+    change: Callable[[Path], object],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    text: Path,
+    mlm_eval: Command,
 ) -> None:
     directory = made(tmp_path / "model", "Qwen2Config")
     change(directory)
@@ -325,14 +421,22 @@ def adapter(folder: Path, base: str) -> Path:
     """A PEFT directory with a LoRA of one layer, written by hand."""
     folder.mkdir()
     config = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"],
-        "base_model_name_or_path": base, "inference_mode": True,
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config))
     name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
     torch.manual_seed(3)
-    tensors = {name.format(layer, part): torch.randn(shape) for layer in range(2)
-               for part, shape in (("A", (2, 32)), ("B", (32, 2)))}  # fmt: skip
+    tensors = {
+        name.format(layer, part): torch.randn(shape)
+        for layer in range(2)
+        for part, shape in (("A", (2, 32)), ("B", (32, 2)))
+    }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -342,10 +446,19 @@ def test_an_adapter_is_refused_where_peft_is_missing(
 ) -> None:
     monkeypatch.setattr("mlm_repro.lineage.extras.installed", lambda package: None)
     base = made(tmp_path / "base", "LlamaConfig")
-    done = mlm_eval("perplexity", text, "--ckpt", adapter(tmp_path / "adapter", str(base)), *SETTINGS, ends=2)
-    assert done.error.strip().endswith(f"is an adapter of {base}, which peft applies: pip install peft")
-    (base / "adapter_config.json").write_text((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert "give each a directory of its own" in mlm_eval("perplexity", text, "--ckpt", base, *SETTINGS, ends=2).error
+    done = mlm_eval(
+        "perplexity", text, "--ckpt", adapter(tmp_path / "adapter", str(base)), *SETTINGS, ends=2
+    )
+    assert done.error.strip().endswith(
+        f"is an adapter of {base}, which peft applies: pip install peft"
+    )
+    (base / "adapter_config.json").write_text(
+        (tmp_path / "adapter" / "adapter_config.json").read_text()
+    )
+    assert (
+        "give each a directory of its own"
+        in mlm_eval("perplexity", text, "--ckpt", base, *SETTINGS, ends=2).error
+    )
 
 
 def test_an_adapter_its_base_and_another_base_have_three_numbers(
@@ -353,46 +466,70 @@ def test_an_adapter_its_base_and_another_base_have_three_numbers(
 ) -> None:
     base = made(tmp_path / "base", "LlamaConfig")
     added = adapter(tmp_path / "adapter", str(base))
-    numbers = [evaluated("perplexity", text, "--ckpt", each)["perplexity"] for each in (base, added)]
+    numbers = [
+        evaluated("perplexity", text, "--ckpt", each)["perplexity"] for each in (base, added)
+    ]
     tensors = load_file(base / "model.safetensors")
     tensors["model.norm.weight"] *= 1.5
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
-    numbers += [evaluated("perplexity", text, "--ckpt", each)["perplexity"] for each in (added, base)]
+    numbers += [
+        evaluated("perplexity", text, "--ckpt", each)["perplexity"] for each in (added, base)
+    ]
     assert len({*numbers}) == 4
 
 
 def test_an_adapter_of_a_shared_embedding_changes_that_side_alone(
-    tmp_path: Path, text: Path, evaluated: Evaluated, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    text: Path,
+    evaluated: Evaluated,
+    mlm_eval: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Merged into weights that embedding and output layer share, it would change both."""
     import peft
 
-    base, added = made(tmp_path / "base", "Qwen2Config", tie_word_embeddings=True), tmp_path / "adapter"
+    base, added = (
+        made(tmp_path / "base", "Qwen2Config", tie_word_embeddings=True),
+        tmp_path / "adapter",
+    )
     plain = transformers.AutoModelForCausalLM.from_pretrained(base)
-    chosen = peft.LoraConfig(r=2, lora_alpha=16, init_lora_weights=False, target_modules=["embed_tokens", "q_proj"])
+    chosen = peft.LoraConfig(
+        r=2, lora_alpha=16, init_lora_weights=False, target_modules=["embed_tokens", "q_proj"]
+    )
     torch.manual_seed(1)
     peft.get_peft_model(plain, chosen).save_pretrained(added)
-    model = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), added).eval()
+    model = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(base), added
+    ).eval()
     ids = torch.tensor(byte_level()(TEXT).input_ids)[None, :65]
     with torch.inference_mode():
         logits = model(input_ids=ids[:, :-1]).logits[0].double().log_softmax(-1)
     text.write_text(byte_level().decode(ids[0]))
     found = evaluated("perplexity", text, "--ckpt", added)
-    assert found["loss_per_token"] == pytest.approx(-logits.gather(1, ids[0, 1:, None]).mean().item(), rel=1e-5)
+    assert found["loss_per_token"] == pytest.approx(
+        -logits.gather(1, ids[0, 1:, None]).mean().item(), rel=1e-5
+    )
     assert "with the same logits" in found["checked"]["adapter"]
-    monkeypatch.setattr(peft.LoraModel, "merge_and_unload", peft.LoraModel.unload)  # leaves the adapter out
-    assert "is another model" in mlm_eval("perplexity", text, "--ckpt", added, *SETTINGS, ends=2).error
+    monkeypatch.setattr(
+        peft.LoraModel, "merge_and_unload", peft.LoraModel.unload
+    )  # leaves the adapter out
+    assert (
+        "is another model" in mlm_eval("perplexity", text, "--ckpt", added, *SETTINGS, ends=2).error
+    )
 
 
 def test_the_store_knows_the_tensors_that_were_loaded_and_the_packages(
     tmp_path: Path, text: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is loaded differs though no file does, as where a package changes weights; then a package appears."""
+    """What is loaded differs though no file does, as where a package changes weights; then a
+    package appears."""
     from mlm_repro.evaluation.scoring import scores
 
     passes: list[int] = []
     plain_pass, plain_load = scores.score_batch, transformers.AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr(scores, "score_batch", lambda *given: passes.append(1) or plain_pass(*given))
+    monkeypatch.setattr(
+        scores, "score_batch", lambda *given: passes.append(1) or plain_pass(*given)
+    )
     asked = ("perplexity", text, "--ckpt", made(tmp_path / "model", "LlamaConfig"))
     found = evaluated(*asked)
     probing = len(passes)
@@ -415,37 +552,61 @@ def test_the_store_knows_the_tensors_that_were_loaded_and_the_packages(
     assert len(passes) - before == probing
 
 
-def test_the_record_names_what_computed_it(tmp_path: Path, text: Path, evaluated: Evaluated) -> None:
-    found = evaluated("perplexity", text, "--ckpt", made(tmp_path / "model", "LlamaConfig"), "--stride", 16)
+def test_the_record_names_what_computed_it(
+    tmp_path: Path, text: Path, evaluated: Evaluated
+) -> None:
+    found = evaluated(
+        "perplexity", text, "--ckpt", made(tmp_path / "model", "LlamaConfig"), "--stride", 16
+    )
     assert {"transformers", "gguf", "numba"} <= found["environment"]["packages"].keys()
     assert found["checkpoint"] == "model"
     assert found["backend"] == "transformers: LlamaForCausalLM, sdpa attention"
-    assert (found["window"], found["stride"], found["first_tokens"], found["batch_size"]) == (64, 16, ["<s>"], None)
+    assert (found["window"], found["stride"], found["first_tokens"], found["batch_size"]) == (
+        64,
+        16,
+        ["<s>"],
+        None,
+    )
     assert found["checked"].keys() == {"weights", "output layer", *probes.PROBES}
 
 
 def test_files_of_other_kinds(
     tmp_path: Path, text: Path, evaluated: Evaluated, mlm_eval: Command, oracle: Path
 ) -> None:
-    """A vocabulary in vocab.txt, and GGUF files: one of several must be named, and has the other format's number."""
+    """A vocabulary in vocab.txt, and GGUF files: one of several must be named, and has the other
+    format's number."""
     directory = made(tmp_path / "model", "GPT2Config")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).unlink()
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(TEXT.split()))]
     (directory / "vocab.txt").write_text("\n".join(words))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    assert evaluated("perplexity", text, "--ckpt", directory, "--set", "backend=transformers")["perplexity"] > 1
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer"})
+    )
+    assert (
+        evaluated("perplexity", text, "--ckpt", directory, "--set", "backend=transformers")[
+            "perplexity"
+        ]
+        > 1
+    )
     folder = tmp_path / "gguf"
     folder.mkdir()
     for name in ("a.gguf", "b.gguf"):
         (folder / name).write_bytes((oracle / "model.gguf").read_bytes())
     several = mlm_eval("perplexity", text, "--ckpt", folder, *SETTINGS, ends=2)
-    assert "several GGUF files, of which one is scored: give its path (a.gguf, b.gguf)" in several.error
+    assert (
+        "several GGUF files, of which one is scored: give its path (a.gguf, b.gguf)"
+        in several.error
+    )
     one, other = (
-        evaluated("perplexity", text, "--ckpt", each, "--window", 16) for each in (folder / "a.gguf", oracle / "model")
+        evaluated("perplexity", text, "--ckpt", each, "--window", 16)
+        for each in (folder / "a.gguf", oracle / "model")
     )
     assert one["loss_per_token"] == pytest.approx(other["loss_per_token"], rel=1e-6)
-    assert one["checked"]["quantisation"] == "its configuration says gguf: weights are read into torch.float32"
+    assert (
+        one["checked"]["quantisation"]
+        == "its configuration says gguf: weights are read into torch.float32"
+    )
 
 
 def test_a_file_of_weights_is_digested_once(
@@ -454,8 +615,12 @@ def test_a_file_of_weights_is_digested_once(
     """Its digest is remembered until its inode, size or time of change is another."""
     directory, digested = made(tmp_path / "model", "Qwen2Config"), list[str]()
     plain = pretrained.sha256_file
-    monkeypatch.setattr(pretrained, "sha256_file", lambda path: digested.append(path.name) or plain(path))
-    first, again = (evaluated("perplexity", text, "--ckpt", directory)["checkpoint_digest"] for _ in range(2))
+    monkeypatch.setattr(
+        pretrained, "sha256_file", lambda path: digested.append(path.name) or plain(path)
+    )
+    first, again = (
+        evaluated("perplexity", text, "--ckpt", directory)["checkpoint_digest"] for _ in range(2)
+    )
     assert digested.count("model.safetensors") == 1
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"] *= 1.5
@@ -466,11 +631,17 @@ def test_a_file_of_weights_is_digested_once(
 
 
 def test_no_digit_is_cut_off_where_a_terminal_is_narrow(
-    made_passes_for_published: object, tmp_path: Path, mlm_eval: Command, monkeypatch: pytest.MonkeyPatch
+    made_passes_for_published: object,
+    tmp_path: Path,
+    mlm_eval: Command,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     directory, kept = made(tmp_path / "model", "Qwen2Config"), tmp_path / "kept.json"
-    for words in (("all", "--ckpt", directory, "--limit", 2, *SETTINGS, "--json", kept), ("compare", kept, kept)):
+    for words in (
+        ("all", "--ckpt", directory, "--limit", 2, *SETTINGS, "--json", kept),
+        ("compare", kept, kept),
+    ):
         done = mlm_eval(*words, ends=0)
         assert "…" not in done.out
         assert "wikitext103" in done.out
@@ -478,7 +649,11 @@ def test_no_digit_is_cut_off_where_a_terminal_is_narrow(
 
 
 def test_what_a_device_cannot_do_is_said(
-    tmp_path: Path, text: Path, mlm_eval: Command, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    text: Path,
+    mlm_eval: Command,
+    evaluated: Evaluated,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mlm_repro.evaluation.scoring import scores
 
@@ -495,9 +670,13 @@ def test_what_a_device_cannot_do_is_said(
 
     monkeypatch.setattr(scores, "score_batch", small)
     monkeypatch.setattr(scores, "installed_packages", lambda: ["another-1.0"])
-    done = mlm_eval(*asked, "--set", "batch_size=9", *SETTINGS, "--json", tmp_path / "small.json", ends=0)
+    done = mlm_eval(
+        *asked, "--set", "batch_size=9", *SETTINGS, "--json", tmp_path / "small.json", ends=0
+    )
     assert "do not fit into memory: 4 are tried" in done.err
-    assert json.loads((tmp_path / "small.json").read_text())["perplexity"] == pytest.approx(expected, rel=1e-6)
+    assert json.loads((tmp_path / "small.json").read_text())["perplexity"] == pytest.approx(
+        expected, rel=1e-6
+    )
     most = 0
     done = mlm_eval(*asked, "--set", "batch_size=7", *SETTINGS, ends=4)
     assert "do not fit into the memory of cpu" in done.error

@@ -27,18 +27,28 @@ def wikitext_file(published: Path) -> Path:
 @pytest.fixture(scope="module")
 def gpt2_tokenizer(published: Path) -> Tokenizer:
     """OpenAI's vocabulary."""
-    return Tokenizer.from_gpt2_files(published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt")
+    return Tokenizer.from_gpt2_files(
+        published / "gpt2-bpe" / "vocab.json", published / "gpt2-bpe" / "merges.txt"
+    )
 
 
 @pytest.fixture(scope="module")
 def perplexity_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, PerplexityTask]:
-    tasks = {name: build_task(name, without_dataset(gpt2_tokenizer)) for name in TASKS if "wikitext103" in name}
+    tasks = {
+        name: build_task(name, without_dataset(gpt2_tokenizer))
+        for name in TASKS
+        if "wikitext103" in name
+    }
     return {name: task for name, task in tasks.items() if isinstance(task, PerplexityTask)}
 
 
 @pytest.fixture(scope="module")
 def cloze_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
-    tasks = {name: build_task(name, without_dataset(gpt2_tokenizer)) for name in TASKS if "lambada" in name}
+    tasks = {
+        name: build_task(name, without_dataset(gpt2_tokenizer))
+        for name in TASKS
+        if "lambada" in name
+    }
     return {name: task for name, task in tasks.items() if isinstance(task, ClozeTask)}
 
 
@@ -54,9 +64,13 @@ def cloze_tasks(gpt2_tokenizer: Tokenizer) -> dict[str, ClozeTask]:
     ],
 )
 def test_wikitext103_counts(
-    perplexity_tasks: dict[str, PerplexityTask], name: str, num_tokens: int, num_scored: int, num_windows: int,
+    perplexity_tasks: dict[str, PerplexityTask],
+    name: str,
+    num_tokens: int,
+    num_scored: int,
+    num_windows: int,
     scored_last: int,
-) -> None:  # fmt: skip
+) -> None:
     task = perplexity_tasks[name]
     assert task.stream.num_tokens == num_tokens
     assert len(task.requests) == num_windows
@@ -106,12 +120,17 @@ def test_detokenizer_loses_no_word(wikitext_file: Path) -> None:
         ("lambada-standard", {1: 2819, 2: 1876, 3: 438, 4: 20}),
     ],
 )
-def test_lambada_counts(cloze_tasks: dict[str, ClozeTask], name: str, sub_words: dict[int, int]) -> None:
+def test_lambada_counts(
+    cloze_tasks: dict[str, ClozeTask], name: str, sub_words: dict[int, int]
+) -> None:
     assert Counter(request.num_scored for request in cloze_tasks[name].requests) == sub_words
 
 
 def test_lambada_lengths(cloze_tasks: dict[str, ClozeTask]) -> None:
-    lengths = {name: [len(request.tokens) for request in task.requests] for name, task in cloze_tasks.items()}
+    lengths = {
+        name: [len(request.tokens) for request in task.requests]
+        for name, task in cloze_tasks.items()
+    }
     assert (sum(lengths["lambada"]), max(lengths["lambada"])) == (430_217, 224)
     assert (sum(lengths["lambada-standard"]), max(lengths["lambada-standard"])) == (419_406, 223)
 
@@ -121,12 +140,16 @@ def test_the_rules_differ_on_the_seven_examples_with_a_newline_before_the_last_w
 ) -> None:
     strict, theirs = cloze_tasks["lambada"].requests, cloze_tasks["lambada-lm-eval"].requests
     differing = [
-        n for n, (a, b) in enumerate(zip(strict, theirs, strict=True)) if a.tokens.tolist() != b.tokens.tolist()
+        n
+        for n, (a, b) in enumerate(zip(strict, theirs, strict=True))
+        if a.tokens.tolist() != b.tokens.tolist()
     ]
     assert differing == [426, 1053, 2881, 3047, 3977, 4351, 4462]
 
 
-def test_stop_words_are_whole_tokens(cloze_tasks: dict[str, ClozeTask], gpt2_tokenizer: Tokenizer) -> None:
+def test_stop_words_are_whole_tokens(
+    cloze_tasks: dict[str, ClozeTask], gpt2_tokenizer: Tokenizer
+) -> None:
     banned = cloze_tasks["lambada-stopword-filter"].banned
     assert banned is not None
     assert cloze_tasks["lambada"].banned is None

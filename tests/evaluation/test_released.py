@@ -1,4 +1,5 @@
-"""`mlm-experiment run gpt2/released`: found weights become sealed records and verdicts; a stand-in answers no claim."""
+"""`mlm-experiment run gpt2/released`: found weights become sealed records and verdicts; a stand-in
+answers no claim."""
 
 import shutil
 from functools import partial
@@ -26,7 +27,12 @@ def mlm_experiment(command: Command) -> Command:
 
 
 @pytest.fixture
-def models(directory: Path, nine_articles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: F811
+def models(
+    directory: Path,  # noqa: F811
+    nine_articles: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     folder = tmp_path / "models"
     shutil.copytree(directory, folder / "gpt2")
     monkeypatch.setenv("MLM_MODELS_DIR", str(folder))
@@ -40,8 +46,12 @@ def verdicts(runs: Path) -> dict[str, Verdict]:
     return {verdict.claim.id: verdict for verdict in found}
 
 
-def test_a_stand_in_is_scored_and_answers_nothing(models: Path, tmp_path: Path, mlm_experiment: Command) -> None:
-    said = mlm_experiment("run", "gpt2/released", "--limit", 9, "--runs", tmp_path / "runs", ends=0).out
+def test_a_stand_in_is_scored_and_answers_nothing(
+    models: Path, tmp_path: Path, mlm_experiment: Command
+) -> None:
+    said = mlm_experiment(
+        "run", "gpt2/released", "--limit", 9, "--runs", tmp_path / "runs", ends=0
+    ).out
     assert "gpt2-xl: not under $MLM_MODELS_DIR" in said
     run = tmp_path / "runs" / "experiment-gpt2-released-measured"
     records = read_records(run / "records.jsonl")
@@ -70,17 +80,24 @@ def test_the_hub_s_own_file_is_measured_and_another_under_its_name_is_not(
     weights.symlink_to(blob)
     monkeypatch.setattr(released, "cached_model", from_cache)
     mlm_experiment("run", "gpt2/released", "--runs", tmp_path / "runs", ends=0)
-    assert verdicts(tmp_path / "runs")["gpt-2/table-3/117m/wikitext103-ppl"].outcome == "contradicted"
+    assert (
+        verdicts(tmp_path / "runs")["gpt-2/table-3/117m/wikitext103-ppl"].outcome == "contradicted"
+    )
     weights.unlink()
     weights.symlink_to(blob.rename(tmp_path / ("0" * 64)))
     mlm_experiment("run", "gpt2/released", "--limit", 3, "--runs", tmp_path / "later", ends=0)
     assert {verdict.outcome for verdict in verdicts(tmp_path / "later").values()} == {"not-tried"}
 
 
-def test_without_weights_the_reason_names_the_command(models: Path, tmp_path: Path, mlm_experiment: Command) -> None:
+def test_without_weights_the_reason_names_the_command(
+    models: Path, tmp_path: Path, mlm_experiment: Command
+) -> None:
     shutil.rmtree(models / "gpt2")
     done = mlm_experiment("run", "gpt2/released", "--runs", tmp_path / "runs")
     assert done.code not in (0, 1)
     assert "mlm-experiment run gpt2/released" in done.err
     (tmp_path / "runs").mkdir()
-    assert "`mlm-experiment run gpt2/released`" in verdicts(tmp_path / "runs")["gpt-2/table-3/345m/lambada-acc"].reason
+    assert (
+        "`mlm-experiment run gpt2/released`"
+        in verdicts(tmp_path / "runs")["gpt-2/table-3/345m/lambada-acc"].reason
+    )

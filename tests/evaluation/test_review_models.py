@@ -1,4 +1,5 @@
-"""Models of other programs that are not what they say: other layers than their weights, sizes that no model has."""
+"""Models of other programs that are not what they say: other layers than their weights, sizes that
+no model has."""
 
 import json
 import struct
@@ -26,7 +27,9 @@ def refused(tmp_path: Path, mlm_eval: Command) -> Refused:
 
     def refused(directory: Path) -> tuple[int, str]:
         started = time.process_time()
-        done = mlm_eval("perplexity", tmp_path / "text.txt", "--ckpt", directory, "--set", "workers=1")
+        done = mlm_eval(
+            "perplexity", tmp_path / "text.txt", "--ckpt", directory, "--set", "workers=1"
+        )
         assert time.process_time() - started < SECONDS
         assert "perplexity" not in done.out
         assert len(done.error.strip().splitlines()) == 1
@@ -46,7 +49,9 @@ def test_a_model_of_other_layers_than_its_weights_is_not_scored(
 
 
 @pytest.mark.parametrize("layers", [1, 0, -1, 3, 99_999_999_999])
-def test_an_exported_model_of_other_layers_is_not_scored(layers: int, tmp_path: Path, refused: Refused) -> None:
+def test_an_exported_model_of_other_layers_is_not_scored(
+    layers: int, tmp_path: Path, refused: Refused
+) -> None:
     """The engine refuses it, and no other program computes it in the engine's place."""
     write_rough(tmp_path / "ours")
     directory = Path(export_checkpoint(tmp_path / "ours", tmp_path / "theirs"))
@@ -56,15 +61,25 @@ def test_an_exported_model_of_other_layers_is_not_scored(layers: int, tmp_path: 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("vocab_size", -1), ("vocab_size", 0), ("hidden_size", -8), ("hidden_size", 0), ("num_attention_heads", 0)],
-)  # fmt: skip
-def test_a_size_that_no_model_has_is_refused(key: str, value: Any, tmp_path: Path, refused: Refused) -> None:
+    [
+        ("vocab_size", -1),
+        ("vocab_size", 0),
+        ("hidden_size", -8),
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+    ],
+)
+def test_a_size_that_no_model_has_is_refused(
+    key: str, value: Any, tmp_path: Path, refused: Refused
+) -> None:
     directory = made(tmp_path / "model", "LlamaConfig")
     spoil_config(**{key: value})(directory)
     assert refused(directory)[0] in (2, 4, 6)
 
 
-def test_a_header_of_a_hundred_thousand_tensors_is_refused_in_time(tmp_path: Path, refused: Refused) -> None:
+def test_a_header_of_a_hundred_thousand_tensors_is_refused_in_time(
+    tmp_path: Path, refused: Refused
+) -> None:
     directory = made(tmp_path / "model", "LlamaConfig")
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({f"t{number}": entry for number in range(100_000)}).encode()

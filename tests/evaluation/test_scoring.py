@@ -14,7 +14,13 @@ from torch import Tensor
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.torch_names import onednn
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.scoring.scores import TOGETHER, ScoringModel, pack_weights, score, sum_exponentials
+from mlm_repro.evaluation.scoring.scores import (
+    TOGETHER,
+    ScoringModel,
+    pack_weights,
+    score,
+    sum_exponentials,
+)
 from mlm_repro.lineage.errors import BadInput, UserError
 from tests.evaluation.standins import Bigram, scoring_model, tiny_config, tiny_gpt2
 
@@ -52,28 +58,40 @@ def one_at_a_time(requests: Sequence[Request], banned: Sequence[int] = ()) -> Sc
             allowed.append((logits.argmax(1) == targets)[-request.num_scored :].numpy())
             counts.append(request.num_scored)
     best = np.concatenate(greedy)
-    return Scores(np.concatenate(log_probabilities), best, np.concatenate(allowed), np.array(counts))
+    return Scores(
+        np.concatenate(log_probabilities), best, np.concatenate(allowed), np.array(counts)
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, None])
-def test_scores_are_those_of_a_plain_loop_for_any_batch_size(model: ScoringModel, batch_size: int | None) -> None:
+def test_scores_are_those_of_a_plain_loop_for_any_batch_size(
+    model: ScoringModel, batch_size: int | None
+) -> None:
     requests = random_requests(40)
     expected, found = one_at_a_time(requests), score(model, requests, batch_size, workers=1)
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-6)
-    np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found.log_probabilities, expected.log_probabilities, rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_array_equal(found.greedy, expected.greedy)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-def test_packed_weights_give_the_same_scores_and_have_no_gradient(dtype: torch.dtype, tolerance: float) -> None:
+def test_packed_weights_give_the_same_scores_and_have_no_gradient(
+    dtype: torch.dtype, tolerance: float
+) -> None:
     requests, network = random_requests(20), tiny_gpt2(CONFIG).to(dtype)
     expected = score(scoring_model(network, CONFIG.vocab_size), requests, workers=1)
     pack_weights(network)
     np.testing.assert_allclose(
-        score(scoring_model(network, CONFIG.vocab_size), requests, workers=2).nll, expected.nll, rtol=tolerance
+        score(scoring_model(network, CONFIG.vocab_size), requests, workers=2).nll,
+        expected.nll,
+        rtol=tolerance,
     )
     if onednn:
-        packed = {name.rsplit(".", 2)[1] for name, each in network.named_parameters() if each.is_mkldnn}
+        packed = {
+            name.rsplit(".", 2)[1] for name, each in network.named_parameters() if each.is_mkldnn
+        }
         assert packed == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
         assert not any(each.requires_grad for each in network.parameters() if each.is_mkldnn)
 
@@ -81,7 +99,10 @@ def test_packed_weights_give_the_same_scores_and_have_no_gradient(dtype: torch.d
 @pytest.mark.parametrize("workers", [2, 3, 50])
 def test_the_number_of_workers_changes_no_bit(model: ScoringModel, workers: int) -> None:
     requests = random_requests(23)
-    alone, together = score(model, requests, 4, workers=1), score(model, requests, 4, workers=workers)
+    alone, together = (
+        score(model, requests, 4, workers=1),
+        score(model, requests, 4, workers=workers),
+    )
     np.testing.assert_array_equal(alone.nll, together.nll)
     np.testing.assert_array_equal(alone.greedy, together.greedy)
 
@@ -113,15 +134,24 @@ def test_all_progress_is_reported(model: ScoringModel) -> None:
 @pytest.mark.parametrize("padding", [0.0, 50.0, 1e30, float("nan")])
 def test_padded_columns_have_no_part_in_the_softmax_or_the_argmax(padding: float) -> None:
     table = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
-    requests = [Request(np.array([0, 1, 4, 2, 3]), 4), Request(np.array([3, int(table[3].argmax())]), 1)]
+    requests = [
+        Request(np.array([0, 1, 4, 2, 3]), 4),
+        Request(np.array([3, int(table[3].argmax())]), 1),
+    ]
     bare = score(scoring_model(Bigram(table), 5), requests, workers=1)
-    padded = score(scoring_model(Bigram(torch.cat([table, torch.full((5, 3), padding)], 1)), 5), requests, workers=1)
+    padded = score(
+        scoring_model(Bigram(torch.cat([table, torch.full((5, 3), padding)], 1)), 5),
+        requests,
+        workers=1,
+    )
     np.testing.assert_array_equal(bare.nll, padded.nll)
     np.testing.assert_array_equal(bare.greedy, padded.greedy)
     assert bare.greedy[-1]
 
 
-def test_scored_rows_go_through_the_output_layer_in_parts(model: ScoringModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scored_rows_go_through_the_output_layer_in_parts(
+    model: ScoringModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = random_requests(12)
     whole = score(model, requests, 4, workers=1)
     monkeypatch.setattr(ScoringModel, "rows_per_head", lambda self: 3)
@@ -133,7 +163,9 @@ def test_the_last_layer_computes_only_scored_rows_and_the_others_all() -> None:
     rows: dict[str, int] = {}
     for number, layer in network.layers.items():
         layer.mlp.register_forward_hook(
-            lambda module, inputs, output, number=number: rows.update({number: output[..., 0].numel()})
+            lambda module, inputs, output, number=number: rows.update(
+                {number: output[..., 0].numel()}
+            )
         )
     requests = [Request(np.arange(20), 3), Request(np.arange(15), 2)]
     found = score(scoring_model(network, CONFIG.vocab_size), requests, workers=1)
@@ -142,17 +174,25 @@ def test_the_last_layer_computes_only_scored_rows_and_the_others_all() -> None:
 
 
 def test_of_equal_logits_the_first_is_the_most_likely() -> None:
-    table = torch.tensor([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])
+    table = torch.tensor(
+        [[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]]
+    )
     pairs = {(0, 1): True, (0, 2): False, (1, 0): True, (1, 1): False, (2, 3): False, (3, 3): True}
     requests = [Request(np.array(pair), 1) for pair in pairs]
-    assert score(scoring_model(Bigram(table), 4), requests, 4, workers=1).greedy.tolist() == list(pairs.values())
+    assert score(scoring_model(Bigram(table), 4), requests, 4, workers=1).greedy.tolist() == list(
+        pairs.values()
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 7])
-def test_banned_tokens_are_no_answer_but_keep_their_probability(model: ScoringModel, batch_size: int) -> None:
+def test_banned_tokens_are_no_answer_but_keep_their_probability(
+    model: ScoringModel, batch_size: int
+) -> None:
     requests, banned = random_requests(40), np.arange(0, CONFIG.vocab_size, 3)
     found = score(model, requests, batch_size, workers=1, banned=banned)
-    np.testing.assert_array_equal(found.greedy_allowed, one_at_a_time(requests, banned).greedy_allowed)
+    np.testing.assert_array_equal(
+        found.greedy_allowed, one_at_a_time(requests, banned).greedy_allowed
+    )
     assert (found.greedy_allowed != found.greedy).any()
     plain = score(model, requests, batch_size, workers=1)
     np.testing.assert_array_equal(found.log_probabilities, plain.log_probabilities)
@@ -197,7 +237,14 @@ WIDTHS = st.sampled_from([1, 2, TOGETHER - 1, TOGETHER, TOGETHER + 1, 3 * TOGETH
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@given(st.integers(1, 5), st.integers(0, 9), WIDTHS, st.integers(0, 9), st.floats(0.01, 100), st.integers(0, 2**31))
+@given(
+    st.integers(1, 5),
+    st.integers(0, 9),
+    WIDTHS,
+    st.integers(0, 9),
+    st.floats(0.01, 100),
+    st.integers(0, 2**31),
+)
 def test_the_columns_and_no_others_are_added_up(
     dtype: torch.dtype, rows: int, before: int, width: int, after: int, scale: float, seed: int
 ) -> None:
@@ -206,7 +253,9 @@ def test_the_columns_and_no_others_are_added_up(
     highest, total = sum_exponentials(logits, slice(before, before + width))
     some = logits[:, before : before + width].float()
     assert torch.equal(highest, some.amax(dim=1))
-    torch.testing.assert_close(total, (some.double() - highest.double()[:, None]).exp().sum(dim=1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        total, (some.double() - highest.double()[:, None]).exp().sum(dim=1), rtol=1e-6, atol=0
+    )
 
 
 def test_no_columns_are_nothing() -> None:

@@ -1,4 +1,5 @@
-"""Scores on tensor-, pipeline- and data-parallel ranks are those of one rank, from checkpoints of any layout."""
+"""Scores on tensor-, pipeline- and data-parallel ranks are those of one rank, from checkpoints of
+any layout."""
 
 import json
 from pathlib import Path
@@ -35,11 +36,18 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose checkpoint four ranks have written, tp 2 × pp 2."""
     root = tmp_path_factory.mktemp("divided")
     write_dataset(root / "words")
-    model = tiny_config(vocab_size=300).model_copy(update={"padded_vocab_size": 640})  # a rank of tp 2 is all padding
+    model = tiny_config(vocab_size=300).model_copy(
+        update={"padded_vocab_size": 640}
+    )  # a rank of tp 2 is all padding
     config = RunConfig(
-        name="tiny", model=model, data=DataSection(dataset=root / "words"), parallel=ParallelConfig(tp=2, pp=2)
+        name="tiny",
+        model=model,
+        data=DataSection(dataset=root / "words"),
+        parallel=ParallelConfig(tp=2, pp=2),
     )
-    run = RunDirectory.begin(root, config.name, "training", config.model_dump(mode="json"), {"dataset": "d"})
+    run = RunDirectory.begin(
+        root, config.name, "training", config.model_dump(mode="json"), {"dataset": "d"}
+    )
     run_threads(write_part, WRITTEN_AT.world_size, run.path, config, root / "words" / "tokenizer")
     return run.path
 
@@ -50,14 +58,24 @@ def write_part(run: Path, config: RunConfig, tokenizer: Path) -> None:
     mesh = build_mesh(WRITTEN_AT)
     model = partition(config.model, config.parallel, mesh, torch.float32, config.train.seed)
     optimizer = FlatAdamW(model.parameters, config.train, mesh)
-    save_checkpoint(run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer)
+    save_checkpoint(
+        run, config, TrainingState(iteration=10), model.parameters, optimizer, mesh, tokenizer
+    )
 
 
 def score_on(layout: Layout, run: Path, keeps: bool = False) -> tuple[Scores, int]:
     """What one rank gets, and how many of the batches were computed on it."""
     batches: list[int] = []
     evaluated = load_checkpoint(run, build_mesh(layout))
-    scores = score(evaluated.model, REQUESTS, BATCH_SIZE, 1, batches.append, BANNED, evaluated.store if keeps else None)
+    scores = score(
+        evaluated.model,
+        REQUESTS,
+        BATCH_SIZE,
+        1,
+        batches.append,
+        BANNED,
+        evaluated.store if keeps else None,
+    )
     return scores, len(batches)
 
 
@@ -67,7 +85,9 @@ def serial(divided: Path) -> Scores:
 
 
 @pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2), Layout(tp=2, pp=2)], ids=str)
-def test_a_divided_model_scores_like_the_whole_one(divided: Path, serial: Scores, layout: Layout) -> None:
+def test_a_divided_model_scores_like_the_whole_one(
+    divided: Path, serial: Scores, layout: Layout
+) -> None:
     answers = run_threads(score_on, layout.world_size, layout, divided)
     for scores, _ in answers:
         np.testing.assert_allclose(scores.nll, serial.nll, rtol=1e-6)
@@ -78,7 +98,9 @@ def test_a_divided_model_scores_like_the_whole_one(divided: Path, serial: Scores
 
 
 @pytest.mark.parametrize("dp", [2, 3])
-def test_the_number_of_data_parallel_ranks_changes_no_bit(divided: Path, serial: Scores, dp: int) -> None:
+def test_the_number_of_data_parallel_ranks_changes_no_bit(
+    divided: Path, serial: Scores, dp: int
+) -> None:
     answers = run_threads(score_on, dp, Layout(dp=dp), divided)
     assert [count for _, count in answers] == [6 // dp] * dp
     for scores, _ in answers:
@@ -108,18 +130,23 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(divided: Path) -> No
             load_checkpoint(divided, build_mesh(layout))
         return str(refused.value)
 
-    assert "tp = 3 does not divide the 4 attention heads" in run_threads(refusal, 3, Layout(tp=3))[0]
+    assert (
+        "tp = 3 does not divide the 4 attention heads" in run_threads(refusal, 3, Layout(tp=3))[0]
+    )
     assert "needs at least 3 layers" in run_threads(refusal, 3, Layout(pp=3))[0]
 
 
 @pytest.mark.parametrize(
-    ("text", "layout"), [("tp=2,pp=2", Layout(2, 2)), ("dp=3", Layout(dp=3)), (" pp=4 , tp=1", Layout(pp=4))]
+    ("text", "layout"),
+    [("tp=2,pp=2", Layout(2, 2)), ("dp=3", Layout(dp=3)), (" pp=4 , tp=1", Layout(pp=4))],
 )
 def test_a_layout_is_read(text: str, layout: Layout) -> None:
     assert override_config(Settings(), [f"layout={text}"]).layout == layout
 
 
-@pytest.mark.parametrize("text", ["", "2", "tp", "tp=0", "tp=-1", "tp=two", "cp=2", "tp=2,tp=2", "tp=2;pp=2", "tp=²"])
+@pytest.mark.parametrize(
+    "text", ["", "2", "tp", "tp=0", "tp=-1", "tp=two", "cp=2", "tp=2,tp=2", "tp=2;pp=2", "tp=²"]
+)
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="layout"):
         override_config(Settings(), [f"layout={text}"])
@@ -133,7 +160,17 @@ def test_the_command_starts_its_ranks_and_speaks_once(divided: Path, tmp_path: P
         target = tmp_path / f"{layout}.json"
         own = {"XDG_CACHE_HOME": str(tmp_path)}
         done = call(
-            own, "mlm-eval", "cloze", text, "--ckpt", divided, "--set", f"layout={layout}", "--json", target, ends=0
+            own,
+            "mlm-eval",
+            "cloze",
+            text,
+            "--ckpt",
+            divided,
+            "--set",
+            f"layout={layout}",
+            "--json",
+            target,
+            ends=0,
         )
         assert done.out.count("accuracy") == 1
         assert done.err.count("cost: 2 examples") == 1

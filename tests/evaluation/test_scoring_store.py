@@ -17,7 +17,13 @@ from torch import Tensor
 
 from mlm_repro.engine.kernels.identity import numerics_identity
 from mlm_repro.evaluation.protocol import Request, Scores
-from mlm_repro.evaluation.scoring.scores import ScoringModel, describe, installed_packages, plan_batches, score
+from mlm_repro.evaluation.scoring.scores import (
+    ScoringModel,
+    describe,
+    installed_packages,
+    plan_batches,
+    score,
+)
 from mlm_repro.evaluation.scoring.store import Store, open_scores, remove_oldest
 from mlm_repro.lineage.environment import user_cache
 from mlm_repro.lineage.loops import config
@@ -64,14 +70,18 @@ def kept_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.scores"))
 
 
-def test_scores_are_kept_by_what_decides_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_kept_by_what_decides_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = counting_model()[1]
     before, packages = describe(model), installed_packages()
     assert any(package.startswith("torch-") for package in packages)
     (tmp_path / "vendored-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     installed_packages.cache_clear()
-    assert installed_packages() == packages, "what a library adds to the import path changes nothing"
+    assert installed_packages() == packages, (
+        "what a library adds to the import path changes nothing"
+    )
     monkeypatch.setattr(config, "CPU_NAME", "generic")
     assert describe(model) != before
     monkeypatch.undo()
@@ -92,7 +102,9 @@ def test_after_kill_9_finished_batches_are_not_computed_again(tmp_path: Path, wo
             if len(done) == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        score(counting_model()[1], REQUESTS, BATCH_SIZE, workers, progress, store=store_in(tmp_path))
+        score(
+            counting_model()[1], REQUESTS, BATCH_SIZE, workers, progress, store=store_in(tmp_path)
+        )
 
     process = multiprocessing.get_context("fork").Process(target=killed_after_three)
     process.start()
@@ -102,8 +114,14 @@ def test_after_kill_9_finished_batches_are_not_computed_again(tmp_path: Path, wo
     resumed: list[int] = []
     done: list[int] = []
     scores = score(
-        model, REQUESTS, BATCH_SIZE, 1, done.append, store=store_in(tmp_path), on_resumed=resumed.append
-    )  # fmt: skip
+        model,
+        REQUESTS,
+        BATCH_SIZE,
+        1,
+        done.append,
+        store=store_in(tmp_path),
+        on_resumed=resumed.append,
+    )
     assert network.passes == NUM_BATCHES - 3
     assert len(done) == NUM_BATCHES - 3
     assert resumed[0] + sum(done) == len(REQUESTS)
@@ -111,7 +129,9 @@ def test_after_kill_9_finished_batches_are_not_computed_again(tmp_path: Path, wo
 
 
 def test_what_changes_the_bits_is_another_evaluation(tmp_path: Path) -> None:
-    def passes(requests: list[Request] = REQUESTS, batch_size: int = BATCH_SIZE, **changed: object) -> int:
+    def passes(
+        requests: list[Request] = REQUESTS, batch_size: int = BATCH_SIZE, **changed: object
+    ) -> int:
         network, model = counting_model()
         digests = {key: changed.pop(key) for key in ("checkpoint", "tokenizer") if key in changed}
         banned = changed.pop("banned", None)
@@ -126,7 +146,10 @@ def test_what_changes_the_bits_is_another_evaluation(tmp_path: Path) -> None:
     assert passes(checkpoint="another") == NUM_BATCHES
     assert passes(tokenizer="another") == NUM_BATCHES
     assert passes(dtype=torch.bfloat16) == NUM_BATCHES
-    other_token = [*REQUESTS[:-1], Request((REQUESTS[-1].tokens + 1) % CONFIG.vocab_size, REQUESTS[-1].num_scored)]
+    other_token = [
+        *REQUESTS[:-1],
+        Request((REQUESTS[-1].tokens + 1) % CONFIG.vocab_size, REQUESTS[-1].num_scored),
+    ]
     assert passes(other_token) == NUM_BATCHES
     assert passes() == 0
 
@@ -153,7 +176,9 @@ def test_a_torn_or_changed_file_never_changes_a_result(
 
 def test_a_folder_that_cannot_be_written_keeps_nothing_and_hinders_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    scores = score(counting_model()[1], REQUESTS, BATCH_SIZE, 1, store=store_in(tmp_path / "file" / "below"))
+    scores = score(
+        counting_model()[1], REQUESTS, BATCH_SIZE, 1, store=store_in(tmp_path / "file" / "below")
+    )
     assert_same_bits(scores, plain())
 
 
@@ -184,8 +209,11 @@ def test_the_folder_is_the_user_s_cache(monkeypatch: pytest.MonkeyPatch, tmp_pat
 )
 def test_batches_hold_every_request_once_and_stay_within_the_budget(
     lengths: list[tuple[int, int]], budget: int
-) -> None:  # fmt: skip
-    requests = [Request(np.zeros(length, dtype=np.int64), min(scored, length - 1)) for length, scored in lengths]
+) -> None:
+    requests = [
+        Request(np.zeros(length, dtype=np.int64), min(scored, length - 1))
+        for length, scored in lengths
+    ]
     batches = plan_batches(requests, lambda width: max(1, budget // width))
     assert sorted(index for batch in batches for index in batch) == list(range(len(requests)))
     widths = [[len(requests[index].tokens) - 1 for index in batch] for batch in batches]

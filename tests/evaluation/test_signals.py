@@ -16,7 +16,8 @@ from tests.engine.test_formats_checkpoint import write_rough
 
 
 def stand_still_with_the_copy() -> None:
-    """Have the command stop for ten minutes once its copy is whole: it is there for some milliseconds otherwise."""
+    """Have the command stop for ten minutes once its copy is whole: it is there for some
+    milliseconds otherwise."""
     write = formats.write_checkpoint
 
     def write_and_wait(directory: Path, content: object) -> None:
@@ -41,16 +42,24 @@ def evaluate(words: list[str], place: Path, said: Path) -> None:
     main()
 
 
-def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_imported_copy_does_not_outlive_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_rough(tmp_path / "ours")
-    monkeypatch.setitem(sys.modules, "transformers", None)  # which would compute the losses of the export beside ours
+    monkeypatch.setitem(
+        sys.modules, "transformers", None
+    )  # which would compute the losses of the export beside ours
     theirs, place, text = (
-        export_checkpoint(tmp_path / "ours", tmp_path / "theirs"), tmp_path / "tmp", tmp_path / "text",
-    )  # fmt: skip
+        export_checkpoint(tmp_path / "ours", tmp_path / "theirs"),
+        tmp_path / "tmp",
+        tmp_path / "text",
+    )
     place.mkdir()
     text.write_text("the river sleeps")
     words = ["perplexity", str(text), "--ckpt", str(theirs), "--set", "workers=1"]
-    process = multiprocessing.get_context("fork").Process(target=evaluate, args=(words, place, tmp_path))
+    process = multiprocessing.get_context("fork").Process(
+        target=evaluate, args=(words, place, tmp_path)
+    )
     process.start()
     out, err = tmp_path / "stdout", tmp_path / "stderr"
     try:
@@ -62,6 +71,9 @@ def test_an_imported_copy_does_not_outlive_the_command(tmp_path: Path, monkeypat
     finally:
         process.kill()
     assert process.exitcode == 7
-    assert err.read_text().splitlines()[-1] == "error: interrupted; the same command continues from what was finished"
+    assert (
+        err.read_text().splitlines()[-1]
+        == "error: interrupted; the same command continues from what was finished"
+    )
     assert "Traceback" not in err.read_text()
     assert (out.read_text(), list(place.iterdir())) == ("", [])

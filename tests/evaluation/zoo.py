@@ -1,4 +1,5 @@
-"""A small random model of every kind of causal language model that transformers builds from a generic configuration."""
+"""A small random model of every kind of causal language model that transformers builds from a
+generic configuration."""
 
 import inspect
 from collections.abc import Iterator
@@ -17,19 +18,47 @@ LARGEST = 2_000_000
 """Most parameters of a model that counts as small."""
 SIZES = {
     32: ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_size", "moe_intermediate_size"),
-    64: ("intermediate_size", "max_position_embeddings", "n_positions", "max_seq_len", "decoder_ffn_dim",
-         "encoder_ffn_dim", "ffn_dim", "dim_ff", "d_inner"),
-    2: ("num_hidden_layers", "num_key_value_heads", "n_layer", "n_layers", "num_layers", "decoder_layers",
-        "encoder_layers", "num_experts_per_tok", "expand"),
-    4: ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads",
-        "num_experts", "num_local_experts", "n_routed_experts"),
+    64: (
+        "intermediate_size",
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "decoder_ffn_dim",
+        "encoder_ffn_dim",
+        "ffn_dim",
+        "dim_ff",
+        "d_inner",
+    ),
+    2: (
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "decoder_layers",
+        "encoder_layers",
+        "num_experts_per_tok",
+        "expand",
+    ),
+    4: (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "decoder_attention_heads",
+        "encoder_attention_heads",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+    ),
     8: ("head_dim", "state_size"),
-}  # fmt: skip
+}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 
 
 def build(kind: str) -> Any:
-    """A random model of a kind. Raises what transformers raises where generic sizes do not fit each other."""
+    """A random model of a kind. Raises what transformers raises where generic sizes do not fit each
+    other."""
     described = CONFIG_MAPPING[kind]
     known = set(inspect.signature(described.__init__).parameters)
     known.update(*(getattr(each, "__annotations__", ()) for each in described.__mro__))

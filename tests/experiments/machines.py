@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def with_gpus(folder: Path, count: int, gibibytes: int) -> dict[str, str]:
-    """Environment variables of a machine with so many GPUs: its `nvidia-smi` is the only program found."""
+    """Environment variables of a machine with so many GPUs: its `nvidia-smi` is the only program
+    found."""
     folder.mkdir(parents=True, exist_ok=True)
     if count:
         script = folder / "nvidia-smi"

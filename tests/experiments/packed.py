@@ -45,16 +45,26 @@ def packed(pattern: str) -> Callable[[Path], Path]:
 
 
 def join(run: Path) -> None:
-    """Put what a run of the first release keeps in folders into the lines of today, byte for byte, and seal it anew."""
+    """Put what a run of the first release keeps in folders into the lines of today, byte for byte,
+    and seal it anew."""
     kept = []
     for folder in sorted((run / "training").iterdir()):
         line: dict[str, Any] = {"name": folder.name}
         places = {path.name.removeprefix("training-"): path for path in folder.iterdir()}
-        files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY, "timeline": "timeline.json"}
+        files = {
+            "manifest": MANIFEST,
+            "seal": MARKER,
+            "summary": SUMMARY,
+            "timeline": "timeline.json",
+        }
         for field, file in files.items():
             if path := places.pop(file, None):
                 line[field] = read_object(path)
-                written = json_bytes(line[field]) if field != "timeline" else json.dumps(line[field]).encode()
+                written = (
+                    json_bytes(line[field])
+                    if field != "timeline"
+                    else json.dumps(line[field]).encode()
+                )
                 assert written.strip() == path.read_bytes().strip()
         assert places.keys() == {METRICS}
         line["metrics"] = read_metrics(folder)
@@ -66,10 +76,14 @@ def join(run: Path) -> None:
     if (run / LADDER).is_file():
         files = sorted((run / "evaluations").iterdir())
         assert all(json_bytes(read_object(path)) == path.read_bytes() for path in files)
-        write_lines(run / EVALUATIONS, (LadderScores(name=path.stem, **read_object(path)) for path in files))
+        write_lines(
+            run / EVALUATIONS, (LadderScores(name=path.stem, **read_object(path)) for path in files)
+        )
         shutil.rmtree(run / "evaluations")
     elif (run / "evaluations").is_dir():
         before = {path.stem: path.read_bytes() for path in (run / "evaluations").iterdir()}
         join_evaluations(run)
-        assert {name: json_bytes(result) for name, result in read_evaluations(run).items()} == before
+        assert {
+            name: json_bytes(result) for name, result in read_evaluations(run).items()
+        } == before
     seal(run)

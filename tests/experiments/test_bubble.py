@@ -14,7 +14,9 @@ PP, MICROBATCHES = 4, 8
 def test_counted_bubble_and_activations_in_flight(name: ScheduleName, chunks: int) -> None:
     """The bubble is (slowest rank's time) / (m · (t_f + t_b)) − 1, the formula's own value."""
     ideal_units = MICROBATCHES * chunks * (FORWARD + BACKWARD)
-    ranks = [counted for (counted,) in run_ranks(run_schedule, PP, name, PP, chunks, [MICROBATCHES])]
+    ranks = [
+        counted for (counted,) in run_ranks(run_schedule, PP, name, PP, chunks, [MICROBATCHES])
+    ]
     bubble = max(rank.units for rank in ranks) / ideal_units - 1
     assert bubble == pytest.approx(ideal_bubble(name, PP, chunks, MICROBATCHES))
     peaks = [rank.peak for rank in ranks]

@@ -1,4 +1,5 @@
-"""The catalogue of published claims: each to the digit of its reference file, at most one experiment for each."""
+"""The catalogue of published claims: each to the digit of its reference file, at most one
+experiment for each."""
 
 import csv
 import math
@@ -39,12 +40,27 @@ from tests.quotations import numbers
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/*/experiment.toml"))
 EXHIBITS = [
-    f"2019/{one}" for one in ("table-1", "table-2", "table-3", "table-7", "table-8", "figure-1", "figure-5", "figure-6")
+    f"2019/{one}"
+    for one in (
+        "table-1",
+        "table-2",
+        "table-3",
+        "table-7",
+        "table-8",
+        "figure-1",
+        "figure-5",
+        "figure-6",
+    )
 ]
-EXHIBITS += [f"2021/{one}" for one in ("table-1", "table-2", *(f"figure-{n}" for n in (6, 7, 8, *range(11, 19))))]
+EXHIBITS += [
+    f"2021/{one}"
+    for one in ("table-1", "table-2", *(f"figure-{n}" for n in (6, 7, 8, *range(11, 19))))
+]
 
 
-CLAIMED: dict[str, dict[str, str]] = {  # file of reference values: column of results to the claim's id, from the row
+CLAIMED: dict[
+    str, dict[str, str]
+] = {  # file of reference values: column of results to the claim's id, from the row
     "A_megatron2019_table1_scaling_configs.csv": {
         "params_B": "2019/table-1/{params_B}b/parameters",
         "fig5_mp_pct": "2019/figure-5/model-parallel/{mp_gpus}",
@@ -62,37 +78,69 @@ CLAIMED: dict[str, dict[str, str]] = {  # file of reference values: column of re
     "A_megatron2019_table4_bert.csv": {"val_ppl": "2019/table-4/{params}"},
     "A_megatron2019_table5_bert_tasks.csv": {
         "trained_tokens_ratio": "2019/table-5/{model}/token-ratio",
-        **{name: f"2019/table-5/{{model}}/{name.replace('_', '-')}" for name in (
-            "mnli_m", "mnli_mm", "qqp", "squad11_f1", "squad11_em", "squad2_f1", "squad2_em",
-            "race_test", "race_m", "race_h",
-        )},
+        **{
+            name: f"2019/table-5/{{model}}/{name.replace('_', '-')}"
+            for name in (
+                "mnli_m",
+                "mnli_mm",
+                "qqp",
+                "squad11_f1",
+                "squad11_em",
+                "squad2_f1",
+                "squad2_em",
+                "race_test",
+                "race_m",
+                "race_h",
+            )
+        },
     },
     "A_megatron2019_table7_heads.csv": {"scaling_pct": "2019/table-7/{heads}"},
     "A_megatron2019_table8_strong.csv": {"speedup": "2019/table-8/{gpus}"},
     "B_ptdp_table1.csv": {
-        "params_B": "2021/table-1/{params_B}b/parameters", "TFs_gpu": "2021/table-1/{params_B}b/tflops",
-        "pct_peak": "2021/table-1/{params_B}b/share", "agg_PFs": "2021/table-1/{params_B}b/total",
+        "params_B": "2021/table-1/{params_B}b/parameters",
+        "TFs_gpu": "2021/table-1/{params_B}b/tflops",
+        "pct_peak": "2021/table-1/{params_B}b/share",
+        "agg_PFs": "2021/table-1/{params_B}b/total",
     },
     "B_ptdp_table2_zero3.csv": {
         "TFs_gpu": "2021/table-2/{scheme}/{params_B}b/{gpus}/tflops",
         "days_300B": "2021/table-2/{scheme}/{params_B}b/{gpus}/days",
     },
-    "D_gpt2_table3.csv": {name: f"gpt-2/table-3/{{model}}/{name.replace('_', '-')}" for name in (
-        "lambada_ppl", "lambada_acc", "cbt_cn", "cbt_ne", "wikitext2_ppl", "ptb_ppl", "enwik8_bpb", "text8_bpc",
-        "wikitext103_ppl", "1bw_ppl",
-    )},
-    "fig6_valppl_digitized.csv": {name: f"2019/figure-6/{name}/{{x}}" for name in ("355M", "2.5B", "8.3B")},
+    "D_gpt2_table3.csv": {
+        name: f"gpt-2/table-3/{{model}}/{name.replace('_', '-')}"
+        for name in (
+            "lambada_ppl",
+            "lambada_acc",
+            "cbt_cn",
+            "cbt_ne",
+            "wikitext2_ppl",
+            "ptb_ppl",
+            "enwik8_bpb",
+            "text8_bpc",
+            "wikitext103_ppl",
+            "1bw_ppl",
+        )
+    },
+    "fig6_valppl_digitized.csv": {
+        name: f"2019/figure-6/{name}/{{x}}" for name in ("355M", "2.5B", "8.3B")
+    },
     "ptdp_figures.csv": {"value": "2021/figure-{figure}/{series}/{x}"},
-}  # fmt: skip
+}
 DRAWN_AS = {
-    "175b": "174.6b", "530b": "529.6b", " seq/s": "", "tf/s/gpu": "1-gpu", "/": "-", "ized": "ised",
+    "175b": "174.6b",
+    "530b": "529.6b",
+    " seq/s": "",
+    "tf/s/gpu": "1-gpu",
+    "/": "-",
+    "ized": "ised",
     "560(plotted; table 2 says 640*)": "640",
-}  # fmt: skip
+}
 """How the file of the 2021 paper's figures calls what claims call otherwise."""
 
 
 def reference_row(row: dict[str, str]) -> dict[str, str]:
-    """The row's cells as ids spell them: of a pair of sizes the first, and a figure's series without its axis."""
+    """The row's cells as ids spell them: of a pair of sizes the first, and a figure's series
+    without its axis."""
     cells = {name: cell.lower() for name, cell in row.items()}
     if "series" in cells:
         for drawn, claimed in DRAWN_AS.items():
@@ -103,31 +151,44 @@ def reference_row(row: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", CLAIMED)
-def test_every_number_of_the_reference_files_is_its_claim_and_no_other_is(name: str, reference: Path) -> None:
+def test_every_number_of_the_reference_files_is_its_claim_and_no_other_is(
+    name: str, reference: Path
+) -> None:
     expected: dict[str, Decimal] = {}
     with (reference / name).open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             cells = reference_row(row)
             for column, form in CLAIMED[name].items():
                 if row[column]:
-                    assert expected.setdefault(form.format(**cells).lower(), Decimal(row[column])) == Decimal(
-                        row[column]
-                    )
+                    assert expected.setdefault(
+                        form.format(**cells).lower(), Decimal(row[column])
+                    ) == Decimal(row[column])
     folders = {re.sub(r"/[^/]*$", "/", claim) for claim in expected}
-    kept = {claim.id: claim for claim in every_claim() if re.sub(r"/[^/]*$", "/", claim.id) in folders}
+    kept = {
+        claim.id: claim for claim in every_claim() if re.sub(r"/[^/]*$", "/", claim.id) in folders
+    }
     assert {name: claim.value for name, claim in kept.items() if name in expected} == expected
-    assert [name for name, claim in kept.items() if name not in expected and claim.confidence != "derived"] == []
+    assert [
+        name
+        for name, claim in kept.items()
+        if name not in expected and claim.confidence != "derived"
+    ] == []
 
 
 def test_the_curves_of_august_2019_are_claims_to_the_digit(reference: Path) -> None:
-    claims = Counter((claim.series, claim.x, claim.value) for claim in every_claim()
-                     if claim.quantity == "webtext_validation_perplexity")  # fmt: skip
+    claims = Counter(
+        (claim.series, claim.x, claim.value)
+        for claim in every_claim()
+        if claim.quantity == "webtext_validation_perplexity"
+    )
     expected: Counter[tuple[str, float, Decimal]] = Counter()
     for path in reference.glob("aug2019_*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 expected.update(
-                    (key.lower(), float(row["x"]), Decimal(row[key])) for key in row if key != "x" and row[key]
+                    (key.lower(), float(row["x"]), Decimal(row[key]))
+                    for key in row
+                    if key != "x" and row[key]
                 )
     assert claims == expected
 
@@ -138,14 +199,22 @@ def test_every_table_and_figure_of_the_papers_is_an_experiment() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=[path.name for path in FOLDERS])
 def test_a_folder_has_its_three_files_and_every_pattern_finds_a_claim(folder: Path) -> None:
-    assert {path.name for path in folder.iterdir()} == {"README.md", "expected.toml", "experiment.toml"}
+    assert {path.name for path in folder.iterdir()} == {
+        "README.md",
+        "expected.toml",
+        "experiment.toml",
+    }
     (experiment,) = (
-        one for one in load_experiments().values() if f"name = {one.name!r}".replace("'", '"')
+        one
+        for one in load_experiments().values()
+        if f"name = {one.name!r}".replace("'", '"')
         in (folder / "experiment.toml").read_text(encoding="utf-8")
-    )  # fmt: skip
+    )
     for pattern in experiment.expected.claims:
         assert any(fnmatchcase(claim.id, pattern) for claim in experiment.claims), pattern
-    assert experiment.not_run or experiment.parts or experiment.produces(experiment.claims[0].quantity)
+    assert (
+        experiment.not_run or experiment.parts or experiment.produces(experiment.claims[0].quantity)
+    )
     assert experiment.claims or experiment.ablation
 
 
@@ -177,9 +246,14 @@ def test_every_closed_form_gives_what_is_published() -> None:
 def test_a_workload_without_its_claim_is_named() -> None:
     experiment = find_experiment("2021/table-1")
     row, *_ = workload_rows("ptd-p/table-1")
-    with pytest.raises(BadInput, match=r"no claim has tflops_per_gpu for the workload 1.7B of ptd-p/table-1"):
+    with pytest.raises(
+        BadInput, match=r"no claim has tflops_per_gpu for the workload 1.7B of ptd-p/table-1"
+    ):
         FORMULAS["percent_of_peak"](row, row)
-    assert published_value(published_rows(experiment, experiment.parts[0])[0], "tflops_per_gpu").value == 137
+    assert (
+        published_value(published_rows(experiment, experiment.parts[0])[0], "tflops_per_gpu").value
+        == 137
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,9 +281,17 @@ def test_a_claim_leaves_open_what_its_digits_its_class_and_its_tolerance_do(
 ) -> None:
     claim = changed(every_claim()[0], value=Decimal(value), says=says, tolerance=tolerance)
     assert claim.bounds() == pytest.approx((low, high))
-    beside = [end + way * max(abs(end), 1) / 1000 for end, way in ((low, -1), (high, 1)) if math.isfinite(end)]
+    beside = [
+        end + way * max(abs(end), 1) / 1000
+        for end, way in ((low, -1), (high, 1))
+        if math.isfinite(end)
+    ]
     assert not any(claim.agrees(number) for number in beside)
-    ends = (high,) if says == "exact" and (low, high) == (claim.printed.low, claim.printed.high) != (4, 4) else ()
+    ends = (
+        (high,)
+        if says == "exact" and (low, high) == (claim.printed.low, claim.printed.high) != (4, 4)
+        else ()
+    )
     for end in filter(math.isfinite, (low, high)):
         assert claim.agrees(end) == (end not in ends), "a half is rounded away from zero"
 
@@ -218,7 +300,9 @@ def changed(claim: Claim, tolerance: str | None = None, **values: Any) -> Claim:
     """The claim with other values, and with a tolerance of its own."""
     claim = claim.model_copy(update=values)
     if tolerance:
-        claim.__dict__["allowed"] = Tolerance(claims=(claim.id,), tolerance=tolerance, because="a test")
+        claim.__dict__["allowed"] = Tolerance(
+            claims=(claim.id,), tolerance=tolerance, because="a test"
+        )
     return claim
 
 
@@ -248,7 +332,9 @@ def test_no_number_that_rounds_to_the_printed_one_contradicts_it(
 
 
 @given(
-    st.lists(st.tuples(st.decimals(1, 1000, places=1), st.floats(-0.05, 0.05)), min_size=4, max_size=4),
+    st.lists(
+        st.tuples(st.decimals(1, 1000, places=1), st.floats(-0.05, 0.05)), min_size=4, max_size=4
+    ),
     st.sampled_from(["+", "-", "*", "/"]),
     st.sampled_from(["+", "-", "*", "/"]),
 )
@@ -265,7 +351,9 @@ def test_a_range_of_printed_numbers_holds_what_any_numbers_behind_them_give(
     assert ours.low - slack <= ours.value <= ours.high + slack
 
 
-CELL = re.compile(r"(results |throughput )?[Tt]able.*|Figure \d+|validation curve|comment in the page")
+CELL = re.compile(
+    r"(results |throughput )?[Tt]able.*|Figure \d+|validation curve|comment in the page"
+)
 """Places whose numbers stand in cells or at points, so that no sentence says them."""
 
 
@@ -280,7 +368,10 @@ def test_every_experiment_measures_what_there_is_and_every_ablation_is_whole() -
             continue
         for place, arm in enumerate(ablation.arms):
             assert ablation.finder or arm.rates or ablation.rates, f"{arm.name} has no rates to try"
-            assert arm.rate_of in ("", *(earlier.name for earlier in ablation.arms[:place])), arm.name
+            assert arm.rate_of in (
+                "",
+                *(earlier.name for earlier in ablation.arms[:place]),
+            ), arm.name
         for effect in ablation.effects:
             assert {effect.of, effect.less} <= {arm.name for arm in ablation.arms}, effect.claim
             assert (effect.above, effect.below) != (None, None), effect.claim
@@ -308,7 +399,8 @@ def clock(sentence: str) -> Decimal | None:
 
 
 STRONG = (
-    r"up to|as much as|at most|no more than|at least|over|more than|10\+|~|about|around|approximately|less than|under"
+    r"up to|as much as|at most|no more than|at least|over|more"
+    r" than|10\+|~|about|around|approximately|less than|under"
 )
 
 
@@ -316,7 +408,9 @@ def test_a_sentence_that_hedges_its_number_has_no_class_that_overlooks_it() -> N
     """An "up to 33 %" may not be held to 33 %."""
     for claim in every_claim():
         number = re.escape(f"{claim.value:,f}".rstrip("0").rstrip("."))
-        if not claim.is_direction and re.search(rf"(^|\W)({STRONG}) ?{number}(?![\d.])", claim.sentence):
+        if not claim.is_direction and re.search(
+            rf"(^|\W)({STRONG}) ?{number}(?![\d.])", claim.sentence
+        ):
             assert claim.says != "exact", f"{claim.id}: {claim.sentence}"
 
 
@@ -329,29 +423,66 @@ def test_every_tolerance_is_of_some_claim_and_has_a_reason() -> None:
 
 FLIPS: list[tuple[str, str, str, Says, str]] = [
     ("2019/blog/webtext-multiple", "~4.5x", "at least 4.5x", "at least", "contradicted"),
-    ("2021/text/interleaving-gain", "can improve throughput by 10+%", "improves throughput by at most 10%", "at most",
-     "contradicted"),
+    (
+        "2021/text/interleaving-gain",
+        "can improve throughput by 10+%",
+        "improves throughput by at most 10%",
+        "at most",
+        "contradicted",
+    ),
     ("2021/text/interleaving-most", "by as much as 10%", "by about 10%", "about", "contradicted"),
-    ("2021/text/microbatch-gain", "can increase throughput by 15%", "increases throughput by 15%", "exact",
-     "contradicted"),
-    ("2021/section-3.5/checkpoint-every", "every 1 or 2", "every at least 2", "at least", "contradicted"),
+    (
+        "2021/text/microbatch-gain",
+        "can increase throughput by 15%",
+        "increases throughput by 15%",
+        "exact",
+        "contradicted",
+    ),
+    (
+        "2021/section-3.5/checkpoint-every",
+        "every 1 or 2",
+        "every at least 2",
+        "at least",
+        "contradicted",
+    ),
     ("transformer-xl/post/wikipedia-size", "~25X", "more than 25X", "at least", "contradicted"),
-    ("2021/text/recompute-loss", "leads to up to 33%", "leads to at most 33%", "at most", "confirmed"),
-    ("2022/text/gpt-3-flops", "introduces only 2.7%", "introduces at most 2.7%", "at most", "confirmed"),
+    (
+        "2021/text/recompute-loss",
+        "leads to up to 33%",
+        "leads to at most 33%",
+        "at most",
+        "confirmed",
+    ),
+    (
+        "2022/text/gpt-3-flops",
+        "introduces only 2.7%",
+        "introduces at most 2.7%",
+        "at most",
+        "confirmed",
+    ),
     ("2021/sizes/15b", "and 15 billion", "and about 15 billion", "about", "confirmed"),
     ("2022/section-4.3/extra-share", "less than 0.01%", "more than 0.01%", "at least", "confirmed"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "hedge", "flipped", "says", "outcome"), FLIPS, ids=[each[0] for each in FLIPS])
+@pytest.mark.parametrize(
+    ("name", "hedge", "flipped", "says", "outcome"), FLIPS, ids=[each[0] for each in FLIPS]
+)
 def test_a_flipped_hedge_turns_the_verdict(
     name: str, hedge: str, flipped: str, says: Says, outcome: str, kept: Results
 ) -> None:
-    (experiment,) = (each for each in load_experiments().values() if any(claim.id == name for claim in each.claims))
+    (experiment,) = (
+        each
+        for each in load_experiments().values()
+        if any(claim.id == name for claim in each.claims)
+    )
     before = {one.claim.id: one for one in judge([experiment], kept)}[name]
     assert before.claim.sentence.count(hedge) == 1
     assert {before.outcome, outcome} == {"confirmed", "contradicted"}
-    other = before.claim.model_dump() | {"sentence": before.claim.sentence.replace(hedge, flipped), "says": says}
+    other = before.claim.model_dump() | {
+        "sentence": before.claim.sentence.replace(hedge, flipped),
+        "says": says,
+    }
     turned = experiment.model_copy()
     turned.__dict__["claims"] = tuple(
         Claim.model_validate(other) if claim.id == name else claim for claim in experiment.claims

@@ -16,7 +16,10 @@ COSTS = {
         r"reads about 2\.\d kB of text; processes: \d+; up to \d\.\d kB of disk while it works",
         "clean {here}/cleaned: ",
     ),
-    "mlm-experiment simulate {here}/rows.csv --out {here}/out.csv": (r"predicts 1 rows", "{here}/out.csv: 1 rows"),
+    "mlm-experiment simulate {here}/rows.csv --out {here}/out.csv": (
+        r"predicts 1 rows",
+        "{here}/out.csv: 1 rows",
+    ),
     "mlm-verify run results/reproduce-8.3b": (r"reads \d+\.\d MB in 1 sealed directories", "ok "),
 }
 

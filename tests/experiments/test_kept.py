@@ -17,14 +17,27 @@ def write_metrics(run: Path, iterations: int) -> list[dict[str, Any]]:
         {"kind": "validation", "iteration": 0, "samples": 8, "loss": 9.0, "perplexity": 8103.0}
     ]
     for number in range(1, iterations + 1):
-        step: dict[str, Any] = {"kind": "train", "iteration": number, "loss": float(number), "learning_rate": 0.5}
-        step |= {"gradient_norm": None if number % 2 else 2.0, "loss_scale": 1.0, "seconds": float(number)}
+        step: dict[str, Any] = {
+            "kind": "train",
+            "iteration": number,
+            "loss": float(number),
+            "learning_rate": 0.5,
+        }
+        step |= {
+            "gradient_norm": None if number % 2 else 2.0,
+            "loss_scale": 1.0,
+            "seconds": float(number),
+        }
         lines.append(step | {"tokens_per_second": 600 / number, "model_tflops": 60 / number})
     final = {"kind": "final-validation", "iteration": iterations, "samples": 16}
     lines.append(final | {"loss": 1.0, "perplexity": 2.7})
     run.mkdir()
-    write_json(run / "manifest.json", {"name": "355m-twin-seed-1235", "kind": "training", "created": ""})
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_json(
+        run / "manifest.json", {"name": "355m-twin-seed-1235", "kind": "training", "created": ""}
+    )
+    (run / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     (run / "summary.json").write_text("{}", encoding="utf-8")
     return lines
 
@@ -47,5 +60,10 @@ def test_a_long_run_is_kept_in_blocks(tmp_path: Path) -> None:
     assert [step["iteration"] for step in steps] == list(range(3, 3 * CURVE_POINTS + 1, 3))
     assert steps[1]["loss"] == pytest.approx(5.0)
     assert steps[1]["gradient_norm"] == pytest.approx(2.0)
-    assert steps[1]["tokens_per_second"] == pytest.approx(3 * 600 / (4 + 5 + 6))  # tokens of the block in its time
-    assert (rest["iteration"], rest["loss"]) == (3 * CURVE_POINTS + 2, pytest.approx(3 * CURVE_POINTS + 1.5))
+    assert steps[1]["tokens_per_second"] == pytest.approx(
+        3 * 600 / (4 + 5 + 6)
+    )  # tokens of the block in its time
+    assert (rest["iteration"], rest["loss"]) == (
+        3 * CURVE_POINTS + 2,
+        pytest.approx(3 * CURVE_POINTS + 1.5),
+    )

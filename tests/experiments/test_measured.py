@@ -1,4 +1,5 @@
-"""What experiments measure without training is what their closed forms say; what is wrong turns its verdict."""
+"""What experiments measure without training is what their closed forms say; what is wrong turns its
+verdict."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.records import read_records
 
 MODEL = ModelConfig(
-    num_layers=4, hidden_size=16, num_heads=4, seq_length=8, vocab_size=20, padded_vocab_size=20, dropout=0.0
+    num_layers=4,
+    hidden_size=16,
+    num_heads=4,
+    seq_length=8,
+    vocab_size=20,
+    padded_vocab_size=20,
+    dropout=0.0,
 )
 
 
@@ -35,9 +42,11 @@ MODEL = ModelConfig(
     ],
     ids=["data parallel", "stage 1", "stage 3"],
 )
-def test_every_byte_of_data_parallelism_and_zero_is_counted(parallel: ParallelConfig, whole: int, layers: int) -> None:
-    """Gradients reduced (2Ψ); in stage 1 scattered (Ψ), then weights gathered (Ψ). In stage 3 a pass gathers twice,
-    scatters once.
+def test_every_byte_of_data_parallelism_and_zero_is_counted(
+    parallel: ParallelConfig, whole: int, layers: int
+) -> None:
+    """Gradients reduced (2Ψ); in stage 1 scattered (Ψ), then weights gathered (Ψ). In stage 3 a
+    pass gathers twice, scatters once.
 
     The embedding and the last norm stay gathered between a pass's forward and backward.
     """
@@ -52,7 +61,13 @@ def sent_by(parallel: ParallelConfig, batches: tuple[int, ...]) -> list[float]:
 
 
 def test_a_divided_model_of_hugging_face_is_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"num_layers": 2, "hidden_size": 32, "vocab_size": 50, "padded_vocab_size": 128, "seq_length": 32}
+    shape = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "vocab_size": 50,
+        "padded_vocab_size": 128,
+        "seq_length": 32,
+    }
     monkeypatch.setattr(huggingface, "SHAPE", huggingface.SHAPE.model_copy(update=shape))
     monkeypatch.setattr(huggingface, "WIDTHS", (1, 2))
     monkeypatch.setattr(huggingface, "TOKENS", 8)
@@ -66,7 +81,12 @@ def test_a_divided_model_of_hugging_face_is_the_whole_one(monkeypatch: pytest.Mo
 def test_an_experiment_that_measures_seals_scaled_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    line = {"series": "optimizer states", "quantity": "communication_ratio", "kind": "scaled", "value": 1.5}
+    line = {
+        "series": "optimizer states",
+        "quantity": "communication_ratio",
+        "kind": "scaled",
+        "value": 1.5,
+    }
     monkeypatch.setattr(runner, "measure", lambda name, limit: [line])
     experiment = find_experiment("zero/communication")
     for _ in range(2):
@@ -86,35 +106,50 @@ def test_what_takes_long_is_left_out_of_several_but_not_its_simulation(
     run_named([slow, find_experiment("2021/gains")], tmp_path)
     said = capfd.readouterr().out
     assert "2021/figure-12: 10 numbers simulated or computed" in said
-    assert "2021/figure-12: left out; `mlm-experiment run 2021/figure-12` scores released weights" in said
+    assert (
+        "2021/figure-12: left out; `mlm-experiment run 2021/figure-12` scores released weights"
+        in said
+    )
 
 
 def outcomes(name: str, lines: list[Line], folder: Path) -> dict[str, str]:
-    """What becomes of the experiment's claims by these measured numbers; those without one are left out."""
+    """What becomes of the experiment's claims by these measured numbers; those without one are left
+    out."""
     note = {"kind": "measured", "note": ""}
     seal_numbers(find_experiment(name), "-planted", [note | line for line in lines], folder)
-    return {one.claim.id: one.outcome for one in judge([find_experiment(name)], load_results([folder])) if one.record}
+    return {
+        one.claim.id: one.outcome
+        for one in judge([find_experiment(name)], load_results([folder]))
+        if one.record
+    }
 
 
 def test_sequence_parallelism_and_interleaving_send_what_the_papers_say(tmp_path: Path) -> None:
-    found = outcomes("2021/communication", [*traffic._sequence(), *traffic._interleaved()], tmp_path)
+    found = outcomes(
+        "2021/communication", [*traffic._sequence(), *traffic._interleaved()], tmp_path
+    )
     assert len(found) == 7
     assert set(found.values()) == {"confirmed"}
 
 
 def test_recomputation_adds_one_all_reduce_a_layer() -> None:
-    """Of the forward pass's two: recomputation ends when the backward pass has all it needs, before the MLP's."""
+    """Of the forward pass's two: recomputation ends when the backward pass has all it needs, before
+    the MLP's."""
     _, whole = run_forked(traffic.of_layer, 2, ParallelConfig(tp=2, recompute="full"))[0]
     assert whole.calls.total() == 5
 
 
-def test_a_wrong_count_of_collectives_turns_its_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_count_of_collectives_turns_its_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traffic, "WIDTHS", (2,))
     right = outcomes("2021/communication", traffic._tensor(), tmp_path / "right")
     assert set(right.values()) == {"confirmed"}
     leave = layers.leave_tensor_parallel
     monkeypatch.setattr(
-        layers, "leave_tensor_parallel", lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided)
+        layers,
+        "leave_tensor_parallel",
+        lambda x, axis, divided: leave(leave(x, axis, divided), axis, divided),
     )
     wrong = outcomes("2021/communication", traffic._tensor(), tmp_path / "wrong")
     assert wrong == right | dict.fromkeys(right, "contradicted") | {
@@ -135,27 +170,37 @@ def test_what_a_layer_keeps_is_table_2_of_the_2022_paper() -> None:
 def test_a_partition_keeps_its_inputs_and_the_layers_that_it_computes_again() -> None:
     plain, microbatches, layers = memory.LAYOUTS["no parallelism"], 4, 2
     ((size_in, size_all),) = run_forked(memory.layer_bytes, 1, plain)
-    for at_once, nothing in run_forked(memory.peaks, 2, 2, plain, layers, (layers, 0), (microbatches,), microbatches):
+    for at_once, nothing in run_forked(
+        memory.peaks, 2, 2, plain, layers, (layers, 0), (microbatches,), microbatches
+    ):
         assert at_once == (microbatches - 1) * size_in + layers * size_all
         assert nothing == microbatches * layers * size_all
 
 
 def test_products_that_are_made_again_are_counted() -> None:
     """Selective recomputation repeats 4Bs²h, a third of what the 2022 paper's Equation 8 adds."""
-    values = {(one["series"], one["quantity"]): one["value"] for one in activations._flops("MT-NLG")}
+    values = {
+        (one["series"], one["quantity"]): one["value"] for one in activations._flops("MT-NLG")
+    }
     assert values["MT-NLG", "model_flops_coefficient"] == pytest.approx(72)
     assert values["MT-NLG", "recomputed_flops_coefficient"] == pytest.approx(96)
     s, _, h, _ = activations.SHAPES["MT-NLG"]
-    assert values["MT-NLG", "selective_flops_overhead_percent"] == pytest.approx(100 * 4 * s / (72 * h + 12 * s))
+    assert values["MT-NLG", "selective_flops_overhead_percent"] == pytest.approx(
+        100 * 4 * s / (72 * h + 12 * s)
+    )
 
 
-def test_words_and_sub_words_of_the_published_file_are_counted(published: Path, tmp_path: Path) -> None:
+def test_words_and_sub_words_of_the_published_file_are_counted(
+    published: Path, tmp_path: Path
+) -> None:
     run_named([find_experiment("2019/words")], tmp_path)
     found = judge([find_experiment("2019/words")], load_results([tmp_path]))
     assert [one.outcome for one in found] == ["confirmed", "confirmed", "confirmed"]
 
 
-def test_multiples_in_the_text_follow_from_the_printed_sizes_by_their_rounding(tmp_path: Path) -> None:
+def test_multiples_in_the_text_follow_from_the_printed_sizes_by_their_rounding(
+    tmp_path: Path,
+) -> None:
     multiples = find_experiment("2019/multiples")
     run_named([multiples], tmp_path)
     verdicts = {one.claim.id: one for one in judge([multiples], load_results([tmp_path]))}

@@ -62,7 +62,9 @@ def test_the_hardware_decides(
     assert plan.mode == mode
     assert re.search(reason, plan.reason)
     seeds = 1 if mode == "full" else 2
-    assert [config.name for config in plan.published] == [*LADDER[: LADDER.index(target) + 1]] * seeds
+    assert [config.name for config in plan.published] == [
+        *LADDER[: LADDER.index(target) + 1]
+    ] * seeds
     if mode == "full":
         assert plan.configs == plan.published
         assert plan.recipe == FULL_RECIPE
@@ -92,13 +94,19 @@ def test_the_overrides_make_the_planned_configuration(
     plan = make_plan("8.3b", "auto", smoke, None, seeds)
     found = set()
     for published, config in zip(plan.published, plan.configs, strict=True):
-        assert read_run_config(model_file(published.name), plan.overrides(config), twin=True) == config
+        assert (
+            read_run_config(model_file(published.name), plan.overrides(config), twin=True) == config
+        )
         mark = f"-seed-{config.train.seed}" if config.train.seed != published.train.seed else ""
         assert config.name == f"{published.name}-{'smoke' if smoke else 'twin'}{mark}"
         assert model_name(config.name) == published.name + mark
         found.add((published.name, config.train.seed))
     first = plan.published[0].train.seed
-    assert found == {(name, first + further) for name in LADDER for further in range(seeds or (1 if smoke else 2))}
+    assert found == {
+        (name, first + further)
+        for name in LADDER
+        for further in range(seeds or (1 if smoke else 2))
+    }
     assert plan.configs[: len(LADDER)] == make_plan("8.3b", "auto", smoke, None, 1).configs
 
 
@@ -110,8 +118,13 @@ def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> Non
         assert smaller.hidden_size < larger.hidden_size
     recipes = [config.train for config in make_plan("8.3b", "auto", False, None, 1).configs]
     rates = ("learning_rate", "min_learning_rate")
-    assert all(recipe.model_dump(exclude={*rates}) == recipes[0].model_dump(exclude={*rates}) for recipe in recipes)
-    assert sorted((recipe.learning_rate for recipe in recipes), reverse=True) == [r.learning_rate for r in recipes]
+    assert all(
+        recipe.model_dump(exclude={*rates}) == recipes[0].model_dump(exclude={*rates})
+        for recipe in recipes
+    )
+    assert sorted((recipe.learning_rate for recipe in recipes), reverse=True) == [
+        r.learning_rate for r in recipes
+    ]
     largest = make_plan("8.3b", "auto", False, None, 1).configs[-1]
     assert tokens_trained(largest.model, largest.train) >= 5 * parameter_count(largest.model)
 
@@ -122,24 +135,38 @@ def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
         assert RATES.at(parameters, tokens) == pytest.approx(found.at(parameters, tokens), rel=0.01)
     config = make_plan("8.3b", "scaled", False, None).configs[0]
     assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1200 * 16 * 128)
-    assert config.train.min_learning_rate == pytest.approx(config.train.learning_rate / 15, rel=0.01)
+    assert config.train.min_learning_rate == pytest.approx(
+        config.train.learning_rate / 15, rel=0.01
+    )
     assert "the rate of the ladder's rule" in twin_rule(config)
     assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
     rung = read_document(HOME / "results" / "ladder" / "plan.json", LadderPlan).rungs[-1]
     of_ladder = rung_model(rung.layers, rung.width, rung.heads)
-    assert config.model.init_std == pytest.approx(of_ladder.init_std * math.sqrt(rung.width / config.model.hidden_size))
+    assert config.model.init_std == pytest.approx(
+        of_ladder.init_std * math.sqrt(rung.width / config.model.hidden_size)
+    )
     assert "0.02 · √(1024 / width)" in twin_rule(config)
 
 
 def test_a_dry_run_prints_mode_and_costs_and_does_nothing(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", "8.3b", "--dry-run", "--runs", runs)
+    done = call(
+        with_gpus(tmp_path / "bin", 0, 0),
+        "mlm-experiment",
+        "reproduce",
+        "8.3b",
+        "--dry-run",
+        "--runs",
+        runs,
+    )
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("mode: scaled (there is no GPU")
     assert describe_scale(SCALE).partition(" and learning rates")[0] in done.out
     for name in LADDER:
         assert re.search(
-            rf"^{name}-twin +[\d,]+ +[\d,]+ +\d+\.\d\d +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d", done.out, re.MULTILINE
+            rf"^{name}-twin +[\d,]+ +[\d,]+ +\d+\.\d\d +\d\.\d\de\+\d\d +\d+\.\d\d GB +\d",
+            done.out,
+            re.MULTILINE,
         )
     assert re.search(r"^in all: about .* GB of disk, besides the data$", done.out, re.MULTILINE)
     assert not runs.exists()
@@ -162,7 +189,15 @@ def test_what_cannot_be_done_is_said_before_anything_is_written(
     tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
     runs = tmp_path / "runs"
-    done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", "reproduce", *arguments, "--runs", runs, ends=code)
+    done = call(
+        with_gpus(tmp_path / "bin", 0, 0),
+        "mlm-experiment",
+        "reproduce",
+        *arguments,
+        "--runs",
+        runs,
+        ends=code,
+    )
     assert words in done.out + done.err
     assert not runs.exists()
 
@@ -183,7 +218,8 @@ def test_the_full_size_is_trained_by_a_launch_file_of_this_machine(
 
 
 def test_the_main_job_shows_at_most_twelve_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data, one training of each model and the reproduction, each with its link; further seeds; the data's shelf."""
+    """Data, one training of each model and the reproduction, each with its link; further seeds; the
+    data's shelf."""
     machine(monkeypatch, 0, 0)
     runs = Path("runs")
     configs = make_plan("8.3b", "auto", False, None).configs

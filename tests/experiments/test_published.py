@@ -1,4 +1,5 @@
-"""The published records of a reproduction are the claims; its models are those of the reference file."""
+"""The published records of a reproduction are the claims; its models are those of the reference
+file."""
 
 from pathlib import Path
 
@@ -20,8 +21,14 @@ def test_the_models_are_those_of_the_reference_file(reference: Path) -> None:
 
 def test_every_claim_becomes_one_record_with_its_own_uncertainty() -> None:
     records = list(published_records(LADDER))
-    claims = [claim for name in ("2019/figure-6", "2019/table-3") for claim in find_experiment(name).claims]
-    assert [(one.series, one.quantity, one.x, one.value, one.unit, one.note) for one in records] == [
+    claims = [
+        claim
+        for name in ("2019/figure-6", "2019/table-3")
+        for claim in find_experiment(name).claims
+    ]
+    assert [
+        (one.series, one.quantity, one.x, one.value, one.unit, one.note) for one in records
+    ] == [
         (one.series, one.quantity, one.x, float(one.value), one.unit, one.notes) for one in claims
     ]
     assert len(records) == 89 + 12

@@ -57,7 +57,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """`mlm-experiment reproduce 355m --smoke` from nothing; not to be changed."""
     root = tmp_path_factory.mktemp("reproduction")
     machine = with_gpus(root / "bin", 0, 0)
-    done = call(machine, "mlm-experiment", *ARGUMENTS, root / "runs", ends=0, prepare=take_quick_steps)
+    done = call(
+        machine, "mlm-experiment", *ARGUMENTS, root / "runs", ends=0, prepare=take_quick_steps
+    )
     return Finished(root / "runs", done.out, machine)
 
 
@@ -85,19 +87,28 @@ def of_run(finished: Finished) -> list[Record]:
 
 
 def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> None:
-    directories = [path for path in finished.runs.iterdir() if not path.is_symlink() and path.name != SHELF]
+    directories = [
+        path for path in finished.runs.iterdir() if not path.is_symlink() and path.name != SHELF
+    ]
     assert {RunDirectory.open(path).manifest["name"] for path in directories} == set(NAMES)
     assert len(directories) == len(NAMES)
     for path in directories:
-        done = call(finished.machine, "mlm-verify", "run", path, ends=0, prepare=leave_figures_blank)
+        done = call(
+            finished.machine, "mlm-verify", "run", path, ends=0, prepare=leave_figures_blank
+        )
         assert f"ok {read_digest(path)[:16]} {path}" in done.out
 
 
 def test_nothing_but_its_three_runs_is_made(finished: Finished) -> None:
-    assert len(list(finished.runs.iterdir())) <= 2 * len(NAMES) + 1  # each with its link, and the shelf of the data
+    assert (
+        len(list(finished.runs.iterdir())) <= 2 * len(NAMES) + 1
+    )  # each with its link, and the shelf of the data
     reproduction = finished.directory("reproduce-355m-smoke")
     assert {path.parent.name for path in reproduction.glob("*/COMPLETE")} <= {"report"}
-    found = {verdict.outcome for verdict in judge(load_experiments().values(), load_results([finished.runs]))}
+    found = {
+        verdict.outcome
+        for verdict in judge(load_experiments().values(), load_results([finished.runs]))
+    }
     assert {"predicted", "confirmed"} <= found, "what is worked out needs no run"
 
 
@@ -107,8 +118,14 @@ def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
         quantity: [(r.x, r.value) for r in of_run(finished) if r.quantity == quantity]
         for quantity in ("training_loss", "validation_perplexity", "final_validation_perplexity")
     }
-    validations = [(m["iteration"], m["perplexity"]) for m in metrics(training.path, "validation") if m["iteration"]]
-    assert curves["training_loss"] == [(m["iteration"], m["loss"]) for m in metrics(training.path, "train")]
+    validations = [
+        (m["iteration"], m["perplexity"])
+        for m in metrics(training.path, "validation")
+        if m["iteration"]
+    ]
+    assert curves["training_loss"] == [
+        (m["iteration"], m["loss"]) for m in metrics(training.path, "train")
+    ]
     assert curves["validation_perplexity"] == validations
     assert [x for x, _ in validations] == [4, 8, 12]
     assert curves["final_validation_perplexity"] == [
@@ -121,10 +138,14 @@ def test_curves_are_those_of_the_training_run(finished: Finished) -> None:
             assert (record.digest, record.x_name) == (training.digest, "iteration")
 
 
-def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(finished: Finished) -> None:
+def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(
+    finished: Finished,
+) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
     checkpoint = finished.directory("355m-smoke") / "checkpoints" / "iter_0000012"
-    words, cloze = (read_evaluations(reproduction)[f"355m-{task}"] for task in ("wikitext103", "lambada"))
+    words, cloze = (
+        read_evaluations(reproduction)[f"355m-{task}"] for task in ("wikitext103", "lambada")
+    )
     text, last = words["task"].removesuffix("-perplexity"), cloze["task"].replace("-", "_")
     part = f"partial: {words['num_scored_tokens']:,} tokens scored"
     some = f"partial: {cloze['num_examples']:,} examples scored" * cloze["partial"]
@@ -135,7 +156,9 @@ def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(fini
         f"{last}_log_likelihood": (-math.log(cloze["perplexity"]), "nats", some),
     }
     records = [record for record in of_run(finished) if record.experiment == "2019/table-3"]
-    assert {record.quantity: (record.value, record.unit, record.note) for record in records} == expected
+    assert {
+        record.quantity: (record.value, record.unit, record.note) for record in records
+    } == expected
     assert {record.digest for record in records} == {check_seal(checkpoint)}
     assert words["partial"]
     assert words["num_windows"] == SMOKE.windows
@@ -147,8 +170,15 @@ def test_scores_are_those_of_the_evaluations_and_say_where_they_are_partial(fini
 def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
     summary = json_of(finished.directory("reproduce-355m-smoke") / "summary.json")
     run = finished.directory("355m-smoke")
-    trained, dataset = json_of(run / "summary.json"), json_of(finished.directory("data-smoke") / "dataset.json")
-    assert (summary["target"], summary["mode"], summary["reason"]) == ("355m", "scaled", "asked for")
+    trained, dataset = (
+        json_of(run / "summary.json"),
+        json_of(finished.directory("data-smoke") / "dataset.json"),
+    )
+    assert (summary["target"], summary["mode"], summary["reason"]) == (
+        "355m",
+        "scaled",
+        "asked for",
+    )
     assert summary["twin_rule"] == twin_rule(make_plan("355m", "scaled", True, None).configs[0])
     assert summary["source"] == dataset["source"]
     assert set(summary["commands"].values()) == {"mlm-experiment reproduce 355m --smoke"}
@@ -159,10 +189,19 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
         assert model[key] == trained[key] > 0
     assert model["tokens"] == 12 * 4 * 128
     assert model["published"] == {
-        "num_layers": 24, "hidden_size": 1024, "num_heads": 16, "seq_length": 1024, "vocab_size": 50257,
-        "global_batch_size": 512, "iterations": 300_000, "learning_rate": 1.5e-4, "parameters": 355_788_800,
-    }  # fmt: skip
-    with safe_open(run / "checkpoints" / "iter_0000012" / "model-tp00-pp000.safetensors", framework="np") as file:
+        "num_layers": 24,
+        "hidden_size": 1024,
+        "num_heads": 16,
+        "seq_length": 1024,
+        "vocab_size": 50257,
+        "global_batch_size": 512,
+        "iterations": 300_000,
+        "learning_rate": 1.5e-4,
+        "parameters": 355_788_800,
+    }
+    with safe_open(
+        run / "checkpoints" / "iter_0000012" / "model-tp00-pp000.safetensors", framework="np"
+    ) as file:
         stored = sum(file.get_tensor(name).size for name in file.keys())  # noqa: SIM118
     assert model["trained"]["parameters"] == stored
     assert model["trained"]["vocab_size"] == dataset["vocab_size"]
@@ -171,10 +210,12 @@ def test_the_summary_is_that_of_the_runs(finished: Finished) -> None:
 def test_everything_that_it_hands_on_is_read_whole(finished: Finished) -> None:
     reproduction = finished.directory("reproduce-355m-smoke")
     documents: dict[Path, type[FileSchema]] = {
-        reproduction / "manifest.json": Manifest, reproduction / "summary.json": ReproductionSummary,
-        reproduction / "ledger.json": Ledger, reproduction / "dataset.json": DataCard,
+        reproduction / "manifest.json": Manifest,
+        reproduction / "summary.json": ReproductionSummary,
+        reproduction / "ledger.json": Ledger,
+        reproduction / "dataset.json": DataCard,
         reproduction / "scores.json": ReproductionScores,
-    }  # fmt: skip
+    }
     for path, schema in documents.items():
         assert read_document(path, schema).to_json() == json_of(path), path
     (kept,) = read_runs(reproduction).values()
@@ -199,7 +240,10 @@ def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> Non
     same = re.search(r'<th scope="row">same</th><td class="n">\d+ \((\d+)\)</td>', page)
     assert same, "the page does not count what was measured"
     assert int(same[1]) >= 80
-    places = [page.index(f'<section id="{name}"') for name in ("same", "reduced", "simulated", "not-tried")]
+    places = [
+        page.index(f'<section id="{name}"')
+        for name in ("same", "reduced", "simulated", "not-tried")
+    ]
     assert places == sorted(places)
     effects = page[places[1] : places[2]]
     assert "</span> undecided" in effects
@@ -207,16 +251,28 @@ def test_the_ledger_is_a_copy_and_the_report_is_there(finished: Finished) -> Non
 
 
 def test_every_step_is_printed_as_a_command(finished: Finished) -> None:
-    steps = [line.removeprefix("$ ").split()[:2] for line in finished.output.splitlines() if line.startswith("$ ")]
+    steps = [
+        line.removeprefix("$ ").split()[:2]
+        for line in finished.output.splitlines()
+        if line.startswith("$ ")
+    ]
     assert steps == [
-        ["mlm-train", "schedule"], ["mlm-data", "run"], ["mlm-train", "run"],
-        ["mlm-eval", "wikitext103"], ["mlm-eval", "lambada"], ["mlm-report", "build"],
-    ]  # fmt: skip
+        ["mlm-train", "schedule"],
+        ["mlm-data", "run"],
+        ["mlm-train", "run"],
+        ["mlm-eval", "wikitext103"],
+        ["mlm-eval", "lambada"],
+        ["mlm-report", "build"],
+    ]
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int]]:
     """Size and time of change of every file."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_second_call_finds_everything_and_writes_nothing(finished: Finished) -> None:
@@ -241,17 +297,28 @@ def reproduction(finished: Finished, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(tmp_path / "kept", directory)
 
 
-def test_a_lost_report_is_built_again_and_nothing_else(finished: Finished, reproduction: Path) -> None:
+def test_a_lost_report_is_built_again_and_nothing_else(
+    finished: Finished, reproduction: Path
+) -> None:
     shutil.rmtree(reproduction / "report")
     before, digest = snapshot(finished.runs), read_digest(reproduction)
-    call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0, prepare=take_quick_steps)
+    call(
+        finished.machine,
+        "mlm-experiment",
+        *ARGUMENTS,
+        finished.runs,
+        ends=0,
+        prepare=take_quick_steps,
+    )
     after = snapshot(finished.runs)
     assert {name: after[name] for name in before} == before
     assert str(reproduction / "report" / "index.html") in after
     assert check_seal(reproduction) == digest
 
 
-def test_an_evaluation_is_not_made_again_and_keeps_its_name(finished: Finished, reproduction: Path) -> None:
+def test_an_evaluation_is_not_made_again_and_keeps_its_name(
+    finished: Finished, reproduction: Path
+) -> None:
     for name in ("COMPLETE", "records.jsonl", "scores.json", "summary.json"):
         (reproduction / name).unlink()
     path = reproduction / "evaluations.jsonl"
@@ -259,9 +326,20 @@ def test_an_evaluation_is_not_made_again_and_keeps_its_name(finished: Finished, 
     assert second["name"] == "355m-wikitext103"
     second["result"] |= {"task": "heldout-perplexity", "perplexity": 123.5, "partial": False}
     path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, finished.runs, ends=0, prepare=take_quick_steps)
+    done = call(
+        finished.machine,
+        "mlm-experiment",
+        *ARGUMENTS,
+        finished.runs,
+        ends=0,
+        prepare=take_quick_steps,
+    )
     assert "mlm-eval" not in done.out
-    found = {r.quantity: (r.value, r.note) for r in read_records(reproduction / "records.jsonl") if r.kind == "scaled"}
+    found = {
+        r.quantity: (r.value, r.note)
+        for r in read_records(reproduction / "records.jsonl")
+        if r.kind == "scaled"
+    }
     assert found["heldout_perplexity"] == (123.5, "")
     assert "wikitext103_perplexity" not in found
     assert check_seal(reproduction)
@@ -278,10 +356,15 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     reproduction = (tmp_path / "runs" / "reproduce-355m-smoke").resolve()
     summary = read_document(reproduction / "summary.json", ReproductionSummary)
     assert [(model.name, model.series, model.seed) for model in summary.models] == [
-        ("355m", "355m", 1234), ("355m-seed-1235", "355m", 1235)
-    ]  # fmt: skip
+        ("355m", "355m", 1234),
+        ("355m-seed-1235", "355m", 1235),
+    ]
     assert summary.commands["models"] == "mlm-experiment reproduce 355m --smoke --seeds 2"
-    records = [record for record in read_records(reproduction / "records.jsonl") if record.kind != "published"]
+    records = [
+        record
+        for record in read_records(reproduction / "records.jsonl")
+        if record.kind != "published"
+    ]
     ends = {r.seed: r for r in records if r.quantity == "final_validation_perplexity"}
     assert set(ends) == {1234, 1235, None}
     assert ends[1234].value != ends[1235].value
@@ -302,35 +385,51 @@ def test_a_further_seed_is_trained_beside_what_is_there(finished: Finished, tmp_
     (reproduction / "scores.json").write_text(json.dumps(forged), encoding="utf-8")
     seal(reproduction)
     assert any(each.startswith("scores.json: ") for each in RunCheck(reproduction).broken)
-    (seed,) = (path for path in (tmp_path / "elsewhere" / "seeds").iterdir() if not path.is_symlink())
+    (seed,) = (
+        path for path in (tmp_path / "elsewhere" / "seeds").iterdir() if not path.is_symlink()
+    )
     summary_of_seed = json_of(seed / "summary.json")
-    (seed / "summary.json").write_text(json.dumps(summary_of_seed | {"validation_loss": 1.0}), encoding="utf-8")
+    (seed / "summary.json").write_text(
+        json.dumps(summary_of_seed | {"validation_loss": 1.0}), encoding="utf-8"
+    )
     seal(seed)
     assert any(seed.name in each for each in RunCheck(reproduction).broken)
 
 
 @pytest.fixture
 def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subprocess.Popen[str]"]]:
-    """Start the reproduction in a process group of its own, as a shell does, and stand it still while it trains."""
+    """Start the reproduction in a process group of its own, as a shell does, and stand it still
+    while it trains."""
     processes = []
     steps = len(metrics(finished.directory("355m-smoke"), "train"))
 
     def trained() -> int:
-        return sum(path.read_text().count('"train"') for path in with_data.glob("355m-smoke-*/metrics.jsonl"))
+        return sum(
+            path.read_text().count('"train"')
+            for path in with_data.glob("355m-smoke-*/metrics.jsonl")
+        )
 
     def start() -> "subprocess.Popen[str]":
-        for _ in range(9):  # so short a training may be near its end before this process has its turn
+        for _ in range(
+            9
+        ):  # so short a training may be near its end before this process has its turn
             process = subprocess.Popen(
                 [Path(sys.executable).with_name("mlm-experiment"), *ARGUMENTS, with_data],
-                env=finished.machine, cwd=ROOT, start_new_session=True, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                env=finished.machine,
+                cwd=ROOT,
+                start_new_session=True,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
             processes.append(process)
             deadline = time.monotonic() + 600
             while not trained():
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline
-                if [*with_data.glob("355m-smoke-*")]:  # in slices, so that no load of the machine hides its steps
+                if [
+                    *with_data.glob("355m-smoke-*")
+                ]:  # in slices, so that no load of the machine hides its steps
                     os.killpg(process.pid, signal.SIGCONT)
                     time.sleep(0.004)
                     os.killpg(process.pid, signal.SIGSTOP)
@@ -379,7 +478,9 @@ def test_after_a_kill_in_training_the_same_command_finishes(
     process.wait(300)
     run = unfinished(with_data)
     assert call(finished.machine, "mlm-verify", "run", run).code == 6
-    call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=0, prepare=take_quick_steps)
+    call(
+        finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=0, prepare=take_quick_steps
+    )
     for name in NAMES:
         check_seal((with_data / name).resolve())
     whole = finished.directory("355m-smoke")
@@ -388,7 +489,11 @@ def test_after_a_kill_in_training_the_same_command_finishes(
             (line["iteration"], line["loss"]) for line in metrics(whole, kind)
         ], "interrupted and uninterrupted training differ"
     scores = [
-        {r.quantity: r.value for r in read_records(root / "records.jsonl") if r.kind == "scaled" and r.x is None}
+        {
+            r.quantity: r.value
+            for r in read_records(root / "records.jsonl")
+            if r.kind == "scaled" and r.x is None
+        }
         for root in (with_data / "reproduce-355m-smoke", finished.runs / "reproduce-355m-smoke")
     ]
     assert scores[0] == scores[1]
@@ -420,7 +525,9 @@ def test_a_stop_in_training_leaves_a_checkpoint_and_exit_code_7(
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + 60
-        while not passed_on(process.pid) and time.monotonic() < deadline:  # to the training, which still stands
+        while (
+            not passed_on(process.pid) and time.monotonic() < deadline
+        ):  # to the training, which still stands
             time.sleep(0.05)
     os.killpg(process.pid, signal.SIGCONT)
     out, _ = process.communicate(timeout=600)
@@ -435,7 +542,9 @@ def test_a_stop_in_training_leaves_a_checkpoint_and_exit_code_7(
     assert not list(with_data.glob("reproduce-*"))
 
 
-RECIPE = 'name = "own"\n[sources]\nnames = ["{source}"]\n[tokenizer]\nkind = "train"\nvocab_size = 300\n'
+RECIPE = (
+    'name = "own"\n[sources]\nnames = ["{source}"]\n[tokenizer]\nkind = "train"\nvocab_size = 300\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -446,21 +555,36 @@ RECIPE = 'name = "own"\n[sources]\nnames = ["{source}"]\n[tokenizer]\nkind = "tr
         ("realnews", 5, "`mlm-data run"),
     ],
 )
-def test_a_step_that_fails_passes_its_exit_code_on(tmp_path: Path, source: str, code: int, words: str) -> None:
+def test_a_step_that_fails_passes_its_exit_code_on(
+    tmp_path: Path, source: str, code: int, words: str
+) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "empty.txt").write_text("")
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE.format(source=source.format(folder=tmp_path / "texts")))
     runs = tmp_path / "runs"
     machine = with_gpus(tmp_path / "bin", 0, 0) | {"HOME": str(tmp_path)}
-    done = call(machine, "mlm-experiment", *ARGUMENTS, runs, "--data", recipe, ends=code, prepare=take_quick_steps)
+    done = call(
+        machine,
+        "mlm-experiment",
+        *ARGUMENTS,
+        runs,
+        "--data",
+        recipe,
+        ends=code,
+        prepare=take_quick_steps,
+    )
     assert words in done.err
     assert not runs.exists() or list(runs.iterdir()) == []
 
 
-def test_a_damaged_dataset_stops_the_sequence_before_training(finished: Finished, with_data: Path) -> None:
+def test_a_damaged_dataset_stops_the_sequence_before_training(
+    finished: Finished, with_data: Path
+) -> None:
     (dataset,) = with_data.glob("data-smoke-*")
     (dataset / "COMPLETE").write_text("{")
-    done = call(finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=6, prepare=take_quick_steps)
+    done = call(
+        finished.machine, "mlm-experiment", *ARGUMENTS, with_data, ends=6, prepare=take_quick_steps
+    )
     assert "COMPLETE" in done.err
     assert not list(with_data.glob("355m-smoke*"))

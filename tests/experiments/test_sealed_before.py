@@ -1,4 +1,5 @@
-"""What an earlier version sealed still verifies, reports, resumes and scores: a reproduction, its data, its training.
+"""What an earlier version sealed still verifies, reports, resumes and scores: a reproduction, its
+data, its training.
 
 `sealed_at_ba375c5.tar.gz` is what the commit of that name made of 24 made-up documents.
 """
@@ -23,7 +24,11 @@ def sealed(tmp_path: Path) -> Path:
 
 def call(sealed: Path, program: str, *arguments: str) -> str:
     """What a command says there, on either stream; it must succeed."""
-    clean = {name: value for name, value in os.environ.items() if name not in ("MLM_DATA_DIR", "RANK", "WORLD_SIZE")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MLM_DATA_DIR", "RANK", "WORLD_SIZE")
+    }
     environment = clean | {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(sealed / "cache")}
     process = Program(program, *arguments, environment=environment, folder=sealed)
     out, err = process.communicate(600)
@@ -50,7 +55,9 @@ def test_the_page_shows_their_numbers(sealed: Path) -> None:
     call(sealed, "mlm-report", "build", str(run), "runs")
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert "damaged" not in page
-    last = [line for line in read_metrics(only(sealed, TRAINING)) if line["kind"] == "final-validation"][-1]
+    last = [
+        line for line in read_metrics(only(sealed, TRAINING)) if line["kind"] == "final-validation"
+    ][-1]
     assert str(last["perplexity"]) in page
 
 
@@ -69,9 +76,21 @@ def test_a_training_that_was_cut_off_goes_on_to_the_same_end(sealed: Path) -> No
 
 
 def test_its_checkpoint_scores_the_same(sealed: Path) -> None:
-    stored = json.loads((only(sealed, REPRODUCTION) / "evaluations" / "355m-wikitext103.json").read_text())
+    stored = json.loads(
+        (only(sealed, REPRODUCTION) / "evaluations" / "355m-wikitext103.json").read_text()
+    )
     checkpoint = str(only(sealed, TRAINING))
-    call(sealed, "mlm-eval", "wikitext103", "--ckpt", checkpoint, "--json", "again.json", "--limit", "4")
+    call(
+        sealed,
+        "mlm-eval",
+        "wikitext103",
+        "--ckpt",
+        checkpoint,
+        "--json",
+        "again.json",
+        "--limit",
+        "4",
+    )
     again = json.loads((sealed / "again.json").read_text())
     assert again["checkpoint_digest"] == stored["checkpoint_digest"]
     for name in ("loss_per_token", "bits_per_byte", "subword_perplexity"):

@@ -1,4 +1,5 @@
-"""Many trainings of one recipe from one command: a table with paired intervals, the best as a recipe, parts of it."""
+"""Many trainings of one recipe from one command: a table with paired intervals, the best as a
+recipe, parts of it."""
 
 import math
 import re
@@ -22,7 +23,12 @@ VARY = "train.learning_rate=1e-3,3e-3,1e9", "train.seed=1,2,3"
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dataset = write_dataset(tmp_path_factory.mktemp("dataset"))
-    return write_toml(tmp_path_factory.mktemp("recipe") / "small.toml", dataset, iterations=12, validation_interval=12)
+    return write_toml(
+        tmp_path_factory.mktemp("recipe") / "small.toml",
+        dataset,
+        iterations=12,
+        validation_interval=12,
+    )
 
 
 def sweep(recipe: Path, *words: object, vary: tuple[str, ...] = VARY, ends: int = 0) -> Outcome:
@@ -30,7 +36,9 @@ def sweep(recipe: Path, *words: object, vary: tuple[str, ...] = VARY, ends: int 
     return call({}, "mlm-experiment", "sweep", recipe, *axes, *words, ends=ends)
 
 
-def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(recipe: Path, tmp_path: Path) -> None:
+def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(
+    recipe: Path, tmp_path: Path
+) -> None:
     """Two tasks divide the work; a third call trains nothing and prints what both made."""
     runs = ("--runs", tmp_path / "runs")
     first = sweep(recipe, *runs, "--part", "1/2", "--quiet")
@@ -49,9 +57,9 @@ def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(recipe: Pat
     assert apart.mean() > 0
     reach = stats.t.interval(0.95, 2, scale=stats.sem(apart))[1]
     assert lines[0] == f"train.learning_rate=3e-3: validation loss {fast.mean():.4f} over 3 seeds"
-    assert lines[1] == (
-        f"train.learning_rate=1e-3: validation loss {slow.mean():.4f} over 3 seeds, {apart.mean():+.4f} ± {reach:.4f} "
-        "beside the best (95%, paired seeds)"
+    assert (
+        lines[1] == f"train.learning_rate=1e-3: validation loss {slow.mean():.4f} over 3 seeds,"
+        f" {apart.mean():+.4f} ± {reach:.4f} beside the best (95%, paired seeds)"
     )
     assert lines[2] == "train.learning_rate=1e9: diverged"
     assert load_config(tmp_path / "best.toml", RunConfig).train.learning_rate == 3e-3
@@ -65,7 +73,11 @@ def test_the_table_has_the_trainings_losses_and_the_best_is_a_recipe(recipe: Pat
         (("train.seed",), (), "--vary train.seed: give each key once, with its values"),
         (("train.seed=1", "train.seed=2"), (), "--vary train.seed=2: give each key once"),
         (("train.seed=1",), ("--part", "3/2"), "--part 3/2: write the number of the part"),
-        (("model.seq_length=16,6000",), (), "the validation split has 5442 tokens, fewer than 6000 + 1"),
+        (
+            ("model.seq_length=16,6000",),
+            (),
+            "the validation split has 5442 tokens, fewer than 6000 + 1",
+        ),
     ],
 )
 def test_a_sweep_that_cannot_be_trained_is_refused_before_the_first_training(

@@ -1,5 +1,5 @@
-"""Verdicts come from sealed records and from what is worked out, and a predicted number is never taken for a measured
-one.
+"""Verdicts come from sealed records and from what is worked out, and a predicted number is never
+taken for a measured one.
 """
 
 import json
@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from mlm_repro.experiments.catalogue import FACTS, NEEDS, UNANSWERED, find_experiment, group_of, load_experiments
+from mlm_repro.experiments.catalogue import (
+    FACTS,
+    NEEDS,
+    UNANSWERED,
+    find_experiment,
+    group_of,
+    load_experiments,
+)
 from mlm_repro.experiments.files import FITTED, HELD_OUT, NOT_RUN, VERDICTS
 from mlm_repro.experiments.published import position, published_rows
 from mlm_repro.experiments.ranges import as_range
@@ -40,16 +47,28 @@ from tests.mutation import LAST_DIGIT, SIGN, Mutations
 
 KEPT = load_results([ROOT / "results" / "ablations"])
 EXPERIMENT = "2021/figure-11"
-CLAIM = {"experiment": EXPERIMENT, "series": "B=8", "quantity": "tflops_per_gpu", "x": 4.0}  # 121 TFLOP/s, ± 5 %
+CLAIM = {
+    "experiment": EXPERIMENT,
+    "series": "B=8",
+    "quantity": "tflops_per_gpu",
+    "x": 4.0,
+}  # 121 TFLOP/s, ± 5 %
 NOTHING = WorkedOut((), (), {})
 
 
 def planted(root: Path, **values: Any) -> Path:
     """A sealed run with one record."""
     run = RunDirectory.begin(
-        root, "planted", "experiment", {"mode": "measure", "values": sorted(map(str, values.items()))}, {}
+        root,
+        "planted",
+        "experiment",
+        {"mode": "measure", "values": sorted(map(str, values.items()))},
+        {},
     )
-    write_records(run.path / RECORDS, [Record(**({**CLAIM, "kind": "measured", "source": run.path.name} | values))])
+    write_records(
+        run.path / RECORDS,
+        [Record(**({**CLAIM, "kind": "measured", "source": run.path.name} | values))],
+    )
     run.complete()
     return run.path
 
@@ -57,7 +76,9 @@ def planted(root: Path, **values: Any) -> Path:
 def verdicts(*folders: Path, name: str = EXPERIMENT, worked: bool = False) -> dict[str, Verdict]:
     """By claim, from the folders, and if `worked` from what is worked out."""
     work = worked_out if worked else lambda experiment: NOTHING
-    return {one.claim.id: one for one in judge([find_experiment(name)], load_results(folders), work)}
+    return {
+        one.claim.id: one for one in judge([find_experiment(name)], load_results(folders), work)
+    }
 
 
 def verdict(*folders: Path) -> Verdict:
@@ -78,10 +99,14 @@ def verdict(*folders: Path) -> Verdict:
         ("published", 121, "not-tried", ""),
     ],
 )
-def test_kind_and_distance_decide(kind: str, value: float, outcome: str, scale: str, tmp_path: Path) -> None:
+def test_kind_and_distance_decide(
+    kind: str, value: float, outcome: str, scale: str, tmp_path: Path
+) -> None:
     planted(tmp_path, kind=kind, value=value)
     assert (verdict(tmp_path).outcome, verdict(tmp_path).scale) == (outcome, scale)
-    assert sum(one.outcome != "not-tried" for one in verdicts(tmp_path).values()) == (outcome != "not-tried")
+    assert sum(one.outcome != "not-tried" for one in verdicts(tmp_path).values()) == (
+        outcome != "not-tried"
+    )
 
 
 def test_a_measurement_speaks_before_a_simulation(tmp_path: Path) -> None:
@@ -101,7 +126,10 @@ def test_a_verdict_does_not_depend_on_what_was_simulated_before(tmp_path: Path) 
 
 
 def test_without_a_run_the_reason_names_the_command(tmp_path: Path) -> None:
-    assert verdict(tmp_path).reason == "no run was found; `mlm-experiment run 2021/figure-11` makes one"
+    assert (
+        verdict(tmp_path).reason
+        == "no run was found; `mlm-experiment run 2021/figure-11` makes one"
+    )
 
 
 def test_an_edited_record_is_found(tmp_path: Path) -> None:
@@ -150,31 +178,44 @@ def test_simulated_and_computed_numbers_are_all_there_is_here(tmp_path: Path) ->
             assert record.kind == "computed" or record.low <= record.value <= record.high  # type: ignore[operator]
         found = verdicts(name=name, worked=True).values()
         for one in found:
-            assert (one.scale == "simulated") == (one.record is not None and one.record.kind == "simulated")
+            assert (one.scale == "simulated") == (
+                one.record is not None and one.record.kind == "simulated"
+            )
             assert one.scale in ("simulated", "arithmetic", ""), one
         assert any(one.outcome == "confirmed" for one in found)
 
 
-def test_a_row_that_cannot_run_is_answered_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = "experiment,series,cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,vocab,tp,dp,pp"
-    rows = ["ptd-p/figure-11,B=8,dgx-a100-80g,4,8,1,20480,128,80,2048,51200,1,1,4",
-            "ptd-p/figure-11,B=8,dgx-a100-80g,32,8,1,20480,128,12,2048,51200,8,1,8"]  # fmt: skip
+def test_a_row_that_cannot_run_is_answered_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = "experiment,series,cluster,gpus,global_batch,micro_batch,hidden,heads,layers,seq,"
+    header += "vocab,tp,dp,pp"
+    rows = [
+        "ptd-p/figure-11,B=8,dgx-a100-80g,4,8,1,20480,128,80,2048,51200,1,1,4",
+        "ptd-p/figure-11,B=8,dgx-a100-80g,32,8,1,20480,128,12,2048,51200,8,1,8",
+    ]
     (tmp_path / "large-runs.csv").write_text("\n".join((header, *rows)) + "\n")
     monkeypatch.setattr("mlm_repro.experiments.published.HERE", tmp_path)
     run, numbers, refused = run_experiment(find_experiment(EXPERIMENT), tmp_path / "runs")
     assert (numbers, refused) == (0, 2)
     assert len(json.loads((run.path / NOT_RUN).read_text(encoding="utf-8"))) == 2
-    found = {one.claim.id: one for one in judge([find_experiment(EXPERIMENT)], load_results([]), work_out)}
+    found = {
+        one.claim.id: one
+        for one in judge([find_experiment(EXPERIMENT)], load_results([]), work_out)
+    }
     assert "GiB of memory" in found["2021/figure-11/b=8/4"].reason
     assert "is not the 32 GPUs" in found["2021/figure-11/b=8/8"].reason
     assert {one.outcome for one in found.values()} == {"not-tried"}
 
 
 def test_a_number_that_a_fit_has_seen_gets_no_verdict() -> None:
-    """Figure 18 has Figure 12's interleaved workloads over again; Table 1 is held out but for two rows of vTrain."""
+    """Figure 18 has Figure 12's interleaved workloads over again; Table 1 is held out but for two
+    rows of vTrain."""
     notes = {}
     for name in ("2021/figure-11", "2021/figure-18", "2021/table-1"):
-        simulated = [one for one in verdicts(name=name, worked=True).values() if one.scale == "simulated"]
+        simulated = [
+            one for one in verdicts(name=name, worked=True).values() if one.scale == "simulated"
+        ]
         notes[name] = {(one.claim.series, one.reason.split("; ")[-1]) for one in simulated}
         for one in simulated:
             assert (one.outcome == "fitted") == one.reason.endswith(FITTED)
@@ -186,8 +227,11 @@ def test_a_number_that_a_fit_has_seen_gets_no_verdict() -> None:
 
 def test_no_prediction_is_of_a_workload_that_its_fit_has_seen() -> None:
     """By the rows of the fits themselves, not by their notes."""
-    seen = {workload for software in ("megatron-2019", "megatron-2021")
-            for workload in fitted_workloads(software)}  # fmt: skip
+    seen = {
+        workload
+        for software in ("megatron-2019", "megatron-2021")
+        for workload in fitted_workloads(software)
+    }
     tried = 0
     for experiment in load_experiments().values():
         for part in experiment.parts:
@@ -197,8 +241,15 @@ def test_no_prediction_is_of_a_workload_that_its_fit_has_seen() -> None:
                     sequence_parallel=int(row.get("sequence_parallel") == "true"),
                 )
                 for one in judge([experiment], load_results([])):
-                    at_row = (one.claim.series, one.claim.x) == (row["series"], position(part, row)["x"])
-                    if one.outcome in ("predicted", "missed") and at_row and one.claim.quantity in part.simulated:
+                    at_row = (one.claim.series, one.claim.x) == (
+                        row["series"],
+                        position(part, row)["x"],
+                    )
+                    if (
+                        one.outcome in ("predicted", "missed")
+                        and at_row
+                        and one.claim.quantity in part.simulated
+                    ):
                         tried += 1
                         assert workload not in seen, one.claim.id
     assert tried > 60
@@ -206,7 +257,10 @@ def test_no_prediction_is_of_a_workload_that_its_fit_has_seen() -> None:
 
 def test_the_same_prediction_in_two_exhibits_is_one_fact() -> None:
     found = {one.claim.id: one for one in judge(load_experiments().values(), load_results([]))}
-    of_table, of_figure = found["2021/table-2/zero-3/174.6b/384/tflops"], found["2021/figure-10/zero-3-174.6b/384"]
+    of_table, of_figure = (
+        found["2021/table-2/zero-3/174.6b/384/tflops"],
+        found["2021/figure-10/zero-3-174.6b/384"],
+    )
     assert of_table.scale == of_figure.scale == "simulated"
     assert of_table.fact == of_figure.fact
     tried = [one for one in found.values() if one.outcome in ("predicted", "missed")]
@@ -231,7 +285,8 @@ def test_a_prediction_stands_beside_simpler_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "low", "high", "score"), [(100, 90, 110, 20), (100, 100, 110, 10), (100, 105, 110, 5 + 20 * 5)]
+    ("number", "low", "high", "score"),
+    [(100, 90, 110, 20), (100, 100, 110, 10), (100, 105, 110, 5 + 20 * 5)],
 )
 def test_an_interval_score_is_width_and_twenty_times_the_distance_beyond(
     number: float, low: float, high: float, score: float, tmp_path: Path
@@ -253,13 +308,19 @@ def test_every_claim_has_an_experiment_or_a_reason() -> None:
     assert [one.claim.id for one in open_claims if one.reason == "no experiment runs it"] == []
     assert UNANSWERED.keys() == {"context", "missing"}
     assert all(row["reason"] for rows in UNANSWERED.values() for row in rows)
-    patterns = [pattern for rows in UNANSWERED.values() for row in rows for pattern in row["claims"]]
+    patterns = [
+        pattern for rows in UNANSWERED.values() for row in rows for pattern in row["claims"]
+    ]
     for pattern in patterns:
-        assert any(fnmatchcase(one.claim.id, pattern) for one in open_claims), f"{pattern} speaks of no open claim"
+        assert any(fnmatchcase(one.claim.id, pattern) for one in open_claims), (
+            f"{pattern} speaks of no open claim"
+        )
 
 
 def test_a_number_of_a_smaller_model_does_not_stand_beside_the_published_one() -> None:
-    rows = format_verdicts([*verdicts(ROOT / "results", name="2019/figure-6").values()]).splitlines()[1:-2]
+    rows = format_verdicts(
+        [*verdicts(ROOT / "results", name="2019/figure-6").values()]
+    ).splitlines()[1:-2]
     assert [row.split("  scaled  ")[0].split()[-1] for row in rows] == ["—"] * len(rows)
 
 
@@ -272,7 +333,9 @@ def test_the_same_numbers_are_not_written_twice(tmp_path: Path) -> None:
 
 def test_the_kept_reproduction_is_scaled_at_the_same_share_of_training() -> None:
     found = verdicts(ROOT / "results", name="2019/figure-6")
-    assert {(one.outcome, one.record and one.record.kind) for one in found.values()} == {("not-tried", "scaled")}
+    assert {(one.outcome, one.record and one.record.kind) for one in found.values()} == {
+        ("not-tried", "scaled")
+    }
     last = found["2019/figure-6/8.3b/300000"].record
     assert last is not None
     assert last.x == 1200
@@ -288,15 +351,32 @@ def test_the_commands(tmp_path: Path) -> None:
     assert whole.code == 3, whole.out
     assert whole.err.startswith("error: 2021/text/recompute-loss and ")
     table, by_paper, said, against, _ = whole.out.split("\n\n")
-    assert table.split("\n")[0].split() == ["scale", "confirmed", "contradicted", "predicted", "not", "tried"]
+    assert table.split("\n")[0].split() == [
+        "scale",
+        "confirmed",
+        "contradicted",
+        "predicted",
+        "not",
+        "tried",
+    ]
     assert len(by_paper.splitlines()) > 10
-    for words in ("have no verdict", "in its 90 % interval", "Their rows need ", "quoted by the documents",
-                  "left out: 1 directories that were never finished", "--rows"):  # fmt: skip
+    for words in (
+        "have no verdict",
+        "in its 90 % interval",
+        "Their rows need ",
+        "quoted by the documents",
+        "left out: 1 directories that were never finished",
+        "--rows",
+    ):
         assert words in said
     assert all("; an erratum: " in line for line in against.splitlines()[1:])
     rows = call(machine, "mlm-experiment", "compare", "--all", "--rows", "--results", runs).out
     for outcome in ("confirmed", "contradicted", "predicted", "not tried"):
-        shown = sum(int(number) for line in table.splitlines()[1:] for number in cells_of(table, line, outcome))
+        shown = sum(
+            int(number)
+            for line in table.splitlines()[1:]
+            for number in cells_of(table, line, outcome)
+        )
         given = rows.split("\nclaim ")[1].splitlines()
         assert shown == sum(f"  {outcome}  " in line for line in given), outcome
     planted(runs, value=60)
@@ -315,14 +395,19 @@ def cells_of(table: str, line: str, head: str) -> list[str]:
 
 
 def test_every_claim_that_was_not_tried_says_what_it_needs_and_confirmed_ones_a_fact() -> None:
-    for verdict in (*judge(load_experiments().values(), KEPT), *unanswered(load_experiments().values())):
+    for verdict in (
+        *judge(load_experiments().values(), KEPT),
+        *unanswered(load_experiments().values()),
+    ):
         assert verdict.outcome != "not-tried" or verdict.needs in NEEDS
         is_same = (verdict.outcome, verdict.scale) == ("confirmed", "same")
         assert not is_same or str(group_of(verdict.claim, FACTS)).endswith("."), verdict.claim.id
 
 
 @pytest.mark.parametrize(("note", "outcome"), [(FITTED, "fitted"), (HELD_OUT, "missed")])
-def test_a_prediction_whose_interval_leaves_the_number_out_has_missed(note: str, outcome: str, tmp_path: Path) -> None:
+def test_a_prediction_whose_interval_leaves_the_number_out_has_missed(
+    note: str, outcome: str, tmp_path: Path
+) -> None:
     planted(tmp_path, kind="simulated", value=130, low=125, high=135, note=note)
     assert verdict(tmp_path).outcome == outcome
 
@@ -335,11 +420,14 @@ def test_a_value_that_was_derived_here_is_arithmetic_and_nothing_measured() -> N
 
 
 def test_every_confirmed_verdict_could_have_failed() -> None:
-    """At the last printed digit; an effect turns at a reversed sign, a verdict under a planted fault."""
+    """At the last printed digit; an effect turns at a reversed sign, a verdict under a planted
+    fault."""
     rows = mutation.mutate(KEPT).rows
     kept = read_document(ROOT / "results" / "ablations" / VERDICTS, Mutations).rows
     assert {row.claim: row.noticed for row in kept} == {row.claim: row.noticed for row in rows}
-    turned = [row.noticed[LAST_DIGIT] for row in rows if (row.outcome, row.scale) == ("confirmed", "same")]
+    turned = [
+        row.noticed[LAST_DIGIT] for row in rows if (row.outcome, row.scale) == ("confirmed", "same")
+    ]
     assert sum(turned) >= 0.97 * len(turned) > 70
     signs = [row.noticed[SIGN] for row in rows if SIGN in row.noticed]
     assert all(signs)
@@ -357,12 +445,16 @@ def test_ten_faults_of_the_cost_model_turn_a_verdict_or_are_said_to_turn_none() 
     assert (none.fault, none.turned) == ("no fault", [])
     assert len(faults) == 10
     unnoticed = [each.fault for each in faults if not each.turned]
-    assert len(unnoticed) <= 4  # no row of ZeRO-3, all of which are missed, is near an end of its interval
+    assert (
+        len(unnoticed) <= 4
+    )  # no row of ZeRO-3, all of which are missed, is near an end of its interval
     printed = mutation.format_mutations(Mutations(claims={}, rows=[], costs=[none, *faults]))
     for each in faults:
         line = next(line for line in printed.splitlines() if each.fault in line)
         assert ("no verdict here would notice" in line) == (each.fault in unnoticed)
-    assert next(each.turned for each in mutation.cost_faults(load_results([]))) == [], "the faults are gone again"
+    assert next(each.turned for each in mutation.cost_faults(load_results([]))) == [], (
+        "the faults are gone again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,7 +465,9 @@ def test_ten_faults_of_the_cost_model_turn_a_verdict_or_are_said_to_turn_none() 
         (["compare", "--all", "--results", "nowhere"], 2, "nowhere is not a directory"),
     ],
 )
-def test_a_mistake_gets_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
+def test_a_mistake_gets_a_sentence(
+    arguments: list[str], code: int, said: str, tmp_path: Path
+) -> None:
     done = call(with_gpus(tmp_path / "bin", 0, 0), "mlm-experiment", *arguments, ends=code)
     assert said in done.err
     assert done.err.count("\n") == 1

@@ -12,9 +12,17 @@ from typing import Any
 from tests.architecture.rooms import ROOT
 
 TIMED = {
-    "seconds", "environment", "checkpoint_digest", "source", "digest", "train_seconds", "tokens_per_second",
-    "model_tflops", "created", "warning",
-}  # fmt: skip
+    "seconds",
+    "environment",
+    "checkpoint_digest",
+    "source",
+    "digest",
+    "train_seconds",
+    "tokens_per_second",
+    "model_tflops",
+    "created",
+    "warning",
+}
 """Fields that say when, where and how fast, and digests of files that have such fields."""
 UNREPEATABLE = {"2021-figure-2"}
 """Tables of the page that hold measured times."""
@@ -27,28 +35,37 @@ COMMANDS = {
 
 
 def of_commands(programs: Path, folder: Path) -> dict[str, str]:
-    """Digests of what shipped commands print, and of the simulator's predictions of the shipped rows."""
+    """Digests of what shipped commands print, and of the simulator's predictions of the shipped
+    rows."""
     digests = {
-        name: of_text(subprocess.run([programs / program, *rest], cwd=folder, capture_output=True, text=True).stdout)
+        name: of_text(
+            subprocess.run(
+                [programs / program, *rest], cwd=folder, capture_output=True, text=True
+            ).stdout
+        )
         for name, (program, *rest) in COMMANDS.items()
     }
     predictions = folder / "predictions.csv"
     subprocess.run(
         [programs / "mlm-experiment", "simulate", "ptd-p-runs", "--out", predictions],
-        cwd=folder, capture_output=True, check=True,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        check=True,
+    )
     return digests | {"simulate": of_text(predictions.read_text(encoding="utf-8"))}
 
 
 def of_kept() -> dict[str, str]:
     """Each sealed folder of results/ by the digest of its seal."""
     return {
-        str(seal.parent.relative_to(ROOT)): sha256(seal.read_bytes()) for seal in (ROOT / "results").rglob("COMPLETE")
+        str(seal.parent.relative_to(ROOT)): sha256(seal.read_bytes())
+        for seal in (ROOT / "results").rglob("COMPLETE")
     }
 
 
 def of_reproduction(runs: Path) -> dict[str, str]:
-    """Datasets, weights with optimizer state, losses, scores, records and tables of the reproductions below `runs`."""
+    """Datasets, weights with optimizer state, losses, scores, records and tables of the
+    reproductions below `runs`."""
     digests = {}
     for seal in sorted(runs.glob("*/COMPLETE")):
         folder = seal.parent
@@ -63,7 +80,9 @@ def of_reproduction(runs: Path) -> dict[str, str]:
             digests[f"weights {name}"] = of_files(folder, weights)
             digests[f"losses {name}"] = of_json(map(timeless, read_lines(folder / "metrics.jsonl")))
         if (folder / "records.jsonl").exists():
-            digests[f"records {name}"] = of_json(map(timeless, read_lines(folder / "records.jsonl")))
+            digests[f"records {name}"] = of_json(
+                map(timeless, read_lines(folder / "records.jsonl"))
+            )
             for study in (path for path in folder.glob("experiments-*") if path.is_dir()):
                 digests |= of_study(study)
             for line in read_lines(folder / "evaluations.jsonl"):
@@ -77,14 +96,17 @@ def of_reproduction(runs: Path) -> dict[str, str]:
 
 def of_study(folder: Path) -> dict[str, str]:
     """Records of each run that a study of experiments keeps."""
-    records: dict[str, list[Any]] = {line["name"].rpartition("-")[0]: [] for line in read_lines(folder / "runs.jsonl")}
+    records: dict[str, list[Any]] = {
+        line["name"].rpartition("-")[0]: [] for line in read_lines(folder / "runs.jsonl")
+    }
     for record in read_lines(folder / "records.jsonl"):
         records[record["source"].rpartition("-")[0]].append(timeless(record))
     return {f"records {name}": of_json(lines) for name, lines in records.items()}
 
 
 def timeless(value: Any) -> Any:
-    """The value without its timed fields, at any depth; digests in texts and names of runs are left out."""
+    """The value without its timed fields, at any depth; digests in texts and names of runs are left
+    out."""
     if isinstance(value, dict):
         return {name: timeless(inner) for name, inner in value.items() if name not in TIMED}
     if isinstance(value, str):
@@ -99,12 +121,16 @@ def read_lines(path: Path) -> list[Any]:
 
 def of_text(text: str) -> str:
     """The digest of a text with its numbers rounded to nine digits, which processors agree on."""
-    return sha256(re.sub(r"\d+\.\d{6,}(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", text).encode())
+    return sha256(
+        re.sub(r"\d+\.\d{6,}(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", text).encode()
+    )
 
 
 def of_files(folder: Path, paths: Iterable[Path]) -> str:
     """One digest of the files' names below `folder` and their bytes."""
-    return of_json((str(path.relative_to(folder)), sha256(path.read_bytes())) for path in sorted(paths))
+    return of_json(
+        (str(path.relative_to(folder)), sha256(path.read_bytes())) for path in sorted(paths)
+    )
 
 
 def of_json(values: Iterable[Any]) -> str:

@@ -1,4 +1,5 @@
-"""What shipped commands say is a function of the source; a meant change writes golden.json anew and says why."""
+"""What shipped commands say is a function of the source; a meant change writes golden.json anew and
+says why."""
 
 import json
 import sys
@@ -21,4 +22,6 @@ def test_nine_digits_count(other: str) -> None:
 
 
 def test_times_and_digests_are_left_out() -> None:
-    assert timeless({"seconds": 1, "a": [{"digest": 2, "run": "8.3b-0123abcd"}]}) == {"a": [{"run": "8.3b"}]}
+    assert timeless({"seconds": 1, "a": [{"digest": 2, "run": "8.3b-0123abcd"}]}) == {
+        "a": [{"run": "8.3b"}]
+    }

@@ -136,11 +136,18 @@ def start(application: Path) -> Start:
     """Start the application with buffered output, as a user's shell does."""
 
     def start(*arguments: object, **variables: str) -> "subprocess.Popen[str]":
-        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "RANK")}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONUNBUFFERED", "RANK")
+        }
         return subprocess.Popen(
-            [sys.executable, str(application), *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=environment | variables,
-        )  # fmt: skip
+            [sys.executable, str(application), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | variables,
+        )
 
     return start
 

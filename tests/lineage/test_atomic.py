@@ -80,7 +80,8 @@ def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> 
 def test_of_two_who_write_first_one_does_even_where_the_other_s_work_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the two steps of a writer another comes, is first, and clears away what it takes for a dead one's."""
+    """Between the two steps of a writer another comes, is first, and clears away what it takes for
+    a dead one's."""
     path, sync = tmp_path / "file", os.fsync
 
     def sync_and_be_late(descriptor: int) -> None:

@@ -34,7 +34,9 @@ def large(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [endless, pipe, large])
 @pytest.mark.parametrize("extended", [False, True])
-def test_a_configuration_without_end_is_refused(make: Callable[[Path], None], extended: bool, tmp_path: Path) -> None:
+def test_a_configuration_without_end_is_refused(
+    make: Callable[[Path], None], extended: bool, tmp_path: Path
+) -> None:
     file = tmp_path / "config.toml"
     make(tmp_path / "other.toml" if extended else file)
     if extended:
@@ -43,7 +45,9 @@ def test_a_configuration_without_end_is_refused(make: Callable[[Path], None], ex
         read_toml(file)
 
 
-@pytest.mark.parametrize("text", ["a." * 5000 + "a = 1", "[" + "a." * 5000 + "a]", "x = {" + "a . " * 5000 + "a = 1}"])
+@pytest.mark.parametrize(
+    "text", ["a." * 5000 + "a = 1", "[" + "a." * 5000 + "a]", "x = {" + "a . " * 5000 + "a = 1}"]
+)
 def test_tables_inside_of_tables_without_end_are_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(text)
@@ -67,7 +71,9 @@ def test_what_is_read_whole_is_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [endless, pipe])
 @pytest.mark.parametrize("name", ["manifest.json", "data"])
-def test_a_run_with_such_a_file_is_refused(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+def test_a_run_with_such_a_file_is_refused(
+    make: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "data").write_bytes(b"")
     seal(tmp_path)

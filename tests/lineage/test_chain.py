@@ -1,4 +1,5 @@
-"""Planted exchanges, each sealed anew: no digest of a single directory shows them, the chain does."""
+"""Planted exchanges, each sealed anew: no digest of a single directory shows them, the chain
+does."""
 
 import json
 import shutil
@@ -71,7 +72,9 @@ def begun_anew(run: Path, others: dict[str, Path]) -> None:
 
 
 def without_parent(run: Path, others: dict[str, Path]) -> None:
-    edit(run / "checkpoints" / NAMES[1] / "lineage.json", lambda values: values["ancestors"].clear())
+    edit(
+        run / "checkpoints" / NAMES[1] / "lineage.json", lambda values: values["ancestors"].clear()
+    )
 
 
 def of_another_seed(run: Path, others: dict[str, Path]) -> None:
@@ -84,7 +87,10 @@ def of_other_data(run: Path, others: dict[str, Path]) -> None:
 
 def another_model(run: Path, others: dict[str, Path]) -> None:
     """As EleutherAI/pythia#135: a field of the configuration was another."""
-    edit(run / "checkpoints" / NAMES[2] / "config.json", lambda values: values["model"].update(init_std=0.5))
+    edit(
+        run / "checkpoints" / NAMES[2] / "config.json",
+        lambda values: values["model"].update(init_std=0.5),
+    )
 
 
 def another_middle(run: Path, others: dict[str, Path]) -> None:
@@ -96,7 +102,9 @@ def configuration(run: Path, others: dict[str, Path]) -> None:
 
 
 def settings(run: Path, others: dict[str, Path]) -> None:
-    edit(run / "manifest.json", lambda values: values["settings"]["train"].update(learning_rate=1.0))
+    edit(
+        run / "manifest.json", lambda values: values["settings"]["train"].update(learning_rate=1.0)
+    )
 
 
 def inputs(run: Path, others: dict[str, Path]) -> None:
@@ -113,7 +121,10 @@ def test_a_run_holds_together(run: Path) -> None:
         (swapped, "iter_0000002 holds iteration 4: it was exchanged or copied"),
         (duplicated, "iter_0000004 has the same weights as iter_0000002"),
         (begun_anew, "iter_0000004 descends from another iter_0000002 ("),
-        (without_parent, "iter_0000004 does not descend from iter_0000002: its parent is none: it began anew"),
+        (
+            without_parent,
+            "iter_0000004 does not descend from iter_0000002: its parent is none: it began anew",
+        ),
         (of_another_seed, "iter_0000006 belongs to another run, "),
         (of_other_data, "iter_0000006 was trained on other inputs: dataset"),
         (another_model, "iter_0000006: model: init_std is 0.5; the run's is 0.02"),
@@ -122,9 +133,12 @@ def test_a_run_holds_together(run: Path) -> None:
         (settings, "the train in `settings` of manifest.json is not the one in `config`"),
         (inputs, "the identity in manifest.json is not that of its configuration and inputs"),
     ],
-)  # fmt: skip
+)
 def test_what_was_exchanged_and_sealed_anew_is_named(
-    corrupt: Callable[[Path, dict[str, Path]], None], sentence: str, run: Path, trained: dict[str, Path]
+    corrupt: Callable[[Path, dict[str, Path]], None],
+    sentence: str,
+    run: Path,
+    trained: dict[str, Path],
 ) -> None:
     corrupt(run, trained)
     seal(run)

@@ -21,9 +21,14 @@ from tests.lineage.conftest import Start, ended
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 CODES = {
-    "UserError": 2, "BadInput": 2, "Diverged": 3, "HardwareMissing": 4, "DataMissing": 5, "IntegrityFailure": 6,
+    "UserError": 2,
+    "BadInput": 2,
+    "Diverged": 3,
+    "HardwareMissing": 4,
+    "DataMissing": 5,
+    "IntegrityFailure": 6,
     "Interrupted": 7,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "code"), CODES.items())
@@ -35,21 +40,32 @@ def test_each_error_has_its_exit_code_and_its_sentence(start: Start, name: str, 
 def test_every_verb_takes_quiet_and_has_help_without_control_characters(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):  # they make typer write colours into pipes
+    for variable in (
+        "GITHUB_ACTIONS",
+        "FORCE_COLOR",
+        "PY_COLORS",
+    ):  # they make typer write colours into pipes
         monkeypatch.delenv(variable, raising=False)
     module, _ = command_names()[command].split(":")
     app = import_module(module).app
     assert isinstance(app, CommandLine)
-    verbs = [str(each.name or each.callback.__name__.replace("_", "-")) for each in app.registered_commands]
+    verbs = [
+        str(each.name or each.callback.__name__.replace("_", "-"))
+        for each in app.registered_commands
+    ]
     assert verbs
     for verb in verbs:
         done = CliRunner().invoke(app, [verb, "--help"])
-        assert (done.exit_code, "--quiet" in done.output) == (0, True), f"{command} {verb}: {done.output}"
+        assert (done.exit_code, "--quiet" in done.output) == (0, True), (
+            f"{command} {verb}: {done.output}"
+        )
         assert not CONTROL.search(done.output), f"{command} {verb}"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["run"], ["--unknown"]])
-def test_help_and_mistakes_have_no_control_characters_in_a_pipe(start: Start, arguments: list[str]) -> None:
+def test_help_and_mistakes_have_no_control_characters_in_a_pipe(
+    start: Start, arguments: list[str]
+) -> None:
     _, out, err = ended(start(*arguments, GITHUB_ACTIONS="", FORCE_COLOR="", PY_COLORS=""))
     assert out or err
     assert not CONTROL.search(out + err)
@@ -78,10 +94,14 @@ def test_a_first_argument_that_is_no_verb_goes_to_the_default_verb(
     assert "Traceback" not in err
 
 
-def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(start: Start, tmp_path: Path) -> None:
+def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(
+    start: Start, tmp_path: Path
+) -> None:
     code, out, err = ended(start("fault", "a word"))
     assert (code, out, err.count("\n")) == (70, "", 1)
-    assert err.startswith("error: a fault of this program, please report it: KeyError: 'a word'; `--debug` keeps")
+    assert err.startswith(
+        "error: a fault of this program, please report it: KeyError: 'a word'; `--debug` keeps"
+    )
     code, _, err = ended(start("fault", "a word", "--debug", TMPDIR=str(tmp_path)))
     (file,) = tmp_path.glob("mlm-fault-*.txt")
     assert (code, err.count("\n")) == (70, 1)
@@ -92,7 +112,10 @@ def test_a_fault_is_one_sentence_and_its_traceback_a_file_if_asked_for(start: St
 @pytest.mark.parametrize("of", ["fork", "python", "torch"])
 def test_too_little_memory_is_no_fault_of_the_program(start: Start, of: str) -> None:
     code, _, err = ended(start("exhaust", of))
-    assert (code, err.startswith("error: this machine has too little memory for that: ")) == (4, True), err
+    assert (code, err.startswith("error: this machine has too little memory for that: ")) == (
+        4,
+        True,
+    ), err
 
 
 def test_what_a_terminal_would_obey_is_shown_instead(start: Start) -> None:
@@ -100,8 +123,14 @@ def test_what_a_terminal_would_obey_is_shown_instead(start: Start) -> None:
     assert (code, err) == (2, "error: \\x1b]0;title\\x07 \\u202e is not to be had\n")
 
 
-def test_what_is_no_text_is_refused(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ended(start("run", "a\udce9")) == (2, "", "error: a\\udce9 is not UTF-8 text: rename what it names\n")
+def test_what_is_no_text_is_refused(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ended(start("run", "a\udce9")) == (
+        2,
+        "",
+        "error: a\\udce9 is not UTF-8 text: rename what it names\n",
+    )
     folder = tmp_path / "f\udce9"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -109,20 +138,38 @@ def test_what_is_no_text_is_refused(start: Start, tmp_path: Path, monkeypatch: p
     assert (code, "is not UTF-8 text" in err) == (2, True)
 
 
-WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override")
+WITHOUT_RIGHTS = (
+    "setpriv",
+    "--bounding-set=-dac_override,-dac_read_search",
+    "--inh-caps=-dac_override",
+)
 UNKNOWN_USER = (
-    "setpriv", "--reuid=54321", "--clear-groups", "--inh-caps=+dac_override", "--ambient-caps=+dac_override",
-    "env", "-u", "HOME", "-u", "XDG_CACHE_HOME",
-)  # fmt: skip
+    "setpriv",
+    "--reuid=54321",
+    "--clear-groups",
+    "--inh-caps=+dac_override",
+    "--ambient-caps=+dac_override",
+    "env",
+    "-u",
+    "HOME",
+    "-u",
+    "XDG_CACHE_HOME",
+)
 
 
-def as_another(prefix: Sequence[str], application: Path, verb: str, argument: object) -> tuple[int, str]:
-    """Exit code and standard error of the application, started as another user or as root without its rights."""
+def as_another(
+    prefix: Sequence[str], application: Path, verb: str, argument: object
+) -> tuple[int, str]:
+    """Exit code and standard error of the application, started as another user or as root without
+    its rights."""
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("root without setpriv can do anything")
     before = prefix if os.geteuid() == 0 else ()
     done = subprocess.run(
-        [*before, sys.executable, str(application), verb, str(argument)], capture_output=True, text=True, check=False
+        [*before, sys.executable, str(application), verb, str(argument)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, done.stderr
 
@@ -144,14 +191,20 @@ def test_a_place_that_cannot_be_used_is_named(application: Path, tmp_path: Path)
     assert (code, error.count("\n"), "circle" in error) == (2, 1, True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be a user whom the system does not know")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can be a user whom the system does not know"
+)
 def test_a_user_without_a_home_is_told(application: Path) -> None:
     said = "error: this user has no home directory: set HOME\n"
     assert as_another(UNKNOWN_USER, application, "cache", "scores") == (2, said)
 
 
 def test_what_the_output_cannot_say_is_escaped(start: Start) -> None:
-    assert ended(start("run", "日本 é", PYTHONIOENCODING="ascii")) == (0, "run \\u65e5\\u672c \\xe9\n", "")
+    assert ended(start("run", "日本 é", PYTHONIOENCODING="ascii")) == (
+        0,
+        "run \\u65e5\\u672c \\xe9\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -174,7 +227,9 @@ def test_a_terminal_obeys_colours_alone(stream: str, application: Path) -> None:
         (["fault", "a"], {"error": "Fault", "exit_code": 70}),
     ],
 )
-def test_an_error_is_a_line_of_json_if_asked_for(arguments: list[str], said: dict[str, object], start: Start) -> None:
+def test_an_error_is_a_line_of_json_if_asked_for(
+    arguments: list[str], said: dict[str, object], start: Start
+) -> None:
     code, out, err = ended(start(*arguments, "--json-errors"))
     found = json.loads(err)
     assert (code, out) == (said["exit_code"], "")
@@ -184,7 +239,9 @@ def test_an_error_is_a_line_of_json_if_asked_for(arguments: list[str], said: dic
 
 
 @pytest.mark.parametrize("options", [[], ["--swallow"], ["--finalizer"], ["--making-a-class"]])
-def test_ctrl_c_ends_with_7_even_where_errors_are_outlived(start: Start, options: list[str]) -> None:
+def test_ctrl_c_ends_with_7_even_where_errors_are_outlived(
+    start: Start, options: list[str]
+) -> None:
     process = start("wait", *options)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"

@@ -1,4 +1,5 @@
-"""Configuration files: what they may say, and the sentence a user gets when they say something else."""
+"""Configuration files: what they may say, and the sentence a user gets when they say something
+else."""
 
 from pathlib import Path
 
@@ -50,10 +51,20 @@ def test_a_file_becomes_a_frozen_model(tmp_path: Path) -> None:
 
 
 def test_extends_is_relative_to_the_file_and_the_nearest_file_wins(tmp_path: Path) -> None:
-    write(tmp_path / "base" / "first.toml", 'name = "first"\n[engine]\npower = 1\nfuel = "coal"\nturbo = true\n')
-    write(tmp_path / "base" / "second.toml", 'extends = "first.toml"\nname = "second"\n[engine]\npower = 2\n')
-    third = write(tmp_path / "third.toml", 'extends = "base/second.toml"\n[engine]\nfuel = "steam"\n')
-    assert load_config(third, Car) == Car(name="second", engine=Engine(power=2.0, fuel="steam", turbo=True))
+    write(
+        tmp_path / "base" / "first.toml",
+        'name = "first"\n[engine]\npower = 1\nfuel = "coal"\nturbo = true\n',
+    )
+    write(
+        tmp_path / "base" / "second.toml",
+        'extends = "first.toml"\nname = "second"\n[engine]\npower = 2\n',
+    )
+    third = write(
+        tmp_path / "third.toml", 'extends = "base/second.toml"\n[engine]\nfuel = "steam"\n'
+    )
+    assert load_config(third, Car) == Car(
+        name="second", engine=Engine(power=2.0, fuel="steam", turbo=True)
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
@@ -76,7 +87,9 @@ def test_a_circle_of_extends_is_named(tmp_path: Path, length: int) -> None:
         ("engine={power=7.5}", ("engine", "power"), 7.5),
     ],
 )
-def test_an_override_is_read_as_toml(tmp_path: Path, override: str, path: tuple[str, ...], value: object) -> None:
+def test_an_override_is_read_as_toml(
+    tmp_path: Path, override: str, path: tuple[str, ...], value: object
+) -> None:
     text = 'name = "a"\n[engine]\nfuel = "coal"\n'
     found: object = load(tmp_path, text, override)
     again: object = override_config(load(tmp_path, text), [override])
@@ -86,7 +99,9 @@ def test_an_override_is_read_as_toml(tmp_path: Path, override: str, path: tuple[
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("override", ["engine.power", "=3", "engine..power=3", ".power=3", "engine.=3", ""])
+@pytest.mark.parametrize(
+    "override", ["engine.power", "=3", "engine..power=3", ".power=3", "engine.=3", ""]
+)
 def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(BadInput, match=r"section\.key=value"):
         load(tmp_path, 'name = "a"\n', override)
@@ -96,10 +111,22 @@ def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -
     ("text", "overrides", "sentence"),
     [
         ('nmae = "a"\n', (), "unknown key 'nmae'; did you mean 'name'?"),
-        ('name = "a"\n[engine]\npwoer = 1\n', (), "unknown key 'engine.pwoer'; did you mean 'power'?"),
-        ('name = "a"\n', ("turbo=1",), "car.toml --set turbo=1: unknown key 'turbo'; here it is engine.turbo"),
+        (
+            'name = "a"\n[engine]\npwoer = 1\n',
+            (),
+            "unknown key 'engine.pwoer'; did you mean 'power'?",
+        ),
+        (
+            'name = "a"\n',
+            ("turbo=1",),
+            "car.toml --set turbo=1: unknown key 'turbo'; here it is engine.turbo",
+        ),
         ('name = "a"\n', ("engine.turob=1",), "unknown key 'engine.turob'; did you mean 'turbo'?"),
-        ('name = "a"\n[spare]\ndiametre = 1\ndiameter = 1\n', (), "'spare.diametre'; did you mean 'diameter'?"),
+        (
+            'name = "a"\n[spare]\ndiametre = 1\ndiameter = 1\n',
+            (),
+            "'spare.diametre'; did you mean 'diameter'?",
+        ),
         (
             'name = "a"\n[[wheels]]\ndiameter = 1\n[[wheels]]\ndiameter = 1\nspoke = 3\n',
             (),
@@ -111,7 +138,9 @@ def test_an_override_of_another_form_is_refused(tmp_path: Path, override: str) -
         ('x = 1\ny = 2\nname = "a"\n', (), "unknown key 'x'; also unknown: y"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, text: str, overrides: tuple[str, ...], sentence: str) -> None:
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], sentence: str
+) -> None:
     with pytest.raises(BadInput) as caught:
         load(tmp_path, text, *overrides)
     assert sentence in str(caught.value)
@@ -136,7 +165,9 @@ def test_a_key_like_no_other_gets_no_suggestion(tmp_path: Path) -> None:
         (b'extends = "nowhere.toml"\n', "nowhere.toml does not exist"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    tmp_path: Path, content: bytes | None, sentence: str
+) -> None:
     path = tmp_path / "car.toml"
     if content is not None:
         path.write_bytes(content)

@@ -29,10 +29,15 @@ def test_the_description_is_json_and_says_what_matters() -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "names"),
-    [(None, ["NVIDIA H200", "Tesla, with a comma"]),
-     ("1,0", ["Tesla, with a comma", "NVIDIA H200"]), ("GPU-bb", ["Tesla, with a comma"]), ("0,7,1", ["NVIDIA H200"]),
-     ("", []), ("-1", [])],
-)  # fmt: skip
+    [
+        (None, ["NVIDIA H200", "Tesla, with a comma"]),
+        ("1,0", ["Tesla, with a comma", "NVIDIA H200"]),
+        ("GPU-bb", ["Tesla, with a comma"]),
+        ("0,7,1", ["NVIDIA H200"]),
+        ("", []),
+        ("-1", []),
+    ],
+)
 def test_gpus_that_this_process_may_not_use_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, names: list[str]
 ) -> None:
@@ -47,7 +52,9 @@ def test_gpus_that_this_process_may_not_use_are_left_out(
     assert environment.list_gpus.__wrapped__() == due
 
 
-def test_a_copy_of_the_files_says_which_commit_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_the_files_says_which_commit_it_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(environment, "HOME", tmp_path)
     monkeypatch.setattr(environment, "wheel_state", dict)
     assert environment.source_state() == {}
@@ -71,15 +78,23 @@ def test_the_commit_is_that_of_the_checkout() -> None:
     if not (root / ".git").exists():
         assert environment.source_state() == {}
         return
-    head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)
+    head = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True
+    )
     assert environment.source_state()["commit"] == (head.stdout.strip() or None)
 
 
 @pytest.mark.parametrize(
     ("facts", "name"),
     [
-        ({"model name": "AMD EPYC", "cpu family": "25", "model": "17"}, "AMD EPYC (family 25, model 17)"),
-        ({"CPU implementer": "0x41", "CPU part": "0xd4f"}, "here (CPU implementer 0x41, CPU part 0xd4f)"),
+        (
+            {"model name": "AMD EPYC", "cpu family": "25", "model": "17"},
+            "AMD EPYC (family 25, model 17)",
+        ),
+        (
+            {"CPU implementer": "0x41", "CPU part": "0xd4f"},
+            "here (CPU implementer 0x41, CPU part 0xd4f)",
+        ),
         ({}, "here"),
     ],
 )

@@ -1,4 +1,5 @@
-"""A library of an extra is imported when it is asked for, and named with its extra where it is missing."""
+"""A library of an extra is imported when it is asked for, and named with its extra where it is
+missing."""
 
 import sys
 from pathlib import Path
@@ -10,15 +11,21 @@ from mlm_repro.lineage.extras import import_extra
 
 
 @pytest.mark.parametrize("module", ["ray", "ray.cluster_utils"])
-def test_a_missing_library_is_named_with_its_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_extra(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for imported in [name for name in sys.modules if name.startswith("ray.")]:
         monkeypatch.delitem(sys.modules, imported)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BadInput, match=r"^this needs ray: pip install 'mlm-repro\[ray\]' \(.*ray.*\)$"):
+    with pytest.raises(
+        BadInput, match=r"^this needs ray: pip install 'mlm-repro\[ray\]' \(.*ray.*\)$"
+    ):
         import_extra(module, "ray")
 
 
-def test_a_library_that_lacks_its_own_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_lacks_its_own_is_named_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "half_there.py").write_text("import not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BadInput, match=r"this needs half_there: .*mlm-repro\[eval\].*not_there"):

@@ -54,23 +54,48 @@ def test_a_run_needs_no_links(number: int, tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_training_needs_no_links(tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", write_dataset(tmp_path / "data"))
-    done = call({}, "mlm-train", "run", toml, "--ranks", 1, "--runs", tmp_path / "runs", ends=0,
-                prepare=partial(without, errno.EOPNOTSUPP))  # fmt: skip
+    done = call(
+        {},
+        "mlm-train",
+        "run",
+        toml,
+        "--ranks",
+        1,
+        "--runs",
+        tmp_path / "runs",
+        ends=0,
+        prepare=partial(without, errno.EOPNOTSUPP),
+    )
     assert "there are no links here" in done.err
     (run,) = (tmp_path / "runs").iterdir()
     check_seal(run)
 
 
-def test_without_locks_it_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_it_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
         monkeypatch.setattr(fcntl, "flock", failing(number))
         with pytest.raises(NoLocks, match="cannot lock files"), locked(tmp_path):
             raise AssertionError
     assert issubclass(NoLocks, BadInput)
-    check_place("--json", tmp_path / "new.json", '"mark"')  # a claim is a courtesy among commands: none without locks
+    check_place(
+        "--json", tmp_path / "new.json", '"mark"'
+    )  # a claim is a courtesy among commands: none without locks
 
 
 def test_a_command_without_locks_says_so(tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "small.toml", write_dataset(tmp_path / "data"))
-    done = call({}, "mlm-train", "run", toml, "--ranks", 1, "--runs", tmp_path / "runs", ends=2, prepare=without_locks)
+    done = call(
+        {},
+        "mlm-train",
+        "run",
+        toml,
+        "--ranks",
+        1,
+        "--runs",
+        tmp_path / "runs",
+        ends=2,
+        prepare=without_locks,
+    )
     assert "is on a file system that cannot lock files" in done.error

@@ -1,4 +1,5 @@
-"""Cost and progress: whole lines where nobody watches, a bar on a terminal, nothing with `--quiet`."""
+"""Cost and progress: whole lines where nobody watches, a bar on a terminal, nothing with
+`--quiet`."""
 
 import fcntl
 import os
@@ -32,21 +33,28 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_off_a_terminal_there_are_plain_lines_now_and_then(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_a_terminal_there_are_plain_lines_now_and_then(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress("data", 100, "documents") as progress:
         for _ in range(100):
             clock.now += 1.0
             progress.advance(message="quick")
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "data: 15/100 documents, 1.0/s, 1:25 left | quick", "data: 30/100 documents, 1.0/s, 1:10 left | quick",
-        "data: 45/100 documents, 1.0/s, 0:55 left | quick", "data: 60/100 documents, 1.0/s, 0:40 left | quick",
-        "data: 75/100 documents, 1.0/s, 0:25 left | quick", "data: 90/100 documents, 1.0/s, 0:10 left | quick",
+        "data: 15/100 documents, 1.0/s, 1:25 left | quick",
+        "data: 30/100 documents, 1.0/s, 1:10 left | quick",
+        "data: 45/100 documents, 1.0/s, 0:55 left | quick",
+        "data: 60/100 documents, 1.0/s, 0:40 left | quick",
+        "data: 75/100 documents, 1.0/s, 0:25 left | quick",
+        "data: 90/100 documents, 1.0/s, 0:10 left | quick",
         "data: 100/100 documents, 1.0/s, 1:40",
-    ]  # fmt: skip
+    ]
 
 
-def test_work_of_an_earlier_run_is_not_in_the_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_of_an_earlier_run_is_not_in_the_rate(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress("train", 1000, "iterations") as progress:
         progress.start_at(980)
         clock.now = 20.0
@@ -72,7 +80,7 @@ SAID = re.compile(
     r"cost: counts to 3; in no time\n"
     r"warning: small\n"
     r"title: 3/3 things, [\d,.]+/s, 0:00\n"
-)  # fmt: skip
+)
 
 
 def test_a_pipe_gets_lines_without_control_characters(start: Start) -> None:
@@ -81,8 +89,12 @@ def test_a_pipe_gets_lines_without_control_characters(start: Start) -> None:
     assert SAID.fullmatch(err), err
 
 
-@pytest.mark.parametrize("arguments", [["count", 3, "--quiet"], ["--quiet", "parent"], ["parent", "--quiet"]])
-def test_quiet_leaves_warnings_alone_in_child_processes_too(start: Start, arguments: list[object]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["count", 3, "--quiet"], ["--quiet", "parent"], ["parent", "--quiet"]]
+)
+def test_quiet_leaves_warnings_alone_in_child_processes_too(
+    start: Start, arguments: list[object]
+) -> None:
     assert ended(start(*arguments)) == (0, "", "warning: small\n")
     assert SAID.fullmatch(start("parent").communicate(timeout=600)[1])
 
@@ -119,10 +131,14 @@ def test_a_terminal_sees_a_bar_redrawn_on_one_line(application: Path) -> None:
     assert lines[0].endswith("\r\x1b[2Kwarning: small"), "the bar makes room for a warning"
     assert lines[1].startswith(f"\r\x1b[2Ktitle: {'█' * 24} 4/4 things, ")
     assert lines[2:] == [""]
-    assert all(len(drawn.removeprefix("\x1b[2K")) < 60 for drawn in re.split(r"[\r\n]+", text)), "no line is broken"
+    assert all(len(drawn.removeprefix("\x1b[2K")) < 60 for drawn in re.split(r"[\r\n]+", text)), (
+        "no line is broken"
+    )
 
 
-@pytest.mark.parametrize(("option", "variables"), [("--quiet", {}), ("--no-fail", {"TERM": "dumb"})])
+@pytest.mark.parametrize(
+    ("option", "variables"), [("--quiet", {}), ("--no-fail", {"TERM": "dumb"})]
+)
 def test_quiet_and_a_terminal_that_cannot_redraw_get_no_control_characters(
     application: Path, option: str, variables: dict[str, str]
 ) -> None:
@@ -130,4 +146,8 @@ def test_quiet_and_a_terminal_that_cannot_redraw_get_no_control_characters(
     assert code == 0
     assert "\x1b" not in text
     assert "\r" not in text.replace("\r\n", "")
-    assert text == "warning: small\r\n" if option == "--quiet" else SAID.fullmatch(text.replace("\r\n", "\n"))
+    assert (
+        text == "warning: small\r\n"
+        if option == "--quiet"
+        else SAID.fullmatch(text.replace("\r\n", "\n"))
+    )

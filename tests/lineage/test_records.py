@@ -16,15 +16,28 @@ from mlm_repro.lineage.records import Record, read_records, write_records
 TEXT = st.text(st.characters(codec="utf-8"))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 RECORDS = st.builds(
-    Record, experiment=TEXT, series=TEXT, quantity=TEXT, value=FINITE,
-    kind=st.sampled_from(["measured", "scaled", "simulated", "published"]), source=TEXT, unit=TEXT,
-    x=st.none() | FINITE, x_name=TEXT, digest=st.none() | TEXT, seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    Record,
+    experiment=TEXT,
+    series=TEXT,
+    quantity=TEXT,
+    value=FINITE,
+    kind=st.sampled_from(["measured", "scaled", "simulated", "published"]),
+    source=TEXT,
+    unit=TEXT,
+    x=st.none() | FINITE,
+    x_name=TEXT,
+    digest=st.none() | TEXT,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     note=TEXT,
-)  # fmt: skip
+)
 RECORD: dict[str, Any] = {
-    "experiment": "2019/figure-6", "series": "355m", "quantity": "validation_perplexity", "value": 1.5,
-    "kind": "scaled", "source": "run",
-}  # fmt: skip
+    "experiment": "2019/figure-6",
+    "series": "355m",
+    "quantity": "validation_perplexity",
+    "value": 1.5,
+    "kind": "scaled",
+    "source": "run",
+}
 
 
 @given(st.lists(RECORDS, max_size=5))
@@ -35,7 +48,9 @@ def test_records_come_back(tmp_path_factory: pytest.TempPathFactory, records: li
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c", "\n", "\r\n"])
-def test_a_line_separator_inside_a_text_does_not_end_the_record(tmp_path: Path, separator: str) -> None:
+def test_a_line_separator_inside_a_text_does_not_end_the_record(
+    tmp_path: Path, separator: str
+) -> None:
     record = Record(**RECORD, note=f"before{separator}after")
     write_records(tmp_path / "records", [record, record])
     assert read_records(tmp_path / "records") == [record, record]

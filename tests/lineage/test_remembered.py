@@ -1,4 +1,5 @@
-"""Answers kept on a machine: found again by the digest of what they were made of, whole or not at all."""
+"""Answers kept on a machine: found again by the digest of what they were made of, whole or not at
+all."""
 
 import subprocess
 import sys
@@ -28,7 +29,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_answer_is_that_of_the_same_input_alone(folder: Path) -> None:
     assert recall("a", "made") is None
     remember("a", "made", b"answer")
-    assert (recall("a", "made"), recall("a", "other"), recall("b", "made")) == (b"answer", None, None)
+    assert (recall("a", "made"), recall("a", "other"), recall("b", "made")) == (
+        b"answer",
+        None,
+        None,
+    )
     remember("a", "other", b"another")
     assert (recall("a", "made"), recall("a", "other")) == (None, b"another")
 
@@ -59,8 +64,10 @@ def test_a_digest_follows_names_content_and_facts(tmp_path: Path) -> None:
     file = tmp_path / "in" / "deep" / "file"
     seen = set()
     for change in (
-        lambda: file.write_text("1"), lambda: file.write_text("2"), lambda: file.rename(file.with_name("b")),
-    ):  # fmt: skip
+        lambda: file.write_text("1"),
+        lambda: file.write_text("2"),
+        lambda: file.rename(file.with_name("b")),
+    ):
         change()
         seen |= {digest_of(tmp_path / "in"), digest_of(tmp_path / "in", facts=1)}
     assert len(seen) == 6

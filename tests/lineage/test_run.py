@@ -15,9 +15,11 @@ from mlm_repro.lineage.files import Manifest, read_document
 from mlm_repro.lineage.run import MANIFEST, RunDirectory, identity_in
 
 WORK: dict[str, Any] = {
-    "name": "work", "kind": "training", "config": {"train": {"iterations": 3}, "data": None},
+    "name": "work",
+    "kind": "training",
+    "config": {"train": {"iterations": 3}, "data": None},
     "parents": {"dataset": "abc"},
-}  # fmt: skip
+}
 
 
 def begin(root: Path, **changes: Any) -> RunDirectory:
@@ -49,17 +51,23 @@ def test_other_work_has_another_directory(tmp_path: Path, changes: dict[str, Any
     assert begin(tmp_path, **changes).path != begin(tmp_path).path
 
 
-def test_another_release_of_the_package_is_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_release_of_the_package_is_the_same_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = begin(tmp_path)
     assert before.other_code == ""
-    later = describe_environment().model_copy(update={"mlm_repro": "9.9.9", "source": {"commit": "f" * 40}})
+    later = describe_environment().model_copy(
+        update={"mlm_repro": "9.9.9", "source": {"commit": "f" * 40}}
+    )
     monkeypatch.setattr("mlm_repro.lineage.run.describe_environment", lambda: later)
     again = begin(tmp_path)
     assert (again.path, again.is_new) == (before.path, False)
     assert again.other_code.endswith(", and here is mlm-repro 9.9.9 at ffffffffffff")
 
 
-def test_each_attempt_names_its_code_and_the_attempt_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attempt_names_its_code_and_the_attempt_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = begin(tmp_path)
     run.note_attempt(0, {"tp": 1}, 1)
     run.note_attempt(7, {"tp": 1}, 1)
@@ -95,14 +103,20 @@ def test_what_is_equal_to_its_default_does_not_count(tmp_path: Path) -> None:
     more = {"train": {"iterations": 3, "new": 1}, "data": None, "other": {}}
     assert begin(tmp_path, settings=settings, config=more).path == before.path
     assert begin(tmp_path, settings={"train": {"iterations": 3, "new": 2}}).path != before.path
-    assert begin(tmp_path, settings=settings | {"data": "x"}, without=frozenset({"data"})).path == before.path
+    assert (
+        begin(tmp_path, settings=settings | {"data": "x"}, without=frozenset({"data"})).path
+        == before.path
+    )
 
 
 def test_a_manifest_of_the_first_release_keeps_its_identity() -> None:
     manifest = {
-        "kind": "training", "config": {"a": 1, "data": 2}, "outside_identity": ["data"], "parents": {},
+        "kind": "training",
+        "config": {"a": 1, "data": 2},
+        "outside_identity": ["data"],
+        "parents": {},
         "environment": {"mlm_repro": "0.1.0"},
-    }  # fmt: skip
+    }
     what = {"kind": "training", "config": {"a": 1}, "parents": {}, "version": "0.1.0"}
     assert identity_in(manifest) == sha256_json(what)
 
@@ -114,7 +128,9 @@ def test_the_manifest_says_what_went_in_and_what_it_ran_on(tmp_path: Path) -> No
     assert manifest["config_digest"] == sha256_json(WORK["config"])
     assert run.path.name == f"work-{manifest['identity'][:8]}"
     assert len(manifest["identity"]) == 64
-    assert {"mlm_repro", "source", "python", "platform", "cpu", "cores", "packages"} <= manifest["environment"].keys()
+    assert {"mlm_repro", "source", "python", "platform", "cpu", "cores", "packages"} <= manifest[
+        "environment"
+    ].keys()
     assert manifest["created"].endswith("+00:00")
 
 
@@ -146,17 +162,24 @@ def test_a_long_name_fits_or_leaves_nothing(tmp_path: Path) -> None:
     run.complete()
     assert RunDirectory.open_named(tmp_path / "kept", "ä" * 100).is_complete
     for letters in (101, 123, 5_000):
-        with pytest.raises(BadInput, match=f"the name of a run has {2 * letters} bytes: at most 200 "):
+        with pytest.raises(
+            BadInput, match=f"the name of a run has {2 * letters} bytes: at most 200 "
+        ):
             RunDirectory.begin(tmp_path / "refused", "ä" * letters, "training", {}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_a_name_stays_with_its_kind(tmp_path: Path) -> None:
-    """A training named like its dataset would take the place that other trainings read the dataset from."""
+    """A training named like its dataset would take the place that other trainings read the dataset
+    from."""
     begin(tmp_path, kind="data").complete()
-    with pytest.raises(BadInput, match="work is the name of a data run: give this training run another one"):
+    with pytest.raises(
+        BadInput, match="work is the name of a data run: give this training run another one"
+    ):
         begin(tmp_path)
-    assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == [(tmp_path / "work").resolve().name]
+    assert [path.name for path in tmp_path.iterdir() if not path.is_symlink()] == [
+        (tmp_path / "work").resolve().name
+    ]
 
 
 def test_the_link_is_relative_so_that_the_folder_can_be_moved(tmp_path: Path) -> None:

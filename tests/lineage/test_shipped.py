@@ -1,4 +1,5 @@
-"""Shipped files are found by short name and by their path in a clone; a file that is there comes first."""
+"""Shipped files are found by short name and by their path in a clone; a file that is there comes
+first."""
 
 from pathlib import Path
 
@@ -39,7 +40,11 @@ def test_a_file_that_is_there_comes_first_and_a_folder_does_not() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("8.3c", Shipped.MODEL, ("there is no model '8.3c' (did you mean '8.3b'?)", "ptd-p/1008b", ".toml files")),
+        (
+            "8.3c",
+            Shipped.MODEL,
+            ("there is no model '8.3c' (did you mean '8.3b'?)", "ptd-p/1008b", ".toml files"),
+        ),
         ("experiments/models/8.3c.toml", Shipped.MODEL, ("(did you mean '8.3b'?)",)),
         ("8.3b.toml", Shipped.MODEL, ("there is no model '8.3b.toml' (did you mean '8.3b'?)",)),
         ("145.6b", Shipped.MODEL, ("(did you mean 'ptd-p/145.6b'?)",)),
@@ -48,20 +53,30 @@ def test_a_file_that_is_there_comes_first_and_a_folder_does_not() -> None:
         ("twim", Shipped.RECIPE, ("there is no recipe 'twim' (did you mean 'twin'?)",)),
         ("", Shipped.JOB, ("there is no job ''; there are 2.5b, 355m, 8.3b",)),
         ("fitted/dgx-2h-v100", Shipped.CLUSTER, ("there is no cluster",)),
-        ("ptd-runs", Shipped.WORKLOAD_FILE, ("no workload file 'ptd-runs' (did you mean 'ptd-p-runs'?)", ".csv files")),
+        (
+            "ptd-runs",
+            Shipped.WORKLOAD_FILE,
+            ("no workload file 'ptd-runs' (did you mean 'ptd-p-runs'?)", ".csv files"),
+        ),
         ("x" * 5000, Shipped.MODEL, ("there is no model",)),
         ("a\0b", Shipped.MODEL, ("there is no model",)),
     ],
 )
-def test_a_name_of_nothing_gets_the_nearest_one(name: str, kind: Shipped, words: tuple[str, ...]) -> None:
+def test_a_name_of_nothing_gets_the_nearest_one(
+    name: str, kind: Shipped, words: tuple[str, ...]
+) -> None:
     with pytest.raises(BadInput) as found:
         find_file(name, kind)
     assert all(part in str(found.value) for part in words), str(found.value)
 
 
-def test_an_installation_without_them_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_them_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shipped, "HOME", tmp_path)
-    with pytest.raises(IntegrityFailure, match="experiments/models is missing from this installation: install"):
+    with pytest.raises(
+        IntegrityFailure, match="experiments/models is missing from this installation: install"
+    ):
         find_file("8.3b", Shipped.MODEL)
 
 
@@ -70,7 +85,9 @@ def test_a_file_extends_a_shipped_one_from_anywhere() -> None:
         title: str
         precision: str
 
-    Path("mine.toml").write_text('extends = "experiments/clusters/h100.toml"\ntitle = "mine"\n', encoding="utf-8")
+    Path("mine.toml").write_text(
+        'extends = "experiments/clusters/h100.toml"\ntitle = "mine"\n', encoding="utf-8"
+    )
     found = load_config(Path("mine.toml"), Named)
     assert (found.title, found.precision) == ("mine", "bf16")
 

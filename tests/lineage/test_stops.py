@@ -1,6 +1,8 @@
-"""SIGTERM in the first two seconds of every verb: a documented code, no traceback, and what was there stays as it was.
+"""SIGTERM in the first two seconds of every verb: a documented code, no traceback, and what was
+there stays as it was.
 
-`python -m tests.lineage.test_stops --all` stops each verb every 10 ms; the suite draws some by a seed.
+`python -m tests.lineage.test_stops --all` stops each verb every 10 ms; the suite draws some by a
+seed.
 """
 
 import random
@@ -24,12 +26,17 @@ BIN = Path(sys.executable).parent
 PROGRAMS = ("mlm-data", "mlm-train", "mlm-eval", "mlm-experiment", "mlm-report", "mlm-verify")
 EVERY_MS, LAST_MS = 10, 2000
 AT_WORK = {
-    ("mlm-data", "clean"): "text:texts out", ("mlm-train", "resume"): "RUN", ("mlm-report", "run"): "RUN",
-    ("mlm-train", "run"): "355m --twin --dry-run", ("mlm-experiment", "simulate"): "2021/figure-6",
-    ("mlm-eval", "run"): "wikitext103 --ckpt RUN --limit 2 --json scores.json", ("mlm-verify", "replay"): "RUN",
+    ("mlm-data", "clean"): "text:texts out",
+    ("mlm-train", "resume"): "RUN",
+    ("mlm-report", "run"): "RUN",
+    ("mlm-train", "run"): "355m --twin --dry-run",
+    ("mlm-experiment", "simulate"): "2021/figure-6",
+    ("mlm-eval", "run"): "wikitext103 --ckpt RUN --limit 2 --json scores.json",
+    ("mlm-verify", "replay"): "RUN",
     ("mlm-verify", "run"): "runs --strict",
-}  # fmt: skip
-"""What some verbs are given to work on; the others are asked for their help, which imports what they need to say it."""
+}
+"""What some verbs are given to work on; the others are asked for their help, which imports what
+they need to say it."""
 DOCUMENTED = {0, *(each.exit_code for each in UserError.__subclasses__()), -signal.SIGTERM}
 """Exit codes, and the signal's own before Python has reached this suite's code."""
 
@@ -57,11 +64,19 @@ def wrong(stop: Stop, place: Path) -> str:
     runs = unpack(place) / "runs"
     training = next(runs.glob("355m-tiny-*"))
     (place / "texts").mkdir()
-    (place / "texts" / "a.txt").write_text("Some words of a text, and more. " * 40, encoding="utf-8")
+    (place / "texts" / "a.txt").write_text(
+        "Some words of a text, and more. " * 40, encoding="utf-8"
+    )
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     words = AT_WORK.get(stop[:2], "--help").replace("RUN", str(training)).split()
-    process = subprocess.Popen([BIN / stop.program, stop.verb, *words], cwd=place, text=True, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [BIN / stop.program, stop.verb, *words],
+        cwd=place,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     time.sleep(stop.after_ms / 1000)
     process.terminate()
     out, err = process.communicate(timeout=300)
@@ -69,7 +84,11 @@ def wrong(stop: Stop, place: Path) -> str:
         return f"code {process.returncode}: {err[-300:]}"
     if "Traceback" in out + err:
         return f"a traceback: {err[-300:]}"
-    if lost := [path.name for path, content in before.items() if not path.is_file() or path.read_bytes() != content]:
+    if lost := [
+        path.name
+        for path, content in before.items()
+        if not path.is_file() or path.read_bytes() != content
+    ]:
         return f"changed: {', '.join(lost)}"
     for marker in place.rglob(MARKER):
         check_seal(marker.parent)
@@ -84,7 +103,9 @@ def test_every_verb_is_among_them() -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_a_verb_that_is_stopped_while_it_starts_ends_with_a_documented_code(number: int, tmp_path: Path) -> None:
+def test_a_verb_that_is_stopped_while_it_starts_ends_with_a_documented_code(
+    number: int, tmp_path: Path
+) -> None:
     draw = random.Random(78 + number)
     stops = list(every_stop())
     if number % 2:

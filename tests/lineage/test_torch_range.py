@@ -1,4 +1,5 @@
-"""A torch that does not fit: one sentence and exit code 2 from what needs it, and nothing from what does not."""
+"""A torch that does not fit: one sentence and exit code 2 from what needs it, and nothing from what
+does not."""
 
 import importlib.metadata
 import os
@@ -16,9 +17,13 @@ from tests.architecture.rooms import ROOT, command_names
 
 CONFIG = "experiments/models/355m.toml"
 START = (
-    "import importlib, sys; module, name = sys.argv.pop(1).split(':'); getattr(importlib.import_module(module), name)()"
+    "import importlib, sys; module, name = sys.argv.pop(1).split(':');"
+    " getattr(importlib.import_module(module), name)()"
 )
-UNFIT = f"torch 1.13.1+cu117 does not fit, torch{TORCH_RANGE} is needed: pip install 'torch{TORCH_RANGE}'"
+UNFIT = (
+    f"torch 1.13.1+cu117 does not fit, torch{TORCH_RANGE} is needed: pip install"
+    f" 'torch{TORCH_RANGE}'"
+)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +41,19 @@ def test_a_command_that_needs_torch_refuses_one_outside_the_range(
 ) -> None:
     metadata, folder = tmp_path / "torch-1.13.1+cu117.dist-info" / "METADATA", tmp_path / "empty"
     metadata.parent.mkdir()
-    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.13.1+cu117\n", encoding="utf-8")
+    metadata.write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 1.13.1+cu117\n", encoding="utf-8"
+    )
     folder.mkdir()
     given = [str(ROOT / word) if word == CONFIG else word for word in words[1:]]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", START, command_names()[words[0]], *given], cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", START, command_names()[words[0]], *given],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert (done.returncode, done.stderr, list(folder.iterdir())) == (code, said, [])
 
 
@@ -54,13 +65,17 @@ def test_a_fault_under_an_unfit_torch_names_the_torch(monkeypatch: pytest.Monkey
     assert isinstance(command._unforeseen(KeyError("of something else")), Fault)
 
 
-@pytest.mark.parametrize("found", ["2.11.0+cu130", "2.12.0a0+5bac5d2.nv26.3", "2.13.0+cpu", "2.15.1"])
+@pytest.mark.parametrize(
+    "found", ["2.11.0+cu130", "2.12.0a0+5bac5d2.nv26.3", "2.13.0+cpu", "2.15.1"]
+)
 def test_a_version_inside_the_range_fits(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     check_torch()
 
 
-@pytest.mark.parametrize("found", ["1.13.1", "2.1.2", "2.10.0", "2.16.0", "2.16.0.dev20261101+cpu", "3.0.0"])
+@pytest.mark.parametrize(
+    "found", ["1.13.1", "2.1.2", "2.10.0", "2.16.0", "2.16.0.dev20261101+cpu", "3.0.0"]
+)
 def test_a_version_outside_the_range_does_not(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
     with pytest.raises(BadInput, match="does not fit"):

@@ -36,7 +36,9 @@ def test_a_directory_named_like_the_work_is_not_taken_for_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("begins_anew", [False, True])
-def test_a_run_that_is_moved_while_it_works_is_not_sealed(tmp_path: Path, begins_anew: bool) -> None:
+def test_a_run_that_is_moved_while_it_works_is_not_sealed(
+    tmp_path: Path, begins_anew: bool
+) -> None:
     run = begin(tmp_path)
     with locked(run.path):
         run.path.rename(tmp_path / "aside")
@@ -47,7 +49,9 @@ def test_a_run_that_is_moved_while_it_works_is_not_sealed(tmp_path: Path, begins
     assert not list(tmp_path.glob("*/COMPLETE"))
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_next(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_next(
+    tmp_path: Path,
+) -> None:
     for iteration in (1, 2):
         path = checkpoint_path(tmp_path, iteration)
         path.mkdir(parents=True)
@@ -65,7 +69,9 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_next(tmp
 def test_an_output_replaces_no_input_no_sealed_file_and_no_other_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, result, sealed, pipe = (tmp_path / name for name in ("text.jsonl", "result.json", "run/x.json", "pipe"))
+    text, result, sealed, pipe = (
+        tmp_path / name for name in ("text.jsonl", "result.json", "run/x.json", "pipe")
+    )
     text.write_text("{}")
     result.write_text('{"metrics": 1}')
     begin(tmp_path / "run")
@@ -80,7 +86,9 @@ def test_an_output_replaces_no_input_no_sealed_file_and_no_other_kind(
             return str(error)
         return ""
 
-    assert "is named twice in this command" in said(text, f"--ckpt={tmp_path}/../{tmp_path.name}/text.jsonl")
+    assert "is named twice in this command" in said(
+        text, f"--ckpt={tmp_path}/../{tmp_path.name}/text.jsonl"
+    )
     assert "exists and is no result of this kind" in said(text)
     assert "is complete: name another place" in said(sealed)
     assert said(result) == said(pipe) == said(tmp_path / "new.json") == ""
@@ -116,7 +124,9 @@ def test_a_pipe_and_a_link_are_written_to_and_not_replaced(tmp_path: Path) -> No
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
     write_json(pipe, {"a": 1})
     write_json(link, {"a": 1})
-    assert json.loads(reader.communicate(timeout=60)[0]) == json.loads(target.read_text()) == {"a": 1}
+    assert (
+        json.loads(reader.communicate(timeout=60)[0]) == json.loads(target.read_text()) == {"a": 1}
+    )
     assert pipe.is_fifo()
     assert link.is_symlink()
 
@@ -138,7 +148,8 @@ def test_a_new_directory_is_claimed_once(tmp_path: Path) -> None:
 def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("0123abcd-\n")
     mine, theirs, begun = (
-        tmp_path / f".{name}" for name in ("a.partial-0123abcd-7", "x.old-1", "manifest.json.partial-89abcdef-7")
+        tmp_path / f".{name}"
+        for name in ("a.partial-0123abcd-7", "x.old-1", "manifest.json.partial-89abcdef-7")
     )
     for path in (mine, theirs, begun):
         path.mkdir()
@@ -158,22 +169,32 @@ def test_of_what_looks_unfinished_only_the_holders_own_is_removed(tmp_path: Path
         ({"RANK": "1", "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE is '999"),
     ],
 )
-def test_an_odd_environment_variable_is_named(start: Start, variables: dict[str, str], words: str) -> None:
+def test_an_odd_environment_variable_is_named(
+    start: Start, variables: dict[str, str], words: str
+) -> None:
     code, _, err = ended(start("run", "x", **variables))
     assert (code, err.count("\n"), words in err) == (2, 1, True)
 
 
 @pytest.mark.parametrize("redirected", [">&-", "2>&-", ">&- 2>&-", "| head -c 1", ">/dev/full"])
 def test_without_a_reader_the_work_is_done_once(application: Path, redirected: str) -> None:
-    command = f"{sys.executable} {application} lines 100000 {redirected}; echo ${{PIPESTATUS[0]}} >&3"
-    done = subprocess.run(["bash", "-c", f"{{ {command}; }} 3>&2"], capture_output=True, text=True, timeout=600)
+    command = (
+        f"{sys.executable} {application} lines 100000 {redirected}; echo ${{PIPESTATUS[0]}} >&3"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{{ {command}; }} 3>&2"], capture_output=True, text=True, timeout=600
+    )
     code = done.stderr.split()[-1]
     assert "Traceback" not in done.stderr
     assert code == ("7" if "full" in redirected else "0")
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGHUP], [signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP, signal.SIGINT]])
-def test_a_stop_is_a_stop_and_a_second_one_changes_nothing(start: Start, numbers: list[int]) -> None:
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGHUP], [signal.SIGTERM, signal.SIGTERM], [signal.SIGHUP, signal.SIGINT]]
+)
+def test_a_stop_is_a_stop_and_a_second_one_changes_nothing(
+    start: Start, numbers: list[int]
+) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup of the tests would be inherited
     process = start("wait")
     assert process.stdout

@@ -21,20 +21,27 @@ def verify(path: Path) -> Outcome:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """A complete training of an earlier version, with two sealed checkpoints inside, and what it was trained on."""
+    """A complete training of an earlier version, with two sealed checkpoints inside, and what it
+    was trained on."""
     return RunDirectory(packed(TRAINING)(tmp_path))
 
 
 def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: RunDirectory) -> None:
     done = verify(run.path)
     checkpoints = sorted((run.path / "checkpoints").iterdir())
-    compared = "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics; checkpoints"
-    assert (done.code, done.out.splitlines()) == (0, [
-        *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
-        f"compared: {compared}",
-        f"nothing contradicts: {'; '.join((*ALWAYS_FREE, *KINDS['training'].free))}",
-        f"ok {run.digest[:16]} {run.path.resolve()}",
-    ])  # fmt: skip
+    compared = (
+        "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics;"
+        " checkpoints"
+    )
+    assert (done.code, done.out.splitlines()) == (
+        0,
+        [
+            *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
+            f"compared: {compared}",
+            f"nothing contradicts: {'; '.join((*ALWAYS_FREE, *KINDS['training'].free))}",
+            f"ok {run.digest[:16]} {run.path.resolve()}",
+        ],
+    )
     assert call({}, "mlm-verify", "run", run.path, "--strict").code == 0
 
 
@@ -47,13 +54,18 @@ def test_strictly_what_is_not_here_is_a_failure(run: RunDirectory) -> None:
 
 def test_without_a_manifest_nothing_is_known_but_a_checkpoint_or_a_page(run: RunDirectory) -> None:
     checkpoint = min((run.path / "checkpoints").iterdir())
-    assert "compared: digests of 1 sealed directories; files of a checkpoint" in verify(checkpoint).out
+    assert (
+        "compared: digests of 1 sealed directories; files of a checkpoint" in verify(checkpoint).out
+    )
     (checkpoint / "page.html").write_text("9.3")
     seal(checkpoint)
     assert (verify(checkpoint).code, "has page.html" in verify(checkpoint).err) == (6, True)
     (run.path / "manifest.json").unlink()
     seal(run.path)
-    assert (verify(run.path).code, "is of no kind that is known" in verify(run.path).err) == (6, True)
+    assert (verify(run.path).code, "is of no kind that is known" in verify(run.path).err) == (
+        6,
+        True,
+    )
 
 
 def test_what_a_killed_writer_left_hidden_is_no_failure(run: RunDirectory) -> None:
@@ -74,7 +86,8 @@ def test_what_is_not_a_directory_is_bad_input(tmp_path: Path, name: str) -> None
 
 
 def test_a_link_that_a_power_cut_left_behind_stops_no_check(run: RunDirectory) -> None:
-    """A name's link is made hidden in the run and renamed; where the renaming was lost it leads nowhere."""
+    """A name's link is made hidden in the run and renamed; where the renaming was lost it leads
+    nowhere."""
     (run.path / ".355m-tiny.link-1").symlink_to(run.path.name)
     check_seal_once(run.path)
     (run.path / "summary.json").write_text("{}")

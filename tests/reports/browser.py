@@ -5,16 +5,25 @@ import shutil
 import subprocess
 from pathlib import Path
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
     *("--disable-component-update", "--disable-sync", "--hide-scrollbars"),
     *("--enable-logging=stderr", "--v=0"),
 ]
 
 
 def browse(page: Path | str, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Open a page, a file or an address, without a window; `--dump-dom` prints it as its scripts left it."""
+    """Open a page, a file or an address, without a window; `--dump-dom` prints it as its scripts
+    left it."""
     command = [
         str(BROWSER),
         *FLAGS,
@@ -24,5 +33,11 @@ def browse(page: Path | str, profile: Path, *flags: str) -> subprocess.Completed
     ]
     environment = {**os.environ, "HOME": str(profile)}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=environment, errors="replace"
+        command,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env=environment,
+        errors="replace",
     )

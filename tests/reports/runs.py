@@ -13,11 +13,14 @@ from mlm_repro.lineage.digest import MARKER, seal
 def write_runs(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
     """Simulate the named experiments, or all that can be, into a folder."""
     chosen = [one for one in load_experiments().values() if one.parts]
-    return [run_experiment(one, folder)[0].path for one in chosen if names is None or one.name in names]
+    return [
+        run_experiment(one, folder)[0].path for one in chosen if names is None or one.name in names
+    ]
 
 
 def spoil(run: Path, folder: Path, how: str) -> Path:
-    """A copy of a run that is `unfinished`, `empty`, `changed`, `corrupted` (and sealed so) or `unproven`."""
+    """A copy of a run that is `unfinished`, `empty`, `changed`, `corrupted` (and sealed so) or
+    `unproven`."""
     copy = Path(shutil.copytree(run, folder / run.name))
     records = copy / "records.jsonl"
     lines = records.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -34,6 +37,8 @@ def spoil(run: Path, folder: Path, how: str) -> Path:
         case "corrupted":
             records.write_text(lines[0][:40] + "\n" + "".join(lines[1:]))
         case "unproven":
-            records.write_text(json.dumps(json.loads(lines[0]) | {"digest": None}) + "\n" + "".join(lines[1:]))
+            records.write_text(
+                json.dumps(json.loads(lines[0]) | {"digest": None}) + "\n" + "".join(lines[1:])
+            )
     seal(copy)
     return copy

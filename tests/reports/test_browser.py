@@ -1,4 +1,5 @@
-"""The page in a real browser: no console message, nothing too wide, search, addresses, print, and what axe says."""
+"""The page in a real browser: no console message, nothing too wide, search, addresses, print, and
+what axe says."""
 
 import re
 from html import unescape
@@ -13,7 +14,8 @@ from tests.reports.conftest import Built
 from tests.reports.test_page import FIGURES
 
 PROBE, AXE, OVERLAP = (
-    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("probe.js", "axe.js", "overlap.js")
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("probe.js", "axe.js", "overlap.js")
 )
 FRAME = """
 <!DOCTYPE html><title>waiting</title>
@@ -25,8 +27,11 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this mac
 
 
 def framed(html: str, script: str, width: int, folder: Path) -> str:
-    """What a script says of a page in a window of a width; Chromium makes none narrower than 500 pixels."""
-    (folder / "probe.html").write_text(html.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    """What a script says of a page in a window of a width; Chromium makes none narrower than 500
+    pixels."""
+    (folder / "probe.html").write_text(
+        html.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8"
+    )
     frame = folder / "frame.html"
     frame.write_text(FRAME.format(width=width), encoding="utf-8")
     flags = ("--window-size=1700,1000", "--virtual-time-budget=5000", "--dump-dom")
@@ -50,21 +55,31 @@ def test_the_page_opens_without_a_console_message(built: Built, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("width", "contents"), [(1280, "open"), (400, "folded")])
-def test_the_page_can_be_searched_and_addressed(built: Built, tmp_path: Path, width: int, contents: str) -> None:
+def test_the_page_can_be_searched_and_addressed(
+    built: Built, tmp_path: Path, width: int, contents: str
+) -> None:
     said = framed(built.html, PROBE, width, tmp_path)
     claims = len(every_claim())
     assert said.split() == [
-        contents, "sticky",  # the contents stay in sight
-        "10", "true", "0", "0",  # found by words; with a verdict besides; as many as the cell says that leads there
+        contents,
+        "sticky",  # the contents stay in sight
+        "10",
+        "true",
+        "0",
+        "0",  # found by words; with a verdict besides; as many as the cell says that leads there
         "dark",
-        "true", str(claims),  # an address opens its row and ends the search
+        "true",
+        str(claims),  # an address opens its row and ends the search
         "0",  # nothing is folded in print
-        "0", "true", str(width),  # nothing is clipped, nothing wider than the window
-    ]  # fmt: skip
+        "0",
+        "true",
+        str(width),  # nothing is clipped, nothing wider than the window
+    ]
 
 
 def with_every_tile(html: str) -> str:
-    """The page as far as the tiles, with one of each outcome; its script, which looks for what follows, is left out."""
+    """The page as far as the tiles, with one of each outcome; its script, which looks for what
+    follows, is left out."""
     tiles = "".join(
         f'<li class="{outcome}"><a href="#x"><b>178</b> <span class="mark {outcome}">{look.glyph} '
         f'{outcome.replace("-", " ")}</span></a> <span class="note">{look.meaning}</span></li>'
@@ -76,7 +91,9 @@ def with_every_tile(html: str) -> str:
 
 
 @pytest.mark.parametrize("width", [360, 400, 640, 1000, 1400, 1600])
-def test_no_text_lies_over_other_text_or_out_of_its_box(built: Built, tmp_path: Path, width: int) -> None:
+def test_no_text_lies_over_other_text_or_out_of_its_box(
+    built: Built, tmp_path: Path, width: int
+) -> None:
     assert framed(with_every_tile(built.html), OVERLAP, width, tmp_path) == "0"
 
 
@@ -92,7 +109,7 @@ var cut = Array.from(document.querySelectorAll(".plot, .scroll")).filter(functio
   return part.scrollWidth > part.clientWidth + 2;
 });
 parent.postMessage(cut.length + " " + cut.filter(function (part) { return part.dataset.scroll; }).length, "*");
-"""
+"""  # noqa: E501
 """Says how many parts are wider than their place, and how many of them say so."""
 
 
@@ -109,7 +126,9 @@ def test_print_is_a_summary_of_two_pages(built: Built, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [1280, 400])
 def test_axe_finds_no_serious_violation(built: Built, tmp_path: Path, width: int) -> None:
-    axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed (the extra `test` has it)")
+    axe = pytest.importorskip(
+        "axe_core_python", reason="axe-core-python is not installed (the extra `test` has it)"
+    )
     source = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
     page = tmp_path / "page.html"
     scripts = f"<script>{source}</script><script>{AXE}</script></body>"

@@ -1,4 +1,5 @@
-"""The catalogue on the page: its layers are the records and the published numbers, its verdicts lead to their runs."""
+"""The catalogue on the page: its layers are the records and the published numbers, its verdicts
+lead to their runs."""
 
 import csv
 import io
@@ -60,7 +61,9 @@ def test_every_table_and_figure_of_the_catalogue_is_there(report: Report) -> Non
         assert not exhibit.panels or (len(exhibit.alt) > 40 and exhibit.caption)
 
 
-def test_two_exhibits_of_one_name_fail_the_build(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_exhibits_of_one_name_fail_the_build(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
     second = Exhibit("models", "planted", (), Table((), ()))
     monkeypatch.setattr(assembled, "ladder_exhibit", lambda run: second)
     with pytest.raises(Fault, match="two exhibits of the page have the name models"):
@@ -69,10 +72,16 @@ def test_two_exhibits_of_one_name_fail_the_build(built: Built, monkeypatch: pyte
 
 def test_the_reproduction_keeps_its_figure_beside_runs_of_the_same_experiment(built: Built) -> None:
     found = exhibits_of(make_report(built.directory, runs=[ROOT / "results" / "ladder"]))
-    sources = {name: {row["source"] for row in rows_of(found[name], "scaled")} for name in found if "figure-6" in name}
+    sources = {
+        name: {row["source"] for row in rows_of(found[name], "scaled")}
+        for name in found
+        if "figure-6" in name
+    }
     assert sources["2019-figure-6"] == {
-        "gpt2-355m-scaled-1a2b3c4d", "gpt2-2.5b-scaled-1a2b3c4d", "gpt2-8.3b-scaled-1a2b3c4d",
-    }  # fmt: skip
+        "gpt2-355m-scaled-1a2b3c4d",
+        "gpt2-2.5b-scaled-1a2b3c4d",
+        "gpt2-8.3b-scaled-1a2b3c4d",
+    }
     assert {name.partition("-")[0] for name in sources["2019-figure-6-runs"]} == {"ladder"}
 
 
@@ -104,9 +113,21 @@ def test_the_published_layer_is_the_claims_to_the_digit(report: Report) -> None:
 def test_what_is_drawn_is_what_the_csv_holds(report: Report, runs: list[Path]) -> None:
     results = load_results(runs)
     experiment = load_experiments()["2021/figure-12"]
-    numbers = ExperimentNumbers(experiment, [one for one in results.records if one.experiment == experiment.name], [])
-    drawn = {(layer.series, layer.kind, exact(point.x), exact(point.value), exact(point.low), exact(point.high))
-             for layer in drawn_layers(numbers, "tflops_per_gpu") for point in layer.points}  # fmt: skip
+    numbers = ExperimentNumbers(
+        experiment, [one for one in results.records if one.experiment == experiment.name], []
+    )
+    drawn = {
+        (
+            layer.series,
+            layer.kind,
+            exact(point.x),
+            exact(point.value),
+            exact(point.low),
+            exact(point.high),
+        )
+        for layer in drawn_layers(numbers, "tflops_per_gpu")
+        for point in layer.points
+    }
     rows = rows_of(catalogue_exhibit(numbers))
     columns = ("series", "kind", "x", "value", "low", "high")
     assert drawn == {tuple(row[name] for name in columns) for row in rows}
@@ -115,17 +136,30 @@ def test_what_is_drawn_is_what_the_csv_holds(report: Report, runs: list[Path]) -
 def test_several_measurements_are_a_mean_with_its_spread(report: Report, runs: list[Path]) -> None:
     experiment = load_experiments()["2021/figure-12"]
     first = next(one for one in load_results(runs).records if one.experiment == experiment.name)
-    measured = {"kind": "measured", "low": None, "high": None, "source": "a-run", "digest": "d" * 64}
-    records = [first.model_copy(update={**measured, "value": value}) for value in (80.0, 84.0, 91.0)]
-    (layer,) = [one for one in drawn_layers(ExperimentNumbers(experiment, records, []), "tflops_per_gpu")
-                if one.kind == "measured"]  # fmt: skip
+    measured = {
+        "kind": "measured",
+        "low": None,
+        "high": None,
+        "source": "a-run",
+        "digest": "d" * 64,
+    }
+    records = [
+        first.model_copy(update={**measured, "value": value}) for value in (80.0, 84.0, 91.0)
+    ]
+    (layer,) = [
+        one
+        for one in drawn_layers(ExperimentNumbers(experiment, records, []), "tflops_per_gpu")
+        if one.kind == "measured"
+    ]
     (point,) = layer.points
     assert (point.value, point.low, point.high, point.count) == (85.0, 80.0, 91.0, 3)
     caption = " ".join(catalogue_exhibit(ExperimentNumbers(experiment, records, [])).caption)
     assert "Measured: 3 at a place" in caption
 
 
-def test_the_verdicts_are_those_of_the_catalogue_and_lead_to_their_runs(report: Report, runs: list[Path]) -> None:
+def test_the_verdicts_are_those_of_the_catalogue_and_lead_to_their_runs(
+    report: Report, runs: list[Path]
+) -> None:
     experiments = [one for one in load_experiments().values() if not one.reproduction]
     expected = {one.claim.id: one for one in judge(experiments, load_results(runs))}
     found = {one.claim.id: one for one in report.claims}
@@ -133,7 +167,9 @@ def test_the_verdicts_are_those_of_the_catalogue_and_lead_to_their_runs(report: 
     names = {origin.name for origin in report.origins}
     for name, verdict in expected.items():
         assert found[name] == verdict
-        assert {report.homes[record.source] for record in found[name].beside if record.source} <= names
+        assert {
+            report.homes[record.source] for record in found[name].beside if record.source
+        } <= names
     outcomes = [one.outcome for one in report.claims]
     assert outcomes == sorted(outcomes, key=list(LOOKS).index)
 
@@ -154,17 +190,30 @@ def test_a_claim_shows_every_record_at_its_place() -> None:
     experiment = find_experiment("2021/figure-12")
     claim = experiment.claims[0]
     records = [
-        Record(experiment=experiment.name, series=claim.series, quantity=claim.quantity, x=x, kind=kind, source="run",
-               value=float(claim.value) * 1.5, digest="d" * 64)
-        for kind, x in (("simulated", claim.x), ("measured", claim.x), ("measured", claim.x), ("measured", 1e9))
-    ]  # fmt: skip
+        Record(
+            experiment=experiment.name,
+            series=claim.series,
+            quantity=claim.quantity,
+            x=x,
+            kind=kind,
+            source="run",
+            value=float(claim.value) * 1.5,
+            digest="d" * 64,
+        )
+        for kind, x in (
+            ("simulated", claim.x),
+            ("measured", claim.x),
+            ("measured", claim.x),
+            ("measured", 1e9),
+        )
+    ]
     found = Claims.of(judge([experiment], Results(tuple(records), (), {})))
     one = next(each for each in found if each.claim.id == claim.id)
     assert one.record is records[1]
     assert [record.kind for record in one.beside] == ["measured", "simulated"]
     assert one.outcome == "contradicted"
     assert Claims([one]).deviations == [pytest.approx(0.5)]
-    (group, *_) = group_claims(found)
+    group, *_ = group_claims(found)
     assert [each.claim.id for each in group.against] == [claim.id]
 
 
@@ -175,17 +224,25 @@ def test_every_link_leads_somewhere_on_the_page(runs: list[Path], tmp_path: Path
     links = set(re.findall(r'href="#([^"]+)"', html))
     assert {claim.id for claim in every_claim()} <= set(identities)
     assert {link for link in links if link.startswith("run-")}
-    assert links - {link for link in links if re.fullmatch(r"m[0-9a-f]{10}", link)} <= set(identities)
+    assert links - {link for link in links if re.fullmatch(r"m[0-9a-f]{10}", link)} <= set(
+        identities
+    )
     assert len(identities) == len(set(identities))
 
 
 @pytest.mark.parametrize(("how", "named"), [("unfinished", True), ("empty", False)])
-def test_a_run_without_numbers_changes_nothing(how: str, named: bool, runs: list[Path], tmp_path: Path) -> None:
-    good, bad = (next(run for run in runs if f"figure-{number}-" in run.name) for number in (12, 13))
+def test_a_run_without_numbers_changes_nothing(
+    how: str, named: bool, runs: list[Path], tmp_path: Path
+) -> None:
+    good, bad = (
+        next(run for run in runs if f"figure-{number}-" in run.name) for number in (12, 13)
+    )
     reproduction, spoiled = write_reproduction(tmp_path), spoil(bad, tmp_path, how)
     report = make_report(reproduction, runs=[good, spoiled])
     assert report.claims == make_report(reproduction, runs=[good]).claims
-    assert [f"{spoiled} was never finished" in sentence for sentence in report.left_out] == [True] * named
+    assert [f"{spoiled} was never finished" in sentence for sentence in report.left_out] == [
+        True
+    ] * named
     assert spoiled.name not in [origin.name for origin in report.origins]
     html = page_text(reproduction, runs=[good, spoiled])
     assert ("was never finished" in html) == named
@@ -194,14 +251,22 @@ def test_a_run_without_numbers_changes_nothing(how: str, named: bool, runs: list
 
 @pytest.mark.parametrize("how", ["changed", "corrupted", "unproven"])
 def test_a_bad_run_is_refused_in_one_sentence(how: str, runs: list[Path], tmp_path: Path) -> None:
-    good, bad = (next(run for run in runs if f"figure-{number}-" in run.name) for number in (12, 13))
-    sentence = {"changed": "was changed after", "corrupted": "records.jsonl line 1", "unproven": "has no digest"}[how]
+    good, bad = (
+        next(run for run in runs if f"figure-{number}-" in run.name) for number in (12, 13)
+    )
+    sentence = {
+        "changed": "was changed after",
+        "corrupted": "records.jsonl line 1",
+        "unproven": "has no digest",
+    }[how]
     with pytest.raises((BadInput, IntegrityFailure), match=sentence):
         make_report(write_reproduction(tmp_path), runs=[good, spoil(bad, tmp_path, how)])
 
 
 @pytest.mark.parametrize("form", ["svg", "csv"])
-def test_a_single_figure_is_written_in_every_form(form: str, report: Report, tmp_path: Path) -> None:
+def test_a_single_figure_is_written_in_every_form(
+    form: str, report: Report, tmp_path: Path
+) -> None:
     path = export_exhibit(report.all_exhibits, "2021/figure-12", form, tmp_path)
     start = {"svg": b"<?xml", "csv": b"experiment,"}[form]
     assert path.name == f"2021-figure-12.{form}"
@@ -209,7 +274,9 @@ def test_a_single_figure_is_written_in_every_form(form: str, report: Report, tmp
 
 
 @pytest.mark.parametrize(("name", "form"), [("2021/figure-99", "svg"), ("2021/table-1", "svg")])
-def test_what_cannot_be_written_is_refused(name: str, form: str, report: Report, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused(
+    name: str, form: str, report: Report, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput):
         export_exhibit(report.all_exhibits, name, form, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -232,15 +299,23 @@ def test_an_effect_is_drawn_with_its_curves_and_what_came_of_it() -> None:
         for seed in (1, 2):
             of = about | {"series": arm.name, "seed": seed}
             points = ((0, 7.0), (512, loss + seed / 10))
-            records += [Record(**of, quantity="validation_loss", x=x, x_name="tokens", value=y) for x, y in points]
+            records += [
+                Record(**of, quantity="validation_loss", x=x, x_name="tokens", value=y)
+                for x, y in points
+            ]
             records += [Record(**of, quantity="final_validation_loss", value=loss + seed / 10)]
-            records += [Record(**of, quantity="diverged", value=float(seed == 2 and arm.name == "Adam"))]
+            records += [
+                Record(**of, quantity="diverged", value=float(seed == 2 and arm.name == "Adam"))
+            ]
     claim = next(one for one in experiment.claims if one.id == "transformer-xl/post/lamb")
-    verdict = Verdict(experiment.name, claim, "contradicted", "reduced", None, "Adam less LAMB: -1 nats")
+    verdict = Verdict(
+        experiment.name, claim, "contradicted", "reduced", None, "Adam less LAMB: -1 nats"
+    )
     exhibit = catalogue_exhibit(ExperimentNumbers(experiment, records, [verdict]))
     caption = " ".join(exhibit.caption)
     assert (
-        "LAMB, clamped 6.150 (6.100 to 6.200) at the rate 0.02; Adam 5.150 (5.100 to 5.200), 1 of 2 diverged" in caption
+        "LAMB, clamped 6.150 (6.100 to 6.200) at the rate 0.02; Adam 5.150 (5.100 to 5.200), 1 of 2"
+        " diverged" in caption
     )
     assert "contradicted: Adam less LAMB: -1 nats." in caption
     assert "against tokens" in exhibit.alt

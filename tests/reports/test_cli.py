@@ -16,12 +16,16 @@ from tests.reports.runs import write_runs
 
 def _report(*arguments: str, cwd: Path, verb: str = "build") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT_TORCH, verb, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 def test_a_folder_gives_its_newest_reproduction_and_experiments(tmp_path: Path) -> None:
     path = write_reproduction(tmp_path / "runs")
-    older, newer = (write_runs(tmp_path / name, ["2021/figure-7"])[0] for name in ("elsewhere", "runs"))
+    older, newer = (
+        write_runs(tmp_path / name, ["2021/figure-7"])[0] for name in ("elsewhere", "runs")
+    )
     older = older.rename(tmp_path / "runs" / "experiment-2021-figure-7-00000000")
     assert sort_runs([tmp_path / "runs"]) == (path, [newer])
     assert sort_runs([path, older]) == (path, [older])
@@ -38,7 +42,9 @@ def test_the_newest_reproduction_is_the_default(tmp_path: Path) -> None:
     done = _report(cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert str(path / "report" / "index.html") in done.stdout
-    assert re.fullmatch(r"cost: draws \d+ figures, writes \d+ exhibits", done.stderr.splitlines()[0])
+    assert re.fullmatch(
+        r"cost: draws \d+ figures, writes \d+ exhibits", done.stderr.splitlines()[0]
+    )
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
@@ -67,7 +73,9 @@ def test_an_unfinished_run_is_left_out_and_named(tmp_path: Path) -> None:
     done = _report(cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^warning: .*{run.name} was never finished", done.stderr, re.MULTILINE)
-    assert f"{run.name} was never finished" in (path / "report" / "index.html").read_text(encoding="utf-8")
+    assert f"{run.name} was never finished" in (path / "report" / "index.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_kept_results_are_shown_elsewhere_and_nothing_is_replaced(tmp_path: Path) -> None:

@@ -29,43 +29,82 @@ from tests.commands import call
 from tests.reports.reproduction import page_text, write_reproduction
 
 RATES = RateLaw(rate=0.004, parameters=1e5, size_exponent=0.4, tokens=1e6, length_exponent=0.32)
-LAW = Law(irreducible=2.0, by_size=0.5, parameters=1e5, size_exponent=0.3, by_data=0.4, tokens=1e6, data_exponent=0.5)
+LAW = Law(
+    irreducible=2.0,
+    by_size=0.5,
+    parameters=1e5,
+    size_exponent=0.3,
+    by_data=0.4,
+    tokens=1e6,
+    data_exponent=0.5,
+)
 SIZES = (30_000, 54_000, 97_000, 175_000)
 PLACES = (0, 250_000, 500_000, 1_000_000)
 
 
 def write_ladder(runs: Path) -> Path:
-    rungs = [RungPlan(layers=1, width=64, heads=4, parameters=n, inner_parameters=n // 2) for n in SIZES]
+    rungs = [
+        RungPlan(layers=1, width=64, heads=4, parameters=n, inner_parameters=n // 2) for n in SIZES
+    ]
     plan = LadderPlan(
-        cores=2, rungs=rungs, iterations=500, batch_size=16, seq_length=128, epochs=0.5,
-        seeds=[1, 2], rates=[0.001, 0.002], search_iterations=100,
-    )  # fmt: skip
+        cores=2,
+        rungs=rungs,
+        iterations=500,
+        batch_size=16,
+        seq_length=128,
+        epochs=0.5,
+        seeds=[1, 2],
+        rates=[0.001, 0.002],
+        search_iterations=100,
+    )
 
     def run_of(rung: int, seed: int) -> LadderRun:
         curve = [(place, LAW.loss(SIZES[rung], max(place, 1000)) + 0.01 * seed) for place in PLACES]
         return LadderRun(
-            name=f"r{rung}-{seed}", rung=rung, seed=seed, learning_rate=0.002, curve=curve, bits_per_byte=1
+            name=f"r{rung}-{seed}",
+            rung=rung,
+            seed=seed,
+            learning_rate=0.002,
+            curve=curve,
+            bits_per_byte=1,
         )
 
     done = [run_of(rung, seed) for rung in range(3) for seed in (1, 2)] + [run_of(3, 7)]
     curve = [
         Foreseen(
-            tokens=p, loss=LAW.loss(SIZES[3], p), low=LAW.loss(SIZES[3], p) - 0.1, high=LAW.loss(SIZES[3], p) + 0.1
+            tokens=p,
+            loss=LAW.loss(SIZES[3], p),
+            low=LAW.loss(SIZES[3], p) - 0.1,
+            high=LAW.loss(SIZES[3], p) + 0.1,
         )
         for p in PLACES[1:]
     ]
-    forecast = Forecast(law=LAW, misfit=0.004,
-                        rung=rungs[3], curve=curve, made_of={})  # fmt: skip
-    difference = Comparison(text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04)
-    result = LadderResult(runs=done, verdict="HIT", bits_per_byte={}, comparisons=[difference],
-                          rates=RATES,
-                          sentence="HIT: the largest rung was foreseen")  # fmt: skip
+    forecast = Forecast(law=LAW, misfit=0.004, rung=rungs[3], curve=curve, made_of={})
+    difference = Comparison(
+        text="wikitext103", smaller=1, larger=3, difference=-0.05, low=-0.06, high=-0.04
+    )
+    result = LadderResult(
+        runs=done,
+        verdict="HIT",
+        bits_per_byte={},
+        comparisons=[difference],
+        rates=RATES,
+        sentence="HIT: the largest rung was foreseen",
+    )
     run = RunDirectory.begin(runs, "ladder", "ladder", {"rungs": 4}, {"dataset": "0" * 64})
     write_document(run.path / "plan.json", plan)
     write_document(run.path / "forecast.json", forecast)
     write_document(run.path / "ladder.json", result)
-    record = Record(experiment="2019/figure-6", series="ladder, 30k", quantity="ladder_validation_loss", value=3.0,
-                    kind="scaled", source=run.path.name, digest="1" * 64, seed=1)  # fmt: skip
+    record = Record(
+        experiment="2019/figure-6",
+        series="ladder, 30k",
+        quantity="ladder_validation_loss",
+        value=3.0,
+        kind="scaled",
+        source=run.path.name,
+        digest="1" * 64,
+        seed=1,
+    )
     write_records(run.path / "records.jsonl", [record])
     run.complete()
     return run.path
@@ -78,17 +117,27 @@ def test_the_page_of_a_folder_of_runs_has_its_newest_ladder(tmp_path: Path) -> N
     assert runs == [ladder]
     report = assemble(Inputs(reproduction, runs))
     assert "ladder" in [exhibit.name for exhibit in report.all_exhibits]
-    assert "A forecast sealed before the training held: the largest model was foreseen." in page_text(
-        reproduction, runs=runs
+    assert (
+        "A forecast sealed before the training held: the largest model was foreseen."
+        in page_text(reproduction, runs=runs)
     )
 
 
 def test_what_it_says_is_what_was_found(tmp_path: Path) -> None:
     exhibit = ladder_exhibit(write_ladder(tmp_path))
     assert (
-        "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)." in exhibit.caption
+        "On wikitext103 rung 4 takes 0.050 bits per byte fewer than rung 2 (90 %: 0.040 to 0.060)."
+        in exhibit.caption
     )
-    assert [row[0] for row in exhibit.data.rows] == ["30000", "30000", "54000", "54000", "97000", "97000", "175000"]
+    assert [row[0] for row in exhibit.data.rows] == [
+        "30000",
+        "30000",
+        "54000",
+        "54000",
+        "97000",
+        "97000",
+        "175000",
+    ]
     assert exhibit.command == "mlm-experiment ladder --rungs 4"
     curves, ends, misses = draw(exhibit.panels).axes
     shown = [text.get_text() for text in curves.get_figure().legends[0].get_texts()]

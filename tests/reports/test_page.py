@@ -1,4 +1,5 @@
-"""The page shows every number with its kind, stands alone, and survives what is missing or hostile."""
+"""The page shows every number with its kind, stands alone, and survives what is missing or
+hostile."""
 
 import csv
 import json
@@ -27,7 +28,14 @@ from mlm_repro.reports.report import Inputs
 from mlm_repro.reports.style import KIND_GLYPHS, LIGHT, STYLE
 from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
-from tests.reports.reproduction import HOSTILE, build_page, page_text, records, summary, write_reproduction
+from tests.reports.reproduction import (
+    HOSTILE,
+    build_page,
+    page_text,
+    records,
+    summary,
+    write_reproduction,
+)
 
 FIGURES = ("2019-figure-6", "training-loss")
 """Figures as wide as the page."""
@@ -84,15 +92,26 @@ def rows_of(html: str) -> list[list[str]]:
 def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
     shown = [set(row) for row in rows_of(built.html)]
     for record in records():
-        if record.experiment in ("2019/figure-6", "2019/table-3"):  # other exhibits are all of one kind
-            origin = {f"{KIND_GLYPHS[record.kind]} {record.kind}", record.source, (record.digest or "")[:16]}
+        if record.experiment in (
+            "2019/figure-6",
+            "2019/table-3",
+        ):  # other exhibits are all of one kind
+            origin = {
+                f"{KIND_GLYPHS[record.kind]} {record.kind}",
+                record.source,
+                (record.digest or "")[:16],
+            }
             assert any(row >= origin | {exact(record.value)} for row in shown), record
 
 
 def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> None:
     data = Table(
         ("experiment", "x", "value", "kind", "source"),
-        [("e", "1", "2", "scaled", "a"), ("e", "1", "2", "published", "b"), ("e", "2", "2", "scaled", "a")],
+        [
+            ("e", "1", "2", "scaled", "a"),
+            ("e", "1", "2", "published", "b"),
+            ("e", "2", "2", "scaled", "a"),
+        ],
     )
     shared, table = Exhibit("name", "title", (), data).numbers
     assert shared == {"experiment": "e", "value": "2"}
@@ -104,7 +123,9 @@ def test_numbers_that_say_the_same_in_every_line_are_said_once(built: Built) -> 
 def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Built) -> None:
     rows = rows_of(built.html)
     sources = list(
-        dict.fromkeys(each.source for each in records() if each.experiment == "2019/table-3" and not each.seed)
+        dict.fromkeys(
+            each.source for each in records() if each.experiment == "2019/table-3" and not each.seed
+        )
     )
     assert rows.count(["model", *sources]) == 2
     assert ["355m", "19.31", "19.22"] in rows
@@ -112,14 +133,20 @@ def test_table_3_sets_both_published_sources_beside_the_scaled_number(built: Bui
 
 
 def test_no_word_level_perplexity_of_a_twin_is_shown_but_of_its_file(built: Built) -> None:
-    """Of five digits none is anywhere, and where a published number stands there is none of a twin."""
+    """Of five digits none is anywhere, and where a published number stands there is none of a
+    twin."""
     kept = page_text(ROOT / "results" / "reproduce-8.3b")
     shown = {cell for row in rows_of(kept) for cell in row}
-    found = [each.value for each in load_reproduction(ROOT / "results" / "reproduce-8.3b").records
-             if each.quantity == "heldout_perplexity"]  # fmt: skip
+    found = [
+        each.value
+        for each in load_reproduction(ROOT / "results" / "reproduce-8.3b").records
+        if each.quantity == "heldout_perplexity"
+    ]
     assert len(found) == 9
     assert min(found) > 10_000
-    assert not [cell for cell in shown for value in found if cell.startswith((show(value), f"{value:,.0f}"))]
+    assert not [
+        cell for cell in shown for value in found if cell.startswith((show(value), f"{value:,.0f}"))
+    ]
     assert "over 10,000" in shown
     table_3 = built.html[built.html.index('id="2019-table-3"') :].partition("</section>")[0]
     assert "643.8" not in table_3.partition("numbers behind this")[0]
@@ -133,22 +160,32 @@ def test_the_held_out_stand_in_is_named_as_what_it_is(built: Built) -> None:
 def test_the_page_opens_with_the_run_and_then_counts_the_claims(built: Built) -> None:
     first = built.html[built.html.index("<header") : built.html.index("<main>")]
     trained = summary()["models"][-1]["trained"]["parameters"]
-    assert f"<h1>Megatron-LM's 8.3b recipe at 1/{round(8_300_000_000 / trained, -1):,.0f} of its size" in unescape(
-        first
+    assert (
+        f"<h1>Megatron-LM's 8.3b recipe at 1/{round(8_300_000_000 / trained, -1):,.0f} of its size"
+        in unescape(first)
     )
     assert f"has {trained:,} parameters, the paper's 8,300,000,000" in unescape(first)
     labels = ReproductionSummary.model_validate(summary()).labels
     assert order_verdict(records(), None, labels) in unescape(first)
     found = re.findall(r'<li><a href="#([^"]+)">([^<]+)</a> ([^<]+)</li>', first)
-    assert [name for _, name, _ in found] == ["This run", "Found in released engines", "Errata found in the papers"]
+    assert [name for _, name, _ in found] == [
+        "This run",
+        "Found in released engines",
+        "Errata found in the papers",
+    ]
     assert all(f' id="{place}"' in built.html for place, _, _ in found)
     errata = len(read_errata().errata)
     assert f"{errata} places where a document disagrees with itself" in found[-1][2]
     assert len(found[1][2].split()) < 40
-    places = [built.html.index(f' id="{name}"') for name in ("2019-figure-6", "models", "errata", "claims", "papers")]
+    places = [
+        built.html.index(f' id="{name}"')
+        for name in ("2019-figure-6", "models", "errata", "claims", "papers")
+    ]
     assert places == sorted(places)
     head = built.html[places[3] : places[4]]
-    counts = {name: cell for cell, name in re.findall(r"<b>([^<]+)</b> .*?</span> ([\w ]+?)</span>", head)}
+    counts = {
+        name: cell for cell, name in re.findall(r"<b>([^<]+)</b> .*?</span> ([\w ]+?)</span>", head)
+    }
     assert list(counts) == ["confirmed", "contradicted", "predicted", "not tried"]
     rows = rows_of(head)
     assert rows[0] == ["scale", "confirmed", "contradicted", "predicted", "not tried"]
@@ -157,11 +194,17 @@ def test_the_page_opens_with_the_run_and_then_counts_the_claims(built: Built) ->
 
 def test_the_totals_are_those_of_the_verdicts_beneath(built: Built) -> None:
     """By rows: of each word as many as the page has claims of it."""
-    rows = [row for row in rows_of(built.html) if row and row[0] in (*SCALES, "—") and len(row) == 1 + len(WORDS)]
+    rows = [
+        row
+        for row in rows_of(built.html)
+        if row and row[0] in (*SCALES, "—") and len(row) == 1 + len(WORDS)
+    ]
     assert [row[0] for row in rows] == list(dict.fromkeys(row[0] for row in rows))
     for place, outcome in enumerate(WORDS, 1):
         given = built.html.count(f'<details class="claim {outcome}"')
-        assert given == sum(int(number) for row in rows for number in re.findall(r"\((\d+)", row[place])), outcome
+        assert given == sum(
+            int(number) for row in rows for number in re.findall(r"\((\d+)", row[place])
+        ), outcome
     assert sum("of" in row[3] for row in rows) == 1
 
 
@@ -189,7 +232,9 @@ def test_each_exhibit_gives_its_command_and_each_figure_a_text_alternative(built
     runs = f"{folder}/{built.directory.name} {folder}/experiments"
     redraw = f"mlm-report build {runs}"
     exhibits = len(list((built.page.parent / "figures").glob("*.csv")))
-    commands = re.findall(r'class="label">(Make again|Redraw from the records)</span> <code>(.+?)</code>', built.html)
+    commands = re.findall(
+        r'class="label">(Make again|Redraw from the records)</span> <code>(.+?)</code>', built.html
+    )
     assert len(commands) == exhibits
     assert {command for label, command in commands if label.startswith("Redraw")} == {redraw}
     assert "make reproduce TARGET=8.3b" in built.html
@@ -204,7 +249,9 @@ def test_no_caption_has_more_than_two_sentences(built: Built) -> None:
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", built.html + kept, re.DOTALL)
     assert len(captions) > 60
     for caption in captions:
-        text = unescape(re.sub(r"<strong>.*?</strong>|<span.*?</span>|<[^>]+>", " ", caption)).strip()
+        text = unescape(
+            re.sub(r"<strong>.*?</strong>|<span.*?</span>|<[^>]+>", " ", caption)
+        ).strip()
         assert len(re.findall(r"[.?!](?=\s+[A-Z“]|$)", text)) <= 2, text
 
 
@@ -226,8 +273,22 @@ def test_csv_files_hold_the_records(built: Built) -> None:
         for row, record in zip(rows, expected, strict=True):
             assert float(row["value"]) == record.value
             assert (float(row["x"]) if row["x"] else None) == record.x
-            kept = (row["series"], row["kind"], row["source"], row["digest"], row["unit"], row["note"])
-            assert kept == (record.series, record.kind, record.source, record.digest or "", record.unit, record.note)
+            kept = (
+                row["series"],
+                row["kind"],
+                row["source"],
+                row["digest"],
+                row["unit"],
+                row["note"],
+            )
+            assert kept == (
+                record.series,
+                record.kind,
+                record.source,
+                record.digest or "",
+                record.unit,
+                record.note,
+            )
 
 
 def test_figure_6_has_the_curves_of_the_twins(built: Built) -> None:
@@ -236,15 +297,21 @@ def test_figure_6_has_the_curves_of_the_twins(built: Built) -> None:
         scaled = {row["series"] for row in csv.DictReader(file) if row["kind"] == "scaled"}
     assert scaled == {"355m", "2.5b", "8.3b"}
     svg = (folder / "2019-figure-6.svg").read_text(encoding="utf-8")
-    assert [title in svg for title in (">published<", ">scaled twins<", ">iteration<")] == [True] * 3
+    assert [title in svg for title in (">published<", ">scaled twins<", ">iteration<")] == [
+        True
+    ] * 3
     for place in range(len(scaled)):
-        lines = re.findall(rf'<path d="[^"]{{80,}}"[^>]*stroke: {LIGHT[f"model-{place}"]}[^>]*>', svg)
+        lines = re.findall(
+            rf'<path d="[^"]{{80,}}"[^>]*stroke: {LIGHT[f"model-{place}"]}[^>]*>', svg
+        )
         dashes = {re.sub(r".*stroke-dasharray: ([^;]+);.*", r"\1", line) for line in lines}
         assert (len(lines), len(dashes)) == (2, 2), "ours is dotted, theirs is dashed"
 
 
 def test_ledger_csv_adds_up(built: Built) -> None:
-    with (built.page.parent / "figures" / "data-ledger.csv").open(encoding="utf-8", newline="") as file:
+    with (built.page.parent / "figures" / "data-ledger.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         rows = list(csv.DictReader(file))
     dropped = sum(int(row["documents"]) for row in rows if row["decision"] == "dropped")
     kept = [int(row["documents"]) for row in rows if row["decision"] == "kept"]
@@ -336,7 +403,9 @@ def test_published_points_alone_are_drawn(tmp_path: Path) -> None:
     assert "There are no training losses in the records." in html
 
 
-def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_figure_is_drawn_again_only_if_its_numbers_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     drawn: list[int] = []
     seen: list[render.Drawing] = []
@@ -348,7 +417,9 @@ def test_a_figure_is_drawn_again_only_if_its_numbers_changed(monkeypatch: pytest
     monkeypatch.setattr(render, "draw", draw_and_count)
     for rank in (0, 0, 1, 1):
         curve = Layer("a", rank, "scaled", (Point(0, 2.0), Point(1, 3.0)))
-        figure = Exhibit("loss", "Loss", (), Table((), ()), panels=[Panel([curve], "iteration", "loss")])
+        figure = Exhibit(
+            "loss", "Loss", (), Table((), ()), panels=[Panel([curve], "iteration", "loss")]
+        )
         seen.append(render.render(figure))
     assert drawn == [0, 1]
     assert seen[0] == seen[1] != seen[2] == seen[3]

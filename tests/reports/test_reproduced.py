@@ -31,7 +31,9 @@ def scores() -> ReproductionScores:
         Comparison(text="wikitext103", smaller=a, larger=b, difference=d, low=low, high=high)
         for a, b, d, low, high in differences
     ]
-    return ReproductionScores(text="wikitext103", articles=60, seeds=2, models=[*NAMES], comparisons=comparisons)
+    return ReproductionScores(
+        text="wikitext103", articles=60, seeds=2, models=[*NAMES], comparisons=comparisons
+    )
 
 
 @pytest.fixture
@@ -39,18 +41,32 @@ def reproduction(tmp_path: Path) -> Reproduction:
     """One whose second seed ends elsewhere, the largest model above the middle one."""
     found = load_reproduction(write_reproduction(tmp_path))
     shift = {"355m": 4.0, "2.5b": 2.0, "8.3b": 90.0}
-    again = [record.model_copy(update={"seed": 1235, "value": record.value + shift[record.series]})
-             for record in found.select("2019/figure-6") if record.kind == "scaled"]  # fmt: skip
+    again = [
+        record.model_copy(update={"seed": 1235, "value": record.value + shift[record.series]})
+        for record in found.select("2019/figure-6")
+        if record.kind == "scaled"
+    ]
     bits = [
-        Record(experiment="2019/table-3", series=name, quantity="wikitext103_bits_per_byte", value=value,
-               kind="scaled", source="a-run", digest="0" * 64, seed=seed)
-        for seed, values in BITS.items() for name, value in zip(NAMES, values, strict=True)
-    ]  # fmt: skip
+        Record(
+            experiment="2019/table-3",
+            series=name,
+            quantity="wikitext103_bits_per_byte",
+            value=value,
+            kind="scaled",
+            source="a-run",
+            digest="0" * 64,
+            seed=seed,
+        )
+        for seed, values in BITS.items()
+        for name, value in zip(NAMES, values, strict=True)
+    ]
     return replace(found, scores=scores(), records=(*found.records, *again, *bits))
 
 
 def figure_6_curves(reproduction: Reproduction) -> list[Layer]:
-    return layers_of(reproduction.select("2019/figure-6", "validation_perplexity"), reproduction.order)
+    return layers_of(
+        reproduction.select("2019/figure-6", "validation_perplexity"), reproduction.order
+    )
 
 
 def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Reproduction) -> None:
@@ -58,7 +74,9 @@ def test_curves_of_several_seeds_are_their_means_with_a_band(reproduction: Repro
     assert curves["published", "8.3b"].repeats == 1
     points = curves["scaled", "355m"].points
     assert [point.high - point.low for point in points] == pytest.approx([4.0] * len(points))
-    assert [point.value for point in points] == pytest.approx([(point.low + point.high) / 2 for point in points])
+    assert [point.value for point in points] == pytest.approx(
+        [(point.low + point.high) / 2 for point in points]
+    )
 
 
 def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> None:
@@ -67,7 +85,9 @@ def test_figure_6_draws_the_band_of_each_twin(reproduction: Reproduction) -> Non
         "published",
         "scaled twins",
     )
-    assert [sum(line.get_linestyle() != "None" for line in axes.lines) for axes in (published, ours)] == [3, 3]
+    assert [
+        sum(line.get_linestyle() != "None" for line in axes.lines) for axes in (published, ours)
+    ] == [3, 3]
     assert (len(published.collections), len(ours.collections)) == (0, 3)
     one = [record for record in reproduction.select("2019/figure-6") if record.seed != 1235]
     assert not draw(by_kind(layers_of(one, NAMES))).axes[0].collections
@@ -108,9 +128,13 @@ def test_a_guess_stands_beside_what_the_twins_scored() -> None:
     assert float(guess["heldout bits per byte"]) == pytest.approx(entropy * sub_words, abs=1e-3)
     assert guess["heldout cloze accuracy %"] == f"at most {100 * 2**-entropy:.2g}"
     nats = float(guess["heldout cloze log likelihood nats"])
-    assert nats == pytest.approx(-entropy * math.log(2) * words.num_scored_tokens / words.num_examples, abs=1e-3)
+    assert nats == pytest.approx(
+        -entropy * math.log(2) * words.num_scored_tokens / words.num_examples, abs=1e-3
+    )
     assert all(
-        words.accuracy > 20 * 2**-entropy for words in kept.evaluations.values() if isinstance(words, ClozeResult)
+        words.accuracy > 20 * 2**-entropy
+        for words in kept.evaluations.values()
+        if isinstance(words, ClozeResult)
     )
 
 
@@ -118,10 +142,16 @@ def test_a_result_beside_the_kept_one_says_how_far_and_why() -> None:
     kept = load_reproduction(ROOT / "results" / "reproduce-8.3b")
     assert kept.card
     same = kept_exhibit(kept, kept)
-    assert same.caption == ["The numbers of this run are at most 0.0 % from the means of 3 kept seeds.",
-                            "Both were trained on the same text, byte for byte."]  # fmt: skip
-    worse = tuple(record.model_copy(update={"value": record.value * 1.07}) for record in kept.records)
-    files = {name: file.model_copy(update={"sha256": "0" * 64}) for name, file in kept.card.files.items()}
+    assert same.caption == [
+        "The numbers of this run are at most 0.0 % from the means of 3 kept seeds.",
+        "Both were trained on the same text, byte for byte.",
+    ]
+    worse = tuple(
+        record.model_copy(update={"value": record.value * 1.07}) for record in kept.records
+    )
+    files = {
+        name: file.model_copy(update={"sha256": "0" * 64}) for name, file in kept.card.files.items()
+    }
     card = kept.card.model_copy(update={"files": files})
     other = kept_exhibit(replace(kept, records=worse, card=card), kept)
     assert other.caption[0].startswith("The numbers of this run are at most 7.0 % from")
@@ -130,21 +160,37 @@ def test_a_result_beside_the_kept_one_says_how_far_and_why() -> None:
     assert kept_exhibit(unnamed, kept).caption[1].startswith("The texts differ")
     assert [row[-1] for row in other.tables[0].rows] == ["+7.0 %"] * 6
     text = PackageText(version="3.11.7", documents=3, bytes=100, sha256="a")
-    theirs = {"python": text, "torch": text.model_copy(update={"bytes": 300}), "numpy": text, "scipy": text}
-    mine = theirs | {"python": text.model_copy(update={"version": "3.12.1", "sha256": "b"}),
-                     "torch": text.model_copy(update={"sha256": "c"})}  # fmt: skip
+    theirs = {
+        "python": text,
+        "torch": text.model_copy(update={"bytes": 300}),
+        "numpy": text,
+        "scipy": text,
+    }
+    mine = theirs | {
+        "python": text.model_copy(update={"version": "3.12.1", "sha256": "b"}),
+        "torch": text.model_copy(update={"sha256": "c"}),
+    }
     del mine["scipy"]
     there = replace(kept, card=kept.card.model_copy(update={"packages": theirs}))
-    said = kept_exhibit(replace(kept, card=card.model_copy(update={"packages": mine})), there).caption[1]
+    said = kept_exhibit(
+        replace(kept, card=card.model_copy(update={"packages": mine})), there
+    ).caption[1]
     assert said == (
         "The texts of 1 of 4 packages are the same; others hold 83 % of the kept text: "
         "torch 3.11.7 (a part), python 3.12.1 (kept: 3.11.7), scipy absent (kept: 3.11.7)."
     )
-    assert [row[-1] for row in other.tables[1].rows] == ["0" * 16, kept.card.files["documents/train.jsonl"].sha256[:16]]
+    assert [row[-1] for row in other.tables[1].rows] == [
+        "0" * 16,
+        kept.card.files["documents/train.jsonl"].sha256[:16],
+    ]
 
 
 def test_seeds_share_a_cell_of_table_3(reproduction: Reproduction) -> None:
-    twin = next(one for one in reproduction.select("2019/table-3", "wikitext103_perplexity") if one.kind == "scaled")
+    twin = next(
+        one
+        for one in reproduction.select("2019/table-3", "wikitext103_perplexity")
+        if one.kind == "scaled"
+    )
     assert comparison_tables([twin]) == []  # a perplexity of words of so small a model says nothing
     first = twin.model_copy(update={"kind": "measured"})
     again = first.model_copy(update={"value": first.value + 100, "seed": 1235})
@@ -164,9 +210,13 @@ def test_tokens_of_a_parameter_stand_beside_the_published_ones(reproduction: Rep
 
 
 def test_a_standard_error_says_how_many_digits_a_number_has() -> None:
-    cells = cells_of(Result.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08)))
+    cells = cells_of(
+        Result.model_validate(evaluation(perplexity=82100.88, log_perplexity_standard_error=0.08))
+    )
     assert (cells[0], cells[-1]) == ("over 10,000", "1.520 ± 0.011")
-    cells = cells_of(Result.model_validate(evaluation(perplexity=8210.88, log_perplexity_standard_error=0.08)))
+    cells = cells_of(
+        Result.model_validate(evaluation(perplexity=8210.88, log_perplexity_standard_error=0.08))
+    )
     assert cells[0] == "8,210 ± 660"
     words = {"accuracy": 0.01, "perplexity": 1.8e8, "perplexity_standard_error": 1.5e7}
     cells = cells_of(Result.model_validate(evaluation("lambada", **words)))
@@ -177,11 +227,17 @@ def test_paired_differences_stand_on_the_page(tmp_path: Path) -> None:
     run = write_reproduction(tmp_path, sealed=False)
     write_document(run / "scores.json", scores())
     seal(run)
-    assert "8.3b twin (4.17 M) takes 0.025 bits per byte fewer than 2.5b twin (1.78 M)" in page_text(run)
+    assert (
+        "8.3b twin (4.17 M) takes 0.025 bits per byte fewer than 2.5b twin (1.78 M)"
+        in page_text(run)
+    )
 
 
 def test_a_text_without_a_passage_has_no_chance_level() -> None:
     empty = ClozeResult.model_construct(task="lambada", num_examples=0, num_scored_tokens=0)
     assert chance(empty, 300) == {}
     four = ClozeResult.model_construct(task="lambada", num_examples=4, num_scored_tokens=6)
-    assert chance(four, 300) == {"lambada_accuracy": "at most 0.33", "lambada_log_likelihood": "-8.556"}
+    assert chance(four, 300) == {
+        "lambada_accuracy": "at most 0.33",
+        "lambada_log_likelihood": "-8.556",
+    }

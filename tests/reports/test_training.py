@@ -21,24 +21,47 @@ from tests.reports.browser import BROWSER, browse
 from tests.reports.reproduction import HOSTILE, data_card, evaluation, ledger, write_reproduction
 from tests.reports.test_page import Outline, rows_of
 
-SUMMARY = {"parameters": 50_000, "iterations": 8, "tokens": 8192, "train_seconds": 75, "tokens_per_second": 1234.5}
+SUMMARY = {
+    "parameters": 50_000,
+    "iterations": 8,
+    "tokens": 8192,
+    "train_seconds": 75,
+    "tokens_per_second": 1234.5,
+}
 
 
 def step(number: int, loss: float, **more: Any) -> dict[str, Any]:
     """A line of metrics."""
     return {
-        "kind": "train", "iteration": number, "samples": 8 * number, "loss": loss, "learning_rate": 1e-3 / number,
-        "gradient_norm": 0.5 + number, "seconds": 0.1, "tokens_per_second": 1000.25 + number,
-        "model_tflops": 0.1, **more,
-    }  # fmt: skip
+        "kind": "train",
+        "iteration": number,
+        "samples": 8 * number,
+        "loss": loss,
+        "learning_rate": 1e-3 / number,
+        "gradient_norm": 0.5 + number,
+        "seconds": 0.1,
+        "tokens_per_second": 1000.25 + number,
+        "model_tflops": 0.1,
+        **more,
+    }
 
 
 def validation(number: int, loss: float) -> dict[str, Any]:
     """A line of metrics."""
-    return {"kind": "validation", "iteration": number, "samples": 8, "loss": loss, "perplexity": 2.0**loss}
+    return {
+        "kind": "validation",
+        "iteration": number,
+        "samples": 8,
+        "loss": loss,
+        "perplexity": 2.0**loss,
+    }
 
 
-LINES = [validation(0, 7.0), *(step(number, 7 - number / 3) for number in range(1, 9)), validation(8, 4.625)]
+LINES = [
+    validation(0, 7.0),
+    *(step(number, 7 - number / 3) for number in range(1, 9)),
+    validation(8, 4.625),
+]
 
 
 def write_training(
@@ -50,8 +73,12 @@ def write_training(
         write_text(data / "dataset.json", json.dumps(data_card()))
         write_text(data / "ledger.json", json.dumps(ledger()))
         seal(data)
-    values = {"name": "own", "model": {"family": family, "num_layers": 2, "hidden_size": 32, "num_heads": 4},
-              "train": {"iterations": 8, "precision": "fp32"}, "data": {"dataset": str(data)}}  # fmt: skip
+    values = {
+        "name": "own",
+        "model": {"family": family, "num_layers": 2, "hidden_size": 32, "num_heads": 4},
+        "train": {"iterations": 8, "precision": "fp32"},
+        "data": {"dataset": str(data)},
+    }
     config = parse_config(values, RunConfig, "the test").model_dump(mode="json")
     run = RunDirectory.begin(root, "own", "training", config, {"dataset": dataset_digest(data)})
     run.note_attempt(0, {"tp": 1, "pp": 1}, 2)
@@ -75,11 +102,26 @@ def test_the_numbers_are_those_of_the_metrics_and_the_page_stands_alone(tmp_path
     rows = rows_of(html)
     for line in LINES:
         names = ("samples", "loss", "learning_rate", "gradient_norm", "tokens_per_second")
-        wanted = [line[name] for name in names] if line["kind"] == "train" else [8, line["loss"], line["perplexity"]]
-        (row,) = (row[1:] for row in rows if row[0] == str(line["iteration"]) and len(row) == len(wanted) + 1)
+        wanted = (
+            [line[name] for name in names]
+            if line["kind"] == "train"
+            else [8, line["loss"], line["perplexity"]]
+        )
+        (row,) = (
+            row[1:]
+            for row in rows
+            if row[0] == str(line["iteration"]) and len(row) == len(wanted) + 1
+        )
         assert [float(cell) for cell in row] == wanted
     assert "After 8 of 8 iterations the training loss is 4.33 and the validation loss 4.62." in html
-    for fact in ("gpt2, ", "8,192", "tp 1, pp 1, dp 2", "1:15", "1,234 tokens/s", "complete and unchanged, digest"):
+    for fact in (
+        "gpt2, ",
+        "8,192",
+        "tp 1, pp 1, dp 2",
+        "1:15",
+        "1,234 tokens/s",
+        "complete and unchanged, digest",
+    ):
         assert fact in html, fact
     assert {"data-ledger", "loss", "learning-rate", "gradient-norm", "throughput"} <= set(
         re.findall('id="([^"]+)"', html)
@@ -97,8 +139,14 @@ def test_the_numbers_are_those_of_the_metrics_and_the_page_stands_alone(tmp_path
     [
         ([], "No iteration of 8 is recorded."),
         ([validation(0, 7.0)], "No iteration of 8 is recorded."),
-        (LINES[:4], "After 3 of 8 iterations the training loss is 6.00 and the validation loss 7.00."),
-        ([step(1, 7.0), step(2, 9.5, gradient_norm=None, skipped=True)], "It began at 7.00: this training diverged."),
+        (
+            LINES[:4],
+            "After 3 of 8 iterations the training loss is 6.00 and the validation loss 7.00.",
+        ),
+        (
+            [step(1, 7.0), step(2, 9.5, gradient_norm=None, skipped=True)],
+            "It began at 7.00: this training diverged.",
+        ),
         ([step(1, 7.0, gradient_norm=None)], "After 1 of 8 iterations the training loss is 7.00."),
     ],
 )
@@ -120,9 +168,14 @@ def test_a_resumed_run_names_each_layout(tmp_path: Path) -> None:
 
 
 def test_many_iterations_become_means_with_their_range(tmp_path: Path) -> None:
-    run = write_training(tmp_path, [step(number, 5 + number % 2) for number in range(1, 3 * SHOWN + 2)])
+    run = write_training(
+        tmp_path, [step(number, 5 + number % 2) for number in range(1, 3 * SHOWN + 2)]
+    )
     loaded = load_training(run)
-    assert "Points are means of 4 iterations, the band their least and greatest." in loaded.exhibits["loss"].caption
+    assert (
+        "Points are means of 4 iterations, the band their least and greatest."
+        in loaded.exhibits["loss"].caption
+    )
     assert loaded.listed[0].rows[-1][0] == f"{3 * SHOWN + 1}"
     assert "93 of 1201 recorded iterations" in page_of(run)
 
@@ -130,7 +183,8 @@ def test_many_iterations_become_means_with_their_range(tmp_path: Path) -> None:
 def test_results_and_text_of_its_own_checkpoints_are_shown(tmp_path: Path) -> None:
     run, other = write_training(tmp_path / "mine"), write_training(tmp_path / "others")
     own, foreign = (
-        json.loads((each / "checkpoints/iter_0000008/COMPLETE").read_bytes())["digest"] for each in (run, other)
+        json.loads((each / "checkpoints/iter_0000008/COMPLETE").read_bytes())["digest"]
+        for each in (run, other)
     )
     for place, digest in (("own", own), ("foreign", foreign)):
         text = {"prompt": "Once", "continuation": f" {place} <b>", "checkpoint_digest": digest}
@@ -172,7 +226,10 @@ def test_a_changed_run_and_what_is_no_training_are_refused(tmp_path: Path) -> No
 def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
     done = call({}, "mlm-report", "run", write_training(tmp_path), "--out", tmp_path)
     opened = browse(
-        tmp_path / Path(done.out.strip()).name, tmp_path / "profile", "--window-size=1280,1000", "--dump-dom"
+        tmp_path / Path(done.out.strip()).name,
+        tmp_path / "profile",
+        "--window-size=1280,1000",
+        "--dump-dom",
     )
     assert "CONSOLE" not in opened.stderr
     assert opened.stdout.count("<svg") == 4

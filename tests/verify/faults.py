@@ -20,13 +20,17 @@ def forget_layernorm_gradients(patch: Patch) -> None:
 
 def forget_tied_embedding(patch: Patch) -> None:
     """First and last stage do not add up what they share."""
-    patch.setattr(core("distributed.finalize_model_grads"), "_allreduce_word_embedding_grads", lambda *_: None)
+    patch.setattr(
+        core("distributed.finalize_model_grads"), "_allreduce_word_embedding_grads", lambda *_: None
+    )
 
 
 def sum_tied_embedding_twice(patch: Patch) -> None:
     finalize = core("distributed.finalize_model_grads")
     once = finalize._allreduce_word_embedding_grads
-    patch.setattr(finalize, "_allreduce_word_embedding_grads", lambda *args: (once(*args), once(*args)))
+    patch.setattr(
+        finalize, "_allreduce_word_embedding_grads", lambda *args: (once(*args), once(*args))
+    )
 
 
 def sum_over_data_parallel_ranks(patch: Patch) -> None:
@@ -59,7 +63,9 @@ def seed_apart(patch: Patch) -> None:
     seeds = core("tensor_parallel")
     seed, rank = seeds.model_parallel_cuda_manual_seed, torch.distributed.get_rank
     patch.setattr(
-        seeds, "model_parallel_cuda_manual_seed", lambda number: (seed(number), torch.manual_seed(number + rank()))
+        seeds,
+        "model_parallel_cuda_manual_seed",
+        lambda number: (seed(number), torch.manual_seed(number + rank())),
     )
 
 
@@ -108,7 +114,9 @@ def take_stale_microbatch(patch: Patch) -> None:
         return planted
 
     patch.setattr(messages, "recv_forward", keep(messages.recv_forward, 1))
-    patch.setattr(messages, "send_backward_recv_forward", keep(messages.send_backward_recv_forward, 2))
+    patch.setattr(
+        messages, "send_backward_recv_forward", keep(messages.send_backward_recv_forward, 2)
+    )
 
 
 def resume_schedule(patch: Patch) -> None:
@@ -139,7 +147,9 @@ def forget_backward_all_reduce(patch: Patch) -> None:
 
 def count_copies(patch: Patch) -> None:
     """The norm counts a parameter on each rank that has a copy."""
-    patch.setattr(core("tensor_parallel"), "param_is_not_tensor_parallel_duplicate", lambda *_, **__: True)
+    patch.setattr(
+        core("tensor_parallel"), "param_is_not_tensor_parallel_duplicate", lambda *_, **__: True
+    )
 
 
 def count_tied_embedding_twice(patch: Patch) -> None:
@@ -149,7 +159,11 @@ def count_tied_embedding_twice(patch: Patch) -> None:
 def sum_layernorm_gradients_twice(patch: Patch) -> None:
     finalize = core("distributed.finalize_model_grads")
     once = finalize._allreduce_non_tensor_model_parallel_grads
-    patch.setattr(finalize, "_allreduce_non_tensor_model_parallel_grads", lambda *args: (once(*args), once(*args)))
+    patch.setattr(
+        finalize,
+        "_allreduce_non_tensor_model_parallel_grads",
+        lambda *args: (once(*args), once(*args)),
+    )
 
 
 def _after(patch: Patch, owner: Any, method: str, change: Callable[..., Any]) -> None:
@@ -172,7 +186,9 @@ def forget_router_gradient(patch: Patch) -> None:
 
 def begin_routers_apart(patch: Patch) -> None:
     router = core("transformer.moe.router").TopKRouter
-    _after(patch, router, "__init__", lambda self: self.weight.data.add_(torch.distributed.get_rank()))
+    _after(
+        patch, router, "__init__", lambda self: self.weight.data.add_(torch.distributed.get_rank())
+    )
 
 
 def forget_scale_of_experts(patch: Patch) -> None:
@@ -191,15 +207,22 @@ def forget_scale_of_experts(patch: Patch) -> None:
 
 def keep_updated_weights(patch: Patch) -> None:
     """The distributed optimizer does not gather the parts that other ranks updated."""
-    patch.setattr(core("distributed").DistributedDataParallel, "start_param_sync", lambda *_, **__: None)
+    patch.setattr(
+        core("distributed").DistributedDataParallel, "start_param_sync", lambda *_, **__: None
+    )
 
 
 def shift_words(patch: Patch) -> None:
     """The second rank misses the first of its words."""
     embedding = core("tensor_parallel.layers").VocabParallelEmbedding
-    _after(patch, embedding, "__init__", lambda self: setattr(
-        self, "vocab_start_index", self.vocab_start_index + bool(self.vocab_start_index)
-    ))  # fmt: skip
+    _after(
+        patch,
+        embedding,
+        "__init__",
+        lambda self: setattr(
+            self, "vocab_start_index", self.vocab_start_index + bool(self.vocab_start_index)
+        ),
+    )
 
 
 def double_gradient_between_stages(patch: Patch) -> None:
@@ -209,9 +232,11 @@ def double_gradient_between_stages(patch: Patch) -> None:
 
         def planted(*args: Any, receive: Callable[..., Any] = receive) -> Any:
             gradients = receive(*args)
-            return [each if each is None else 2 * each for each in gradients] if isinstance(gradients, list) else (
-                gradients if gradients is None else 2 * gradients
-            )  # fmt: skip
+            return (
+                [each if each is None else 2 * each for each in gradients]
+                if isinstance(gradients, list)
+                else (gradients if gradients is None else 2 * gradients)
+            )
 
         patch.setattr(messages, method, planted)
 
@@ -232,15 +257,19 @@ def lose_final_layernorm(patch: Patch) -> None:
 
 def decay_biases_on_one_rank(patch: Patch) -> None:
     usual = core("optimizer").get_standard_config_overrides
-    patch.setattr(core("optimizer"), "get_standard_config_overrides", lambda *args, **kwargs: (
-        {} if torch.distributed.get_rank() else usual(*args, **kwargs)
-    ))  # fmt: skip
+    patch.setattr(
+        core("optimizer"),
+        "get_standard_config_overrides",
+        lambda *args, **kwargs: {} if torch.distributed.get_rank() else usual(*args, **kwargs),
+    )
 
 
 def raise_rate_of_one_rank(patch: Patch) -> None:
     schedule = core("optimizer_param_scheduler").OptimizerParamScheduler
     rate = schedule.get_lr
-    patch.setattr(schedule, "get_lr", lambda *args: rate(*args) * (1 + torch.distributed.get_rank()))
+    patch.setattr(
+        schedule, "get_lr", lambda *args: rate(*args) * (1 + torch.distributed.get_rank())
+    )
 
 
 def lose_moments(patch: Patch) -> None:
@@ -263,4 +292,6 @@ def restart_schedule(patch: Patch) -> None:
             schedule.num_steps = 0
             schedule.step(0)
 
-    _after(patch, core("optimizer_param_scheduler").OptimizerParamScheduler, "load_state_dict", forget)
+    _after(
+        patch, core("optimizer_param_scheduler").OptimizerParamScheduler, "load_state_dict", forget
+    )

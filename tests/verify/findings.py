@@ -1,7 +1,7 @@
 """docs/findings.md: `python -m tests.verify.findings SWEEP.jsonl … > docs/findings.md`.
 
-Each finding is looked for again in the releases that are installed, its program is written and run, and what both say
-is put on the page, with what the sweeps in the files say.
+Each finding is looked for again in the releases that are installed, its program is written and run,
+and what both say is put on the page, with what the sweeps in the files say.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ HEAD = """# Findings
 releases, runs its program and writes this page; `python -m tests.verify.sweep transformers FILE` makes a sweep, which
 goes on where it was stopped, and asks only the architectures that it came to. Each line is what was seen in one release
 with one small model. Whether it is meant so is for its authors to say.
-"""
+"""  # noqa: E501
 
 
 class Known(NamedTuple):
@@ -44,22 +44,67 @@ class Known(NamedTuple):
 
 
 KNOWN = (
-    Known("Norms of queries and keys, with gradients accumulated", "transformers", "model_type=qwen3", 2, "tp2",
-          "none found in one search; NVIDIA-NeMo/Automodel#3822 reduces such gradients once an update"),
-    Known("Norms of queries and keys that the plan leaves out", "transformers",
-          "model_type=glm4_moe use_qk_norm=True", 1, "tp2", "none found in one search"),
-    Known("Parameters of an activation", "transformers", "model_type=apertus", 1, "tp2", "none found in one search"),
-    Known("FSDP2's divide factor over one rank", "torch", "reduce_dtype=float16 gradient_divide_factor=2", 1, "dp2",
-          "none found in one search; pytorch/pytorch#167178 brought the division over one rank"),
-    Known("A learnable softmax", "megatron-core", "softmax_type=learnable", 0, "tp2",
-          "NVIDIA/Megatron-LM#7452, finding 8, of the norm; its equal initial values: not searched for"),
-    Known("Rotary rows of latent attention", "megatron-core",
-          "multi_latent_attention=True kv_lora_rank=16 qk_pos_emb_head_dim=4 qk_head_dim=8 v_head_dim=8", 0, "tp2",
-          "NVIDIA/Megatron-LM#1699 and #6839, both open"),
-    Known("A balancing loss with a loss per token", "megatron-core",
-          "num_moe_experts=4 add_bias_linear=False moe_aux_loss_coeff=0.1 calculate_per_token_loss=True", 0, "tp2-sp",
-          "mended by NVIDIA/Megatron-LM#5047"),
-)  # fmt: skip
+    Known(
+        "Norms of queries and keys, with gradients accumulated",
+        "transformers",
+        "model_type=qwen3",
+        2,
+        "tp2",
+        "none found in one search; NVIDIA-NeMo/Automodel#3822 reduces such gradients once an"
+        " update",
+    ),
+    Known(
+        "Norms of queries and keys that the plan leaves out",
+        "transformers",
+        "model_type=glm4_moe use_qk_norm=True",
+        1,
+        "tp2",
+        "none found in one search",
+    ),
+    Known(
+        "Parameters of an activation",
+        "transformers",
+        "model_type=apertus",
+        1,
+        "tp2",
+        "none found in one search",
+    ),
+    Known(
+        "FSDP2's divide factor over one rank",
+        "torch",
+        "reduce_dtype=float16 gradient_divide_factor=2",
+        1,
+        "dp2",
+        "none found in one search; pytorch/pytorch#167178 brought the division over one rank",
+    ),
+    Known(
+        "A learnable softmax",
+        "megatron-core",
+        "softmax_type=learnable",
+        0,
+        "tp2",
+        "NVIDIA/Megatron-LM#7452, finding 8, of the norm; its equal initial values: not"
+        " searched for",
+    ),
+    Known(
+        "Rotary rows of latent attention",
+        "megatron-core",
+        "multi_latent_attention=True kv_lora_rank=16 qk_pos_emb_head_dim=4 qk_head_dim=8"
+        " v_head_dim=8",
+        0,
+        "tp2",
+        "NVIDIA/Megatron-LM#1699 and #6839, both open",
+    ),
+    Known(
+        "A balancing loss with a loss per token",
+        "megatron-core",
+        "num_moe_experts=4 add_bias_linear=False moe_aux_loss_coeff=0.1"
+        " calculate_per_token_loss=True",
+        0,
+        "tp2-sp",
+        "mended by NVIDIA/Megatron-LM#5047",
+    ),
+)
 
 
 def section(known: Known) -> str:
@@ -71,12 +116,20 @@ def section(known: Known) -> str:
     count = f" --microbatches {known.microbatches}" if known.microbatches > 1 else ""
     lines = [f"## {known.title}\n", f"{report.subject}; upstream: {known.upstream}.\n", "```"]
     lines += [f"$ mlm-verify layouts {known.program} {options} --layouts {known.layout}{count}"]
-    lines += [re.sub(r"; so .*", "; …", str(finding)) for finding in report.findings[:2]] or ["nothing found"]
+    lines += [re.sub(r"; so .*", "; …", str(finding)) for finding in report.findings[:2]] or [
+        "nothing found"
+    ]
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(io.StringIO()):
             written = write_reproductions(report, Path(folder))
         if written:
-            done = subprocess.run([sys.executable, written[0]], capture_output=True, text=True, timeout=200, check=True)
+            done = subprocess.run(
+                [sys.executable, written[0]],
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=True,
+            )
             lines += [
                 "$ python program.py",
                 *done.stdout.splitlines(),
@@ -84,7 +137,14 @@ def section(known: Known) -> str:
                 "",
                 "<details><summary>program.py</summary>",
             ]
-            lines += ["", "```text", written[0].read_text(encoding="utf-8").rstrip(), "```", "", "</details>"]
+            lines += [
+                "",
+                "```text",
+                written[0].read_text(encoding="utf-8").rstrip(),
+                "```",
+                "",
+                "</details>",
+            ]
         else:
             lines.append("```")
     return "\n".join(lines) + "\n"
@@ -100,7 +160,10 @@ def main() -> None:
         rows = [json.loads(line) for line in Path(name).read_text(encoding="utf-8").splitlines()]
         states = [row["state"] for row in rows]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        print(f"## Sweep: {Path(name).stem}\n\n{len(rows)} cells: {counts}. Those that are not healthy:\n")
+        print(
+            f"## Sweep: {Path(name).stem}\n\n{len(rows)} cells: {counts}. Those that are not"
+            " healthy:\n"
+        )
         print("\n".join(table([row for row in rows if row["state"] != "healthy"])) + "\n")
 
 

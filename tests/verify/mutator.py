@@ -1,7 +1,8 @@
-"""Edits that a forger could make, of every file and key of a folder of runs: each is sealed anew, and verified.
+"""Edits that a forger could make, of every file and key of a folder of runs: each is sealed anew,
+and verified.
 
-`python -m tests.verify.mutator FOLDER --count 2000 --seed 1` prints the edits that nothing names. FOLDER has honest
-runs.
+`python -m tests.verify.mutator FOLDER --count 2000 --seed 1` prints the edits that nothing names.
+FOLDER has honest runs.
 """
 
 import argparse
@@ -28,7 +29,17 @@ LINES = (0, 1, -1)
 """Lines of a file of lines that are edited."""
 OF_FILES = ("delete", "duplicate", "link", "rename", "look-alike", "swap", "empty", "cut", "plant")
 OF_LINES = ("repeat line", "drop line", "turn lines")
-OF_KEYS = ("delete key", "add key", "repeat key", "look-alike key", "scale", "null", "text", "endless", "exchange")
+OF_KEYS = (
+    "delete key",
+    "add key",
+    "repeat key",
+    "look-alike key",
+    "scale",
+    "null",
+    "text",
+    "endless",
+    "exchange",
+)
 NAMED_ANYWHERE = ("duplicate", "link", "rename", "look-alike", "plant", "repeat key")
 """Edits that no file is free to have."""
 
@@ -45,7 +56,8 @@ class Edit(NamedTuple):
 
 
 def edits(run: Path) -> Iterator[Edit]:
-    """Every edit of every file and key of a run, but of its seals and of its page, which is made again."""
+    """Every edit of every file and key of a run, but of its seals and of its page, which is made
+    again."""
     for path in sorted(run.rglob("*")):
         name = path.relative_to(run).as_posix()
         if path.is_dir() or name == MARKER or name.startswith("report/") or "/." in f"/{name}":
@@ -84,11 +96,19 @@ def _keys(path: Path) -> Iterator[tuple[Any, ...]]:
 
 def _read(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else json.loads(text)
+    )
 
 
 def _write(path: Path, values: Any, raw: tuple[str, str] | None = None) -> None:
-    text = "".join(json.dumps(line) + "\n" for line in values) if path.suffix == ".jsonl" else json.dumps(values)
+    text = (
+        "".join(json.dumps(line) + "\n" for line in values)
+        if path.suffix == ".jsonl"
+        else json.dumps(values)
+    )
     path.write_text(text.replace(*raw, 1) if raw else text, encoding="utf-8")
 
 
@@ -97,7 +117,9 @@ def apply(edit: Edit, run: Path) -> bool:
     path, before = run / edit.file, (run / edit.file).read_bytes()
     if edit.key:
         return _apply_key(edit, path) and path.read_bytes() != before
-    beside = sorted(each for each in path.parent.iterdir() if each.is_file() and each.suffix == path.suffix)
+    beside = sorted(
+        each for each in path.parent.iterdir() if each.is_file() and each.suffix == path.suffix
+    )
     other = beside[(beside.index(path) + 1) % len(beside)]
     match edit.kind:
         case "delete":
@@ -112,7 +134,11 @@ def apply(edit: Edit, run: Path) -> bool:
         case "rename":
             path.rename(path.with_name(f"{path.stem}2{path.suffix}"))
         case "look-alike":
-            wide = path.name.translate(WIDE) if path.name.translate(WIDE) != path.name else path.name.replace("a", "а")
+            wide = (
+                path.name.translate(WIDE)
+                if path.name.translate(WIDE) != path.name
+                else path.name.replace("a", "а")
+            )
             if wide == path.name:
                 return False
             path.rename(path.with_name(wide))
@@ -128,7 +154,11 @@ def apply(edit: Edit, run: Path) -> bool:
             lines = before.splitlines(keepends=True)
             if not lines:
                 return False
-            new = {"repeat line": [*lines, lines[-1]], "drop line": lines[:-1], "turn lines": lines[::-1]}[edit.kind]
+            new = {
+                "repeat line": [*lines, lines[-1]],
+                "drop line": lines[:-1],
+                "turn lines": lines[::-1],
+            }[edit.kind]
             path.write_bytes(b"".join(new))
             return new != lines
         case "swap":
@@ -171,8 +201,17 @@ def _apply_key(edit: Edit, path: Path) -> bool:
                 return False
             place[str(last).replace("a", "а", 1)] = place.pop(last)
         case "scale" | "null" | "text" | "endless":
-            new = {"scale": _scaled(value), "null": None, "text": str(value), "endless": float("inf")}[edit.kind]
-            if new == value or (edit.kind != "scale" and isinstance(value, dict | list)) or (not value and not new):
+            new = {
+                "scale": _scaled(value),
+                "null": None,
+                "text": str(value),
+                "endless": float("inf"),
+            }[edit.kind]
+            if (
+                new == value
+                or (edit.kind != "scale" and isinstance(value, dict | list))
+                or (not value and not new)
+            ):
                 return False
             place[last] = new
         case "exchange":
@@ -201,8 +240,15 @@ def reseal(folder: Path, order: list[str]) -> None:
     """Seal what lies inside, then the runs in the order in which they were made."""
     for name in order:
         run = folder / name
-        for inner in sorted({marker.parent for marker in run.rglob(MARKER)} | {*(run / CHECKPOINTS).glob("*")}):
-            if inner != run and inner.is_dir() and not inner.is_symlink() and inner.name != "report":
+        for inner in sorted(
+            {marker.parent for marker in run.rglob(MARKER)} | {*(run / CHECKPOINTS).glob("*")}
+        ):
+            if (
+                inner != run
+                and inner.is_dir()
+                and not inner.is_symlink()
+                and inner.name != "report"
+            ):
                 with suppress(UserError, OSError):
                     seal(inner)
         with suppress(UserError, OSError):
@@ -219,7 +265,8 @@ def said_of(run: Path) -> set[str]:
 
 
 def is_said_to_be_free(run: Path, edit: Edit) -> bool:
-    """True for a value or the content of a file that, as `mlm-verify run` prints, nothing contradicts."""
+    """True for a value or the content of a file that, as `mlm-verify run` prints, nothing
+    contradicts."""
     if edit.kind in NAMED_ANYWHERE:
         return False
     kind = KINDS[json.loads((run / "manifest.json").read_text())["kind"]]
@@ -228,9 +275,14 @@ def is_said_to_be_free(run: Path, edit: Edit) -> bool:
 
 
 def survivors(
-    folder: Path, order: list[str], count: int, seed: int, publish: Callable[[Path], object] | None = None
-) -> tuple[int, list[str]]:  # fmt: skip
-    """Make `count` edits, drawn by seed, each in a copy of the folder; how many were made, and those nothing named."""
+    folder: Path,
+    order: list[str],
+    count: int,
+    seed: int,
+    publish: Callable[[Path], object] | None = None,
+) -> tuple[int, list[str]]:
+    """Make `count` edits, drawn by seed, each in a copy of the folder; how many were made, and
+    those nothing named."""
     every = [(name, edit) for name in order for edit in edits(folder / name)]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
     alive, made = list[str](), 0
@@ -245,7 +297,9 @@ def survivors(
             made += 1
             reseal(copy, order)
             if publish:
-                with suppress(UserError, OSError, ValueError, KeyError, LookupError, TypeError, AttributeError):
+                with suppress(
+                    UserError, OSError, ValueError, KeyError, LookupError, TypeError, AttributeError
+                ):
                     publish(copy)
             if not said_of(copy / name) - honest[name]:
                 alive.append(f"{name}: {edit}")
@@ -259,12 +313,22 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    runs = [run.name for run in sorted(asked.folder.iterdir()) if is_sealed(run) and not run.is_symlink()]
-    order = sorted(runs, key=lambda name: json.loads((asked.folder / name / "manifest.json").read_text())["created"])
+    runs = [
+        run.name
+        for run in sorted(asked.folder.iterdir())
+        if is_sealed(run) and not run.is_symlink()
+    ]
+    order = sorted(
+        runs,
+        key=lambda name: json.loads((asked.folder / name / "manifest.json").read_text())["created"],
+    )
     made, alive = survivors(asked.folder, order, asked.count, asked.seed)
     for line in sorted(alive):
         print(line)
-    print(f"{made} edits, {len(alive)} that nothing names; by file: {dict(Counter(a.split()[2] for a in alive))}")
+    print(
+        f"{made} edits, {len(alive)} that nothing names; by file:"
+        f" {dict(Counter(a.split()[2] for a in alive))}"
+    )
     sys.exit(bool(alive))
 
 

@@ -1,4 +1,5 @@
-"""`mlm-verify against`: engines that train alike are within the tolerance, one with a fault is not."""
+"""`mlm-verify against`: engines that train alike are within the tolerance, one with a fault is
+not."""
 
 import sys
 from pathlib import Path
@@ -68,18 +69,27 @@ def test_an_engine_with_a_fault_is_beyond_the_tolerance(
     assert any(sentence.startswith(found) for sentence in result.disagreements)
 
 
-def test_the_run_is_sealed_with_a_record_that_reports_draw(verify: Command, config: Path, tmp_path: Path) -> None:
+def test_the_run_is_sealed_with_a_record_that_reports_draw(
+    verify: Command, config: Path, tmp_path: Path
+) -> None:
     done = verify("against", "megatron-core", config, "--iterations", 3, "--out", tmp_path / "runs")
     assert done.code == 0, done.err
     (run,) = [path for path in (tmp_path / "runs").iterdir() if not path.is_symlink()]
     assert done.out.splitlines()[-1] == f"written: {run}"
     check_seal(run)
     kept = read_benchmark(run / AGAINST)
-    assert [case.name for case in kept.cases] == ["loss", "gradient norm", "learning rate", "weights at the end"]
+    assert [case.name for case in kept.cases] == [
+        "loss",
+        "gradient norm",
+        "learning rate",
+        "weights at the end",
+    ]
     assert b"difference of the losses" in render(engines_exhibit(run)).svg
 
 
-def test_a_dataset_is_read_and_left_as_it_was(verify: Command, config: Path, tmp_path: Path) -> None:
+def test_a_dataset_is_read_and_left_as_it_was(
+    verify: Command, config: Path, tmp_path: Path
+) -> None:
     dataset = write_dataset(tmp_path / "words")
     before = sorted(dataset.rglob("*"))
     arguments = ("--set", f"data.dataset={dataset}", "--iterations", 1, "--out", tmp_path / "runs")
@@ -92,7 +102,8 @@ def test_a_dataset_is_read_and_left_as_it_was(verify: Command, config: Path, tmp
 
 
 def test_kept_trainings_beside_megatron_core_are_on_text_as_their_sealed_forecast_says() -> None:
-    """Their seed is of the forecast's digest. The loss keeps falling: each fifth of the training is below the last."""
+    """Their seed is of the forecast's digest. The loss keeps falling: each fifth of the training is
+    below the last."""
     (forecast,) = (ROOT / "results" / "against").glob("engines-forecast-*")
     runs = sorted((ROOT / "results" / "against").glob("against-megatron-core-*"))
     assert len(runs) == 3
@@ -115,7 +126,17 @@ def test_the_command_ends_with_code_3_where_engines_differ(
 ) -> None:
     engine_class("megatron-core")
     faults.clip_by_local_norm(monkeypatch)
-    done = verify("against", "megatron-core", config, "--layout", "tp2", "--iterations", 1, "--out", tmp_path / "runs")
+    done = verify(
+        "against",
+        "megatron-core",
+        config,
+        "--layout",
+        "tp2",
+        "--iterations",
+        1,
+        "--out",
+        tmp_path / "runs",
+    )
     assert done.code == 3
     assert done.error.startswith("error: gradient norm: all iterations is beyond the tolerance, ")
     assert len(list((tmp_path / "runs").iterdir())) == 2  # kept all the same, with its link
@@ -125,8 +146,14 @@ def test_the_command_ends_with_code_3_where_engines_differ(
     ("arguments", "sentence"),
     [
         (["mamba"], "there is no engine 'mamba'; there are megatron-core"),
-        (["megatron-core", "--layout", "tp3"], "tp3 does not fit: tp = 3 does not divide the 4 attention heads"),
-        (["megatron-core", "--layout", "tp2-recompute"], "megatron-core is run with 1F1B and without recomputation"),
+        (
+            ["megatron-core", "--layout", "tp3"],
+            "tp3 does not fit: tp = 3 does not divide the 4 attention heads",
+        ),
+        (
+            ["megatron-core", "--layout", "tp2-recompute"],
+            "megatron-core is run with 1F1B and without recomputation",
+        ),
         (["megatron-core", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
         (["megatron-core", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
     ],
@@ -140,7 +167,9 @@ def test_what_cannot_be_compared_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_package_that_is_missing_or_has_other_names_is_said(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_missing_or_has_other_names_is_said(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine_class("megatron-core")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "megatron.core", None)
@@ -161,7 +190,11 @@ def test_the_tolerance_is_the_formula() -> None:
     assert factor(2) == pytest.approx(4 * 40**0.5)
     spread, size, unit = 3e-6, 2.0, 2**-24
     first, draws = [1.0, -size], [[1.0 + spread / 2, -size], [1.0, -size - spread]]
-    for tensor, precision, held in (("loss", "bf16", unit), ("updated w", "bf16", 2**-8), ("updated w", "fp32", unit)):
+    for tensor, precision, held in (
+        ("loss", "bf16", unit),
+        ("updated w", "bf16", 2**-8),
+        ("updated w", "fp32", unit),
+    ):
         expected = factor(2) * (spread + size * unit) + 2 * held * size
         assert tensor_tolerance(tensor, first, draws, 2, precision) == pytest.approx(expected)
     curve = curve_tolerance([4.0, 2.0, 1.0], [[4.0, 2.0 + spread, 1.0], [4.0, 2.0, 1.0]], 2)

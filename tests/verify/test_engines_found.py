@@ -1,4 +1,5 @@
-"""`mlm-verify layouts` on other engines: faults of released packages are named, healthy ones raise no alarm."""
+"""`mlm-verify layouts` on other engines: faults of released packages are named, healthy ones raise
+no alarm."""
 
 import re
 import subprocess
@@ -22,10 +23,20 @@ from mlm_repro.verify.subjects import Asked, subject
 from tests.commands import ROOT, Command
 
 
-def test_norms_of_queries_and_keys_are_named_where_microbatches_add_up(verify: Command, tmp_path: Path) -> None:
+def test_norms_of_queries_and_keys_are_named_where_microbatches_add_up(
+    verify: Command, tmp_path: Path
+) -> None:
     options = ("--with", "model_type=qwen3", "--layouts", "tp2")
     assert verify("layouts", "transformers", *options).code == 0
-    done = verify("layouts", "transformers", *options, "--microbatches", "2", "--reproduce", tmp_path / "alone")
+    done = verify(
+        "layouts",
+        "transformers",
+        *options,
+        "--microbatches",
+        "2",
+        "--reproduce",
+        tmp_path / "alone",
+    )
     assert done.code == 3
     (line,) = (line for line in done.out.splitlines() if line.startswith("  tp2: "))
     assert "q_norm.weight" in line
@@ -35,7 +46,9 @@ def test_norms_of_queries_and_keys_are_named_where_microbatches_add_up(verify: C
     (program,) = (tmp_path / "alone").iterdir()
     assert len(program.read_text().splitlines()) <= 60
     assert "mlm_repro" not in program.read_text()
-    said = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=200, check=True
+    ).stdout
     assert min(float(number) for number in re.findall(r": (\d\.\d+)$", said, re.M)) > 0.1
 
 
@@ -51,12 +64,25 @@ def test_the_same_factor_halves_the_experts_of_transformers_in_float64(verify: C
     done = verify("layouts", "transformers", "--with", "model_type=qwen3_moe", "--layouts", "ep2")
     assert done.code == 3
     (line,) = (line for line in done.out.splitlines() if line.startswith("  ep2: "))
-    assert re.match(r"  ep2: gradient: model\.layers\.1\.mlp\.experts\.down_proj is 0\.500 × serial", line)
+    assert re.match(
+        r"  ep2: gradient: model\.layers\.1\.mlp\.experts\.down_proj is 0\.500 × serial", line
+    )
 
 
-@pytest.mark.parametrize(("dtype", "code"), [("float16", 3), ("float64", 3), ("float32", 0), ("bfloat16", 0)])
-def test_a_divide_factor_is_used_twice_in_types_that_may_overflow(dtype: str, code: int, verify: Command) -> None:
-    options = ("--with", f"reduce_dtype={dtype}", "--with", "gradient_divide_factor=2", "--layouts", "dp2,fsdp2")
+@pytest.mark.parametrize(
+    ("dtype", "code"), [("float16", 3), ("float64", 3), ("float32", 0), ("bfloat16", 0)]
+)
+def test_a_divide_factor_is_used_twice_in_types_that_may_overflow(
+    dtype: str, code: int, verify: Command
+) -> None:
+    options = (
+        "--with",
+        f"reduce_dtype={dtype}",
+        "--with",
+        "gradient_divide_factor=2",
+        "--layouts",
+        "dp2,fsdp2",
+    )
     done = verify("layouts", "torch", *options)
     assert done.code == code
     assert ("dp2: gradient: head.weight is 0.500 × serial" in done.out) == (code == 3)
@@ -81,7 +107,12 @@ def test_rotary_rows_of_latent_attention_are_one_ranks_part(verify: Command) -> 
 
 
 def test_a_balancing_loss_and_a_loss_per_token_are_a_pair_that_differs(verify: Command) -> None:
-    fields = ("num_moe_experts=4", "add_bias_linear=False", "moe_aux_loss_coeff=0.1", "calculate_per_token_loss=True")
+    fields = (
+        "num_moe_experts=4",
+        "add_bias_linear=False",
+        "moe_aux_loss_coeff=0.1",
+        "calculate_per_token_loss=True",
+    )
     more = [part for field in fields for part in ("--with", field)]
     done = verify("layouts", "megatron-core", *more, "--layouts", "tp2-sp")
     assert done.code == 3
@@ -95,11 +126,20 @@ def test_a_balancing_loss_and_a_loss_per_token_are_a_pair_that_differs(verify: C
         ("torch", ["--layouts", "pp2", "--with", "schedule=ZBVZeroBubble"]),
         ("transformers", ["--layouts", "tp2,fsdp2,dp2-fsdp2", "--with", "model_type=mixtral"]),
         ("transformers", ["--layouts", "fsdp2", "--with", "model_type=jamba"]),  # rows begin equal
-        ("megatron-core", ["--layouts", "dp2-zero1", "--with", "overlap_grad_reduce=True",
-                           "--with", "overlap_param_gather=True"]),
+        (
+            "megatron-core",
+            [
+                "--layouts",
+                "dp2-zero1",
+                "--with",
+                "overlap_grad_reduce=True",
+                "--with",
+                "overlap_param_gather=True",
+            ],
+        ),
         ("megatron-core", ["--layouts", "tp2,tp2-sp", "--with", "mtp_num_layers=1"]),
     ],
-)  # fmt: skip
+)
 def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify: Command) -> None:
     done = verify("layouts", program, *options)
     assert done.code == 0, done.err
@@ -108,27 +148,50 @@ def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["transformers", "--with", "model_type=qwen33"], "transformers has no causal model_type 'qwen33'"),
-        (["transformers", "--with", "hidden_sizes=3"], "qwen3 has no field 'hidden_sizes': did you mean 'hidden_"),
-        (["transformers", "--layouts", "pp2"], "pp2 cannot run: transformers is run with tp, ep, fsdp and dp"),
+        (
+            ["transformers", "--with", "model_type=qwen33"],
+            "transformers has no causal model_type 'qwen33'",
+        ),
+        (
+            ["transformers", "--with", "hidden_sizes=3"],
+            "qwen3 has no field 'hidden_sizes': did you mean 'hidden_",
+        ),
+        (
+            ["transformers", "--layouts", "pp2"],
+            "pp2 cannot run: transformers is run with tp, ep, fsdp and dp",
+        ),
         (["torch", "--with", "reduce_dtype=half7"], "--with: reduce_dtype: 'half7' should be"),
         (["torch", "--with", "tie=True"], "--with: unknown key 'tie'; did you mean 'tied'?"),
-        (["torch", "--spec", "a:b"], "--spec is for megatron-core; torch has no layers of that kind"),
-        (["megatron-core", "--spec", "nowhere:f"], "nowhere cannot be imported: ModuleNotFoundError"),
+        (
+            ["torch", "--spec", "a:b"],
+            "--spec is for megatron-core; torch has no layers of that kind",
+        ),
+        (
+            ["megatron-core", "--spec", "nowhere:f"],
+            "nowhere cannot be imported: ModuleNotFoundError",
+        ),
         (["megatron-core", "--microbatches", "3"], "--microbatches 3: the batch has 8 sequences"),
     ],
-)  # fmt: skip
-def test_what_is_not_there_is_said_in_a_sentence(arguments: list[str], sentence: str, verify: Command) -> None:
+)
+def test_what_is_not_there_is_said_in_a_sentence(
+    arguments: list[str], sentence: str, verify: Command
+) -> None:
     done = verify("layouts", *arguments)
     assert (done.code, done.error[: len(sentence) + 7]) == (2, f"error: {sentence}")
 
 
 class Gated(nn.Module):
-    """A model that stands nowhere else: a gate, a product by columns and one by rows, added up over ranks."""
+    """A model that stands nowhere else: a gate, a product by columns and one by rows, added up over
+    ranks."""
 
     def __init__(self, fault: str = "") -> None:
         super().__init__()
-        self.gate, self.up, self.down, self.fault = nn.Linear(6, 6), nn.Linear(6, 8), nn.Linear(8, 6), fault
+        self.gate, self.up, self.down, self.fault = (
+            nn.Linear(6, 6),
+            nn.Linear(6, 8),
+            nn.Linear(8, 6),
+            fault,
+        )
         self.register_buffer("seen", torch.zeros(6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -142,7 +205,11 @@ def divided(fault: str = "") -> Any:
     def build(layout: ParityLayout) -> nn.Module:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
 
         torch.manual_seed(3)
         model = Gated(fault)
@@ -159,7 +226,9 @@ def divided(fault: str = "") -> Any:
         if fault == "twice":
             model.gate.bias.register_hook(lambda gradient: gradient * 2)
         if fault == "accumulates":
-            model.gate.bias.register_post_accumulate_grad_hook(lambda parameter: (parameter.grad.mul_(2), None)[1])
+            model.gate.bias.register_post_accumulate_grad_hook(
+                lambda parameter: (parameter.grad.mul_(2), None)[1]
+            )
         if fault == "alike":
             torch.manual_seed(3)
             model.up.weight.data.to_local().normal_()
@@ -191,13 +260,20 @@ def test_a_model_of_somebodys_is_checked_in_one_line() -> None:
         ("buffer", "tp2", "seen differs by"),
     ],
 )
-def test_a_fault_in_somebodys_model_is_named_with_its_kind(fault: str, layout: str, sentence: str) -> None:
+def test_a_fault_in_somebodys_model_is_named_with_its_kind(
+    fault: str, layout: str, sentence: str
+) -> None:
     with pytest.raises(AssertionError, match=sentence):
         layouts.check(divided(fault), X, layout, microbatches=2)
 
 
 def test_a_mean_over_each_ranks_own_tokens_is_seen() -> None:
-    rows = {"x": X, "counts": (torch.arange(4) < torch.tensor([[4], [1], [2], [1], [3], [4], [1], [4]])).double()}
+    rows = {
+        "x": X,
+        "counts": (
+            torch.arange(4) < torch.tensor([[4], [1], [2], [1], [3], [4], [1], [4]])
+        ).double(),
+    }
 
     def own_mean(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return (model(batch["x"]).square().sum(-1) * batch["counts"]).sum() / batch["counts"].sum()
@@ -216,11 +292,20 @@ def _lose(name: str, factor: float) -> Any:
 
 
 PLANTS = [
-    *((name, factor, layout) for name in ("norm.weight", "layers.1.attention_norm.weight", "layers.2.up.bias",
-                                          "layers.0.attention.q_norm.weight", "head.weight")
-      for factor, layout in ((2.0, "tp2"), (0.5, "tp2-sp"))),
-    ("layers.3.attention.v.weight", 0.0, "tp2"), ("embed.weight", 1.00001, "tp2"),
-]  # fmt: skip
+    *(
+        (name, factor, layout)
+        for name in (
+            "norm.weight",
+            "layers.1.attention_norm.weight",
+            "layers.2.up.bias",
+            "layers.0.attention.q_norm.weight",
+            "head.weight",
+        )
+        for factor, layout in ((2.0, "tp2"), (0.5, "tp2-sp"))
+    ),
+    ("layers.3.attention.v.weight", 0.0, "tp2"),
+    ("embed.weight", 1.00001, "tp2"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +343,10 @@ def test_kinds_of_wrong_gradients() -> None:
     assert kind(serial + 1, serial - 1).startswith("not averaged")
     assert kind(serial * 3, serial - 1) == "copies differ between ranks"
     first = serial**2 / 10
-    assert kind(2 * first + (serial - first), shares=[first, serial]) == "microbatches are counted 2, 1 times"
+    assert (
+        kind(2 * first + (serial - first), shares=[first, serial])
+        == "microbatches are counted 2, 1 times"
+    )
     wrong = serial.copy()
     wrong[1] *= 0.5
     assert kind(wrong) == "rows 1 to 1 of 3 alone differ: 0.500 × serial there"
@@ -266,7 +354,9 @@ def test_kinds_of_wrong_gradients() -> None:
 
 def test_the_line_of_the_page_runs() -> None:
     page = (ROOT / "docs" / "other-engines.md").read_text(encoding="utf-8")
-    (code,) = (each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "layouts.check(" in each)
+    (code,) = (
+        each for each in re.findall(r"```python\n(.*?)```", page, re.S) if "layouts.check(" in each
+    )
     names: dict[str, Any] = {}
     exec(code, names)
     names["test_my_plan"]()

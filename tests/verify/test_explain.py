@@ -1,4 +1,5 @@
-"""Faults that are planted in a training are named; trainings that differ by rounding alone are said to."""
+"""Faults that are planted in a training are named; trainings that differ by rounding alone are said
+to."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,10 +29,17 @@ from tests.engine.small_run import small_config, train
 
 MODEL: dict[str, Any] = {"hidden_size": 16, "num_heads": 2, "seq_length": 16, "dropout": 0.0}
 RECIPE: dict[str, Any] = {
-    "iterations": 10, "warmup_iterations": 2, "global_batch_size": 8, "microbatch_size": 2, "checkpoint_interval": 5,
-    "keep_checkpoints": 9, "validation_interval": 5, "validation_samples": 8, "precision": "fp32",
+    "iterations": 10,
+    "warmup_iterations": 2,
+    "global_batch_size": 8,
+    "microbatch_size": 2,
+    "checkpoint_interval": 5,
+    "keep_checkpoints": 9,
+    "validation_interval": 5,
+    "validation_samples": 8,
+    "precision": "fp32",
     "learning_rate": 3e-3,
-}  # fmt: skip
+}
 FP16 = {"precision": "fp16", "iterations": 5, "initial_loss_scale": 2.0**12}
 RAMP = {"rampup_batch_size": (2, 2, 20)}
 BERT = {"family": "bert", "seq_length": 32, "dropout": 0.0}
@@ -54,9 +62,14 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(
-    data: Path, root: Path, model: dict[str, Any] | None = None, layout: str = "serial", plant: Plant | None = None,
-    until: int | None = None, **recipe: Any,
-) -> Path:  # fmt: skip
+    data: Path,
+    root: Path,
+    model: dict[str, Any] | None = None,
+    layout: str = "serial",
+    plant: Plant | None = None,
+    until: int | None = None,
+    **recipe: Any,
+) -> Path:
     """The run below `root` at a layout of threads, with a fault in the engine."""
     chosen = parse_layout(layout)
     config = chosen.configure(small_config(data, MODEL | (model or {}), **RECIPE | recipe))
@@ -69,14 +82,17 @@ def trained(
     return resolve(config, chosen.world_size).begin(root).path
 
 
-# -- faults --------------------------------------------------------------------------------------------------------
+# -- faults
+# --------------------------------------------------------------------------------------------------
 
 
 def padding_predicted(patch: Patch) -> None:
     kernel = gpt2.kernel
 
     def of_every_row(name: str, tensor: torch.Tensor) -> Any:
-        return lambda x, weight, targets, vocab_size, axis: kernel(name, tensor)(x, weight, targets, len(weight), axis)
+        return lambda x, weight, targets, vocab_size, axis: kernel(name, tensor)(
+            x, weight, targets, len(weight), axis
+        )
 
     patch.setattr(gpt2, "kernel", of_every_row)
 
@@ -90,11 +106,17 @@ def padding_index(patch: Patch) -> None:
 
 def microbatch_means(patch: Patch) -> None:
     of = TrainingInputs.of
-    patch.setattr(TrainingInputs, "of", lambda self, n: [replace(each, mean_targets=None) for each in of(self, n)])
+    patch.setattr(
+        TrainingInputs,
+        "of",
+        lambda self, n: [replace(each, mean_targets=None) for each in of(self, n)],
+    )
 
 
 def by_samples(patch: Patch) -> None:
-    patch.setattr(trainer, "clock", lambda train, updates, samples: samples / train.global_batch_size)
+    patch.setattr(
+        trainer, "clock", lambda train, updates, samples: samples / train.global_batch_size
+    )
 
 
 def by_samples_ahead(patch: Patch) -> None:
@@ -127,13 +149,18 @@ def clipped_while_scaled(patch: Patch) -> None:
 def clipped_and_reported_scaled(patch: Patch) -> None:
     norm = TrainingStep.gradient
     patch.setattr(
-        TrainingStep, "gradient",
-        lambda self, *args, **named: replace(found := norm(self, *args, **named), norm=found.norm * self.loss_scale),
-    )  # fmt: skip
+        TrainingStep,
+        "gradient",
+        lambda self, *args, **named: replace(
+            found := norm(self, *args, **named), norm=found.norm * self.loss_scale
+        ),
+    )
 
 
 def masks_of_the_first_iteration(patch: Patch) -> None:
-    patch.setattr(inputs, "Dropout", lambda share, seed, iteration, places: Dropout(share, seed, 0, places))
+    patch.setattr(
+        inputs, "Dropout", lambda share, seed, iteration, places: Dropout(share, seed, 0, places)
+    )
 
 
 def masks_of_the_first_microbatch(patch: Patch) -> None:
@@ -145,7 +172,9 @@ def masks_of_the_first_microbatch(patch: Patch) -> None:
 
 def summed_over_ranks(patch: Patch) -> None:
     finish = GradientReducer.finish
-    patch.setattr(GradientReducer, "finish", lambda self, divisor: finish(self, divisor / self.mesh.dp.size))
+    patch.setattr(
+        GradientReducer, "finish", lambda self, divisor: finish(self, divisor / self.mesh.dp.size)
+    )
 
 
 def not_divided_by_microbatches(patch: Patch) -> None:
@@ -154,29 +183,79 @@ def not_divided_by_microbatches(patch: Patch) -> None:
 
 
 PLANTS: dict[str, tuple[Plant, str, dict[str, Any], dict[str, Any], str]] = {
-    "padding predicted": (padding_predicted, "padding rows take part in the softmax", {}, {}, "serial"),
-    "padding index": (padding_index, f"row {COMMON} of the word embedding has no gradient where", {}, {}, "serial"),
+    "padding predicted": (
+        padding_predicted,
+        "padding rows take part in the softmax",
+        {},
+        {},
+        "serial",
+    ),
+    "padding index": (
+        padding_index,
+        f"row {COMMON} of the word embedding has no gradient where",
+        {},
+        {},
+        "serial",
+    ),
     "microbatch means": (
-        microbatch_means, "mean of the microbatches' means, not of the batch", BERT, {"normalise": "batch"}, "serial",
+        microbatch_means,
+        "mean of the microbatches' means, not of the batch",
+        BERT,
+        {"normalise": "batch"},
+        "serial",
     ),
     "by samples": (by_samples, "the schedule counts samples, not updates", {}, RAMP, "serial"),
-    "by samples, ahead": (by_samples_ahead, "the schedule counts samples, not updates", {}, RAMP, "serial"),
+    "by samples, ahead": (
+        by_samples_ahead,
+        "the schedule counts samples, not updates",
+        {},
+        RAMP,
+        "serial",
+    ),
     "decayed biases": (decayed_biases, "biases and layer norms are decayed", {}, {}, "serial"),
-    "clipped while scaled": (clipped_while_scaled, "clipped before the loss scale is taken out", {}, FP16, "serial"),
-    "reported scaled": (clipped_and_reported_scaled, "clipped before the loss scale is taken out", {}, FP16, "serial"),
+    "clipped while scaled": (
+        clipped_while_scaled,
+        "clipped before the loss scale is taken out",
+        {},
+        FP16,
+        "serial",
+    ),
+    "reported scaled": (
+        clipped_and_reported_scaled,
+        "clipped before the loss scale is taken out",
+        {},
+        FP16,
+        "serial",
+    ),
     "masks of the first iteration": (
-        masks_of_the_first_iteration, "masks are reused: those of the first iteration", {"dropout": 0.1}, {}, "serial",
+        masks_of_the_first_iteration,
+        "masks are reused: those of the first iteration",
+        {"dropout": 0.1},
+        {},
+        "serial",
     ),
     "masks of the first microbatch": (
-        masks_of_the_first_microbatch, "reused: those of the first microbatch", {"dropout": 0.1}, {}, "serial",
+        masks_of_the_first_microbatch,
+        "reused: those of the first microbatch",
+        {"dropout": 0.1},
+        {},
+        "serial",
     ),
-    "summed over ranks": (summed_over_ranks, "multiplied once too often by the 2 data-parallel ranks", {}, {}, "dp2"),
+    "summed over ranks": (
+        summed_over_ranks,
+        "multiplied once too often by the 2 data-parallel ranks",
+        {},
+        {},
+        "dp2",
+    ),
     "not divided": (not_divided_by_microbatches, "multiplied once too often by", {}, {}, "serial"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_is_named(name: str, data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+def test_a_planted_fault_is_named(
+    name: str, data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
     plant, kind, model, recipe, layout = PLANTS[name]
     honest = whole if not (model or recipe) else trained(data, tmp_path / "honest", model, **recipe)
     faulty = trained(data, tmp_path / "faulty", model, layout, plant, **recipe)
@@ -196,7 +275,9 @@ def test_a_fault_that_is_not_known_is_placed_and_not_named(
         """The update of iteration 7 has twice its rate, which the metrics do not say."""
         update = TrainingStep.update
 
-        def faulty_update(self: TrainingStep, gradient: Any, rate: float, skip: bool = False) -> bool:
+        def faulty_update(
+            self: TrainingStep, gradient: Any, rate: float, skip: bool = False
+        ) -> bool:
             return update(self, gradient, rate * (2 if self.optimizer.steps == 6 else 1), skip)
 
         patch.setattr(TrainingStep, "update", faulty_update)
@@ -205,14 +286,18 @@ def test_a_fault_that_is_not_known_is_placed_and_not_named(
     done = verify("explain", whole, faulty)
     assert done.code == 3
     assert "first other bits: loss of iteration 8" in done.out
-    assert "replay: from the checkpoint at 5, which has the same bits in both, on one rank" in done.out
+    assert (
+        "replay: from the checkpoint at 5, which has the same bits in both, on one rank" in done.out
+    )
     (fault,) = (line for line in done.out.splitlines() if line.startswith("fault: "))
     assert f"{faulty}: loss of iteration 8 is " in fault
     assert "of the checkpoint, exp_avg of embedding.word_embeddings.weight of iteration 10" in fault
     assert fault.endswith("no known fault gives these numbers")
 
 
-def test_a_fault_after_a_common_checkpoint(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+def test_a_fault_after_a_common_checkpoint(
+    data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
     trained(data, tmp_path, until=5)
     done = verify("explain", trained(data, tmp_path, plant=decayed_biases), whole)
     assert done.code == 3
@@ -220,7 +305,8 @@ def test_a_fault_after_a_common_checkpoint(data: Path, whole: Path, tmp_path: Pa
     assert "kind: biases and layer norms are decayed" in done.out
 
 
-# -- no fault ------------------------------------------------------------------------------------------------------
+# -- no fault
+# --------------------------------------------------------------------------------------------------
 
 HEALTHY: dict[str, tuple[str, dict[str, Any], str]] = {
     "microbatches": ("serial", {"microbatch_size": 4}, "rounding: "),
@@ -235,7 +321,9 @@ HEALTHY: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_pair_is_silent(name: str, data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+def test_a_healthy_pair_is_silent(
+    name: str, data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
     layout, recipe, verdict = HEALTHY[name]
     done = verify("explain", whole, trained(data, tmp_path, layout=layout, **recipe))
     assert done.code == 0, done.out
@@ -244,22 +332,32 @@ def test_a_healthy_pair_is_silent(name: str, data: Path, whole: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("scale", "verdict"), [(2.0**11, "rounding: "), (2.0**18, "overflow: iteration 1 made no update in one run")]
+    ("scale", "verdict"),
+    [(2.0**11, "rounding: "), (2.0**18, "overflow: iteration 1 made no update in one run")],
 )
-def test_loss_scales_that_differ(scale: float, verdict: str, data: Path, tmp_path: Path, verify: Command) -> None:
-    pair = [trained(data, tmp_path, **(FP16 | {"initial_loss_scale": each})) for each in (2.0**12, scale)]
+def test_loss_scales_that_differ(
+    scale: float, verdict: str, data: Path, tmp_path: Path, verify: Command
+) -> None:
+    pair = [
+        trained(data, tmp_path, **(FP16 | {"initial_loss_scale": each}))
+        for each in (2.0**12, scale)
+    ]
     done = verify("explain", *pair)
     assert (done.code, done.out.count("no fault: ")) == (0, 2), done.out
     assert done.out.splitlines()[-1].startswith(verdict), done.out
 
 
-def test_a_resumed_run_beside_a_whole_one(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+def test_a_resumed_run_beside_a_whole_one(
+    data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
     trained(data, tmp_path, until=7)
     done = verify("explain", whole, trained(data, tmp_path))
     assert (done.code, done.out.splitlines()[-1]) == (0, "the same bits in all that both runs have")
 
 
-def test_settings_that_compute_something_else(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+def test_settings_that_compute_something_else(
+    data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
     done = verify("explain", whole, trained(data, tmp_path, weight_decay=0.1))
     assert done.code == 0, done.out
     assert "settings: train.weight_decay: 0.01 → 0.1" in done.out
@@ -267,11 +365,16 @@ def test_settings_that_compute_something_else(data: Path, whole: Path, tmp_path:
     assert done.out.count("is what its settings compute") == 2
 
 
-def test_what_is_no_pair_of_trainings(data: Path, whole: Path, tmp_path: Path, verify: Command) -> None:
+def test_what_is_no_pair_of_trainings(
+    data: Path, whole: Path, tmp_path: Path, verify: Command
+) -> None:
     assert "are one run: name two" in verify("explain", whole, whole).error
     assert "is not a run directory" in verify("explain", whole, data).error
     trained(data, tmp_path, until=1)
     (run,) = tmp_path.glob("small-*")
     (run / "metrics.jsonl").write_text("")
     done = verify("explain", whole, run)
-    assert (done.code, "does not have a line for each iteration from 1 on" in done.error) == (2, True)
+    assert (done.code, "does not have a line for each iteration from 1 on" in done.error) == (
+        2,
+        True,
+    )

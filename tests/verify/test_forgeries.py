@@ -1,4 +1,5 @@
-"""Edits of sealed results, each sealed anew up to the page as an honest change would be: all are named."""
+"""Edits of sealed results, each sealed anew up to the page as an honest change would be: all are
+named."""
 
 import json
 import shutil
@@ -30,9 +31,15 @@ from tests.reports.reproduction import build_page
 Edit = Callable[[Any], object]
 RESULTS = ROOT / "results"
 KEPT = RESULTS / "ablations"
-REPRODUCTION, TRAINING, DATA, SIMULATED = RUNS = "reproduce-355m", "355m-tiny", "tiny", "experiment-2021-figure-6"
+REPRODUCTION, TRAINING, DATA, SIMULATED = RUNS = (
+    "reproduce-355m",
+    "355m-tiny",
+    "tiny",
+    "experiment-2021-figure-6",
+)
 SUMMARY, EVALUATIONS, TRAININGS, RECORDS, PAGE = (
-    f"{REPRODUCTION}/{name}" for name in ("summary.json", "evaluations.jsonl", "runs.jsonl", "records.jsonl", "report")
+    f"{REPRODUCTION}/{name}"
+    for name in ("summary.json", "evaluations.jsonl", "runs.jsonl", "records.jsonl", "report")
 )
 ZEROS = "0" * 64
 
@@ -47,7 +54,9 @@ def seal_all(runs: Path) -> None:
 
 def publish(runs: Path, *experiments: str) -> None:
     """Make the page say what the files say now."""
-    build_page((runs / REPRODUCTION).resolve(), runs=[(runs / name).resolve() for name in experiments])
+    build_page(
+        (runs / REPRODUCTION).resolve(), runs=[(runs / name).resolve() for name in experiments]
+    )
 
 
 def broken(run: Path) -> list[str]:
@@ -67,8 +76,8 @@ def _blank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of runs: what an earlier version sealed, its reproduction as one of today keeps its parts, and a
-    simulated experiment; not to be changed."""
+    """The folder of runs: what an earlier version sealed, its reproduction as one of today keeps
+    its parts, and a simulated experiment; not to be changed."""
     folder = unpack(tmp_path_factory.mktemp("honest"))
     run_experiment(find_experiment("2021/figure-6"), folder / "runs")
     reproduction, training = (next((folder / "runs").glob(f"{name}-*")) for name in RUNS[:2])
@@ -90,7 +99,8 @@ def runs(honest: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(honest, tmp_path / "runs", symlinks=True))
 
 
-# -- edits ---------------------------------------------------------------------------------------------------------
+# -- edits
+# --------------------------------------------------------------------------------------------------
 
 
 def change(path: Path, edit: Edit) -> None:
@@ -160,9 +170,13 @@ def remade(edit: Edit) -> Edit:
     def whole(it: dict[str, Any]) -> None:
         edit(it)
         it["config_digest"], it["identity"] = sha256_json(it["config"]), ZEROS
-        with suppress(ValueError, KeyError):  # a configuration that no settings follow from keeps its own
+        with suppress(
+            ValueError, KeyError
+        ):  # a configuration that no settings follow from keeps its own
             counted = KINDS[it["kind"]].settings(it["config"])
-            it["settings"] = {key: value for key, value in counted.items() if key not in it["outside_identity"]}
+            it["settings"] = {
+                key: value for key, value in counted.items() if key not in it["outside_identity"]
+            }
         if "outside_identity" in it:
             it["identity"] = identity_in(it)
 
@@ -187,7 +201,10 @@ def full_size(runs: Path) -> None:
     change(runs / SUMMARY, put(mode="full"))
     for of_task in (text, cloze):
         change(runs / EVALUATIONS, of_task(put(kind="measured")))
-    change(runs / RECORDS, lambda lines: [it.update(kind="measured") for it in lines if it["kind"] == "scaled"])
+    change(
+        runs / RECORDS,
+        lambda lines: [it.update(kind="measured") for it in lines if it["kind"] == "scaled"],
+    )
 
 
 def four_times_the_words(runs: Path) -> None:
@@ -203,7 +220,9 @@ def four_times_the_words(runs: Path) -> None:
 
     change(runs / EVALUATIONS, text(edit))
     run = RunDirectory((runs / REPRODUCTION).resolve())
-    write_records(runs / RECORDS, derived_records(run, read_document(runs / SUMMARY, ReproductionSummary)))
+    write_records(
+        runs / RECORDS, derived_records(run, read_document(runs / SUMMARY, ReproductionSummary))
+    )
 
 
 def both_of_data(edit: Edit) -> Callable[[Path], None]:
@@ -237,64 +256,155 @@ def older_in_place_of_newer(runs: Path) -> None:
 ACCURACY = 0.5 / 3**0.5
 OLDER = {"checkpoint": "355m-tiny-387328e9/iter_0000004", "checkpoint_digest": "1" * 64}
 MADE_AGAIN: list[tuple[str, Edit, str]] = [
-    (RECORDS, lambda lines: [it.update(value=it["value"] / 10) for it in of(lines, "heldout_perplexity")], ": 355m "),
+    (
+        RECORDS,
+        lambda lines: [it.update(value=it["value"] / 10) for it in of(lines, "heldout_perplexity")],
+        ": 355m ",
+    ),
     (RECORDS, record("training_loss", value=2.5), "training_loss (scaled): value is 2.5"),
-    (RECORDS, lambda lines: [it.update(kind="measured") for it in of(lines, "training_loss")], "kind is measured; "),
-    (RECORDS, record("heldout_perplexity", quantity="wikitext103_perplexity"), "quantity is wikitext103_perplexity; "),
+    (
+        RECORDS,
+        lambda lines: [it.update(kind="measured") for it in of(lines, "training_loss")],
+        "kind is measured; ",
+    ),
+    (
+        RECORDS,
+        record("heldout_perplexity", quantity="wikitext103_perplexity"),
+        "quantity is wikitext103_perplexity; ",
+    ),
     (RECORDS, record("wikitext103_perplexity", "published", value=11.1), "value is 11.1; "),
-    (RECORDS, lambda lines: lines.remove(of(lines, "lambada_accuracy", "published")[0]), "records.jsonl: 355m "),
+    (
+        RECORDS,
+        lambda lines: lines.remove(of(lines, "lambada_accuracy", "published")[0]),
+        "records.jsonl: 355m ",
+    ),
     (RECORDS, record("training_loss", kind="published"), "(published)"),
     (RECORDS, lambda lines: lines.clear(), " is None; what it is made of gives "),
     (RECORDS, lambda lines: lines.insert(-2, lines.pop()), "records.jsonl: "),
     (RECORDS, lambda lines: lines.append(lines[-1]), "; what it is made of gives None"),
     (SUMMARY, put(mode="full"), "summary.json: mode is full; "),
     (SUMMARY, put(target="8.3b"), "summary.json: target is 8.3b"),
-    (SUMMARY, put("models", 0, "published", hidden_size=16), "hidden_size is 16; its recipe gives 1024"),
-    (SUMMARY, put("models", 0, "trained", hidden_size=1024), "355m: trained: hidden_size is 1024; 355m-tiny-"),
+    (
+        SUMMARY,
+        put("models", 0, "published", hidden_size=16),
+        "hidden_size is 16; its recipe gives 1024",
+    ),
+    (
+        SUMMARY,
+        put("models", 0, "trained", hidden_size=1024),
+        "355m: trained: hidden_size is 1024; 355m-tiny-",
+    ),
     (SUMMARY, put("models", 0, tokens_per_second=1e6), "summary.json: 355m: "),
     (SUMMARY, put(twin_rule=""), "summary.json: twin_rule is "),
     (SUMMARY, put("commands", models="make tea"), "a command that makes something else"),
     (SUMMARY, put("models", 0, checkpoint_digest=ZEROS), "lambada: checkpoint_digest is "),
     (SUMMARY, lambda it: it["models"].clear(), "summary.json: models is []; "),
     (SUMMARY, put("models", 0, run="other-00000000"), "manifest.json: parents"),
-    (f"{REPRODUCTION}/manifest.json", put("config", windows=5000), "is not the one its digest was made of"),
+    (
+        f"{REPRODUCTION}/manifest.json",
+        put("config", windows=5000),
+        "is not the one its digest was made of",
+    ),
     (EVALUATIONS, text(divided("perplexity")), "wikitext103: perplexity is "),
-    (EVALUATIONS,
-     text(divided("perplexity", "original_token_perplexity", "lm_eval_word_perplexity", "subword_perplexity")),
-     "subword_perplexity is "),
+    (
+        EVALUATIONS,
+        text(
+            divided(
+                "perplexity",
+                "original_token_perplexity",
+                "lm_eval_word_perplexity",
+                "subword_perplexity",
+            )
+        ),
+        "subword_perplexity is ",
+    ),
     (EVALUATIONS, text(put(bits_per_byte=0.97)), "bits_per_byte is 0.97; its own sums give"),
     (EVALUATIONS, text(put("blocks", 0, nll=1.0)), "loss_per_token is "),
-    (EVALUATIONS, text(lambda it: it.update(partial=not it["partial"])), "wikitext103: partial is "),
+    (
+        EVALUATIONS,
+        text(lambda it: it.update(partial=not it["partial"])),
+        "wikitext103: partial is ",
+    ),
     (EVALUATIONS, cloze(put(standard_error=0.5)), "standard_error is 0.5; its own sums give"),
-    (EVALUATIONS, cloze(put(num_correct=2, accuracy=0.5, standard_error=ACCURACY)),
-     "2 right answers; examples.jsonl has 0 in 4"),
+    (
+        EVALUATIONS,
+        cloze(put(num_correct=2, accuracy=0.5, standard_error=ACCURACY)),
+        "2 right answers; examples.jsonl has 0 in 4",
+    ),
     (EVALUATIONS, cloze(put(num_original_tokens=5153)), "its text gives 5"),
     (EVALUATIONS, cloze(put(**OLDER)), "355m-lambada: checkpoint"),
-    (EVALUATIONS, cloze(put(lambada_accuracy=66.51)), ": lambada_accuracy is 66.51; a file of its kind has None"),
-    (f"{REPRODUCTION}/manifest.json", put(verified=True), ": verified is True; a file of its kind has None"),
+    (
+        EVALUATIONS,
+        cloze(put(lambada_accuracy=66.51)),
+        ": lambada_accuracy is 66.51; a file of its kind has None",
+    ),
+    (
+        f"{REPRODUCTION}/manifest.json",
+        put(verified=True),
+        ": verified is True; a file of its kind has None",
+    ),
     (EVALUATIONS, cloze(put(kind="measured")), "lambada: kind is measured"),
     (EVALUATIONS, cloze(put(tokenizer_digest=ZEROS)), "lambada: tokenizer_digest is "),
     (TRAININGS, put(0, "metrics", 1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
-    (TRAININGS, put(0, "manifest", "config", "train", seed=1), "355m: its manifest.json is not the one"),
-    (TRAININGS, put(0, "seal", digest=ZEROS), "355m: the digest of its seal is not that of the files in it"),
-    (TRAININGS, put(0, "summary", validation_perplexity=9.3), "355m: its summary.json is not the one that was sealed"),
+    (
+        TRAININGS,
+        put(0, "manifest", "config", "train", seed=1),
+        "355m: its manifest.json is not the one",
+    ),
+    (
+        TRAININGS,
+        put(0, "seal", digest=ZEROS),
+        "355m: the digest of its seal is not that of the files in it",
+    ),
+    (
+        TRAININGS,
+        put(0, "summary", validation_perplexity=9.3),
+        "355m: its summary.json is not the one that was sealed",
+    ),
     (f"{REPRODUCTION}/ledger.json", put("stages", 0, documents_out=9), "/ledger.json: sha256 is "),
     (f"{REPRODUCTION}/dataset.json", put(seed=99), "/dataset.json: sha256 is "),
     (f"{TRAINING}/metrics.jsonl", put(1, loss=1.0), " as it is here: its digest"),
-    (f"{TRAINING}/metrics.jsonl", lambda lines: lines.pop(2), "does not have each of 6 iterations once"),
-    (f"{TRAINING}/metrics.jsonl", put(1, samples=512), "metrics.jsonl: samples at 1 is 512; its schedule gives 4"),
-    (f"{TRAINING}/metrics.jsonl", put(1, learning_rate=0.5), "learning_rate at 1 is 0.5; its schedule gives 0.0012"),
+    (
+        f"{TRAINING}/metrics.jsonl",
+        lambda lines: lines.pop(2),
+        "does not have each of 6 iterations once",
+    ),
+    (
+        f"{TRAINING}/metrics.jsonl",
+        put(1, samples=512),
+        "metrics.jsonl: samples at 1 is 512; its schedule gives 4",
+    ),
+    (
+        f"{TRAINING}/metrics.jsonl",
+        put(1, learning_rate=0.5),
+        "learning_rate at 1 is 0.5; its schedule gives 0.0012",
+    ),
     (f"{TRAINING}/summary.json", put(validation_loss=1.0), "loss is 1.0; its metrics.jsonl gives"),
-    (f"{TRAINING}/summary.json", lambda it: it.update(tokens=10 * it["tokens"]), "; its configuration gives "),
+    (
+        f"{TRAINING}/summary.json",
+        lambda it: it.update(tokens=10 * it["tokens"]),
+        "; its configuration gives ",
+    ),
     (f"{TRAINING}/summary.json", put(tokens_per_second=1e6), "its tokens and rate give"),
-    (f"{DATA}/train_text_document.bin", flipped(0), "dataset.json: files: train_text_document.bin: sha256 is "),
-    (f"{DATA}/ledger.json", lambda it: it["stages"][4]["dropped"].clear(), "documents into deduplicate is "),
+    (
+        f"{DATA}/train_text_document.bin",
+        flipped(0),
+        "dataset.json: files: train_text_document.bin: sha256 is ",
+    ),
+    (
+        f"{DATA}/ledger.json",
+        lambda it: it["stages"][4]["dropped"].clear(),
+        "documents into deduplicate is ",
+    ),
     (f"{DATA}/ledger.json", put(source="all"), "dataset.json: source is "),
-]  # fmt: skip
+]
 """File, edit, part of the sentence that names it."""
 IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (full_size, "355m is called full and is a smaller model"),
-    (manifest(REPRODUCTION, put("parents", **{TRAINING: ZEROS})), " as it is here: its digest differs"),
+    (
+        manifest(REPRODUCTION, put("parents", **{TRAINING: ZEROS})),
+        " as it is here: its digest differs",
+    ),
     (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: dataset is 0000"),
     (four_times_the_words, "; its text gives 304"),
     (copied, "wikitext103 in evaluations.jsonl is not what it should be"),
@@ -302,33 +412,48 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     (removed(TRAININGS), "kept training 355m is None; "),
     (manifest(TRAINING, put("config", "train", seed=1)), " belongs to another run"),
     (last_weights, "355m-tiny-387328e9 as it is here: its digest differs"),
-    (manifest(TRAINING, put("parents", dataset=ZEROS)), " was not made of tiny-1d71ab2f as it is here"),
+    (
+        manifest(TRAINING, put("parents", dataset=ZEROS)),
+        " was not made of tiny-1d71ab2f as it is here",
+    ),
     (both_of_data(put("splits", "train", tokens=10**9)), "documents and tokens, 2 is 1000000000; "),
     (both_of_data(put("splits", "valid", bytes=1)), "documents and bytes of its splits"),
-]  # fmt: skip
+]
 OF_AN_EXPERIMENT: list[tuple[Callable[[Path], None], str]] = [
     (simulated(value=163.0), "does not have the numbers that experiment-2021-figure-6-"),
     (simulated(kind="measured", low=None, high=None), "is of mode simulate and yet calls"),
     (simulated(source="another-run"), "has records of another run"),
     (older_in_place_of_newer, "renamed or copied over another: it began as experiments-"),
-]  # fmt: skip
+]
 ON_THE_PAGE: list[tuple[str, Edit, str]] = [
     ("index.html", said("not tried", "confirmed"), "report/index.html is not what"),
     ("index.html", said("<p>", "<p>Every number was confirmed. "), "report/index.html is not what"),
     ("index.html", lambda text: b"", "report/index.html is not what"),
-    ("figures/further-numbers.csv", said("scaled,iteration", "measured,iteration"), "report/figures/further"),
+    (
+        "figures/further-numbers.csv",
+        said("scaled,iteration", "measured,iteration"),
+        "report/figures/further",
+    ),
     ("figures/*.svg", lambda text: b"<svg>9.3</svg>", ".svg is not what"),
-    ("sources.json", lambda it: it["runs"].append("../gone"), "report was made of gone, which is not there"),
+    (
+        "sources.json",
+        lambda it: it["runs"].append("../gone"),
+        "report was made of gone, which is not there",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("file", "edit", "sentence"), MADE_AGAIN)
-def test_an_edit_sealed_anew_up_to_the_page_is_named(file: str, edit: Edit, sentence: str, runs: Path) -> None:
+def test_an_edit_sealed_anew_up_to_the_page_is_named(
+    file: str, edit: Edit, sentence: str, runs: Path
+) -> None:
     test_an_edit_of_several_files_is_named(lambda runs: change(runs / file, edit), sentence, runs)
 
 
 @pytest.mark.parametrize(("edit", "sentence"), IN_SEVERAL)
-def test_an_edit_of_several_files_is_named(edit: Callable[[Path], None], sentence: str, runs: Path) -> None:
+def test_an_edit_of_several_files_is_named(
+    edit: Callable[[Path], None], sentence: str, runs: Path
+) -> None:
     edit(runs)
     seal_all(runs)
     with suppress(UserError, ValueError, KeyError):  # of what no page can be made of any more
@@ -337,14 +462,28 @@ def test_an_edit_of_several_files_is_named(edit: Callable[[Path], None], sentenc
 
 
 OF_THE_FIRST_RELEASE: list[tuple[str, Edit, str]] = [
-    ("training/355m/metrics.jsonl", put(1, loss=1.0), "kept training 355m: metrics, 2: loss is 1.0; "),
-    ("training/355m/summary.json", put(validation_perplexity=9.3), "is 9.3; its metrics.jsonl gives"),
-    ("evaluations/355m-lambada.json", put(standard_error=0.5), "standard_error is 0.5; its own sums give"),
+    (
+        "training/355m/metrics.jsonl",
+        put(1, loss=1.0),
+        "kept training 355m: metrics, 2: loss is 1.0; ",
+    ),
+    (
+        "training/355m/summary.json",
+        put(validation_perplexity=9.3),
+        "is 9.3; its metrics.jsonl gives",
+    ),
+    (
+        "evaluations/355m-lambada.json",
+        put(standard_error=0.5),
+        "standard_error is 0.5; its own sums give",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("file", "edit", "sentence"), OF_THE_FIRST_RELEASE)
-def test_an_edit_of_what_the_first_release_kept_is_named(file: str, edit: Edit, sentence: str, tmp_path: Path) -> None:
+def test_an_edit_of_what_the_first_release_kept_is_named(
+    file: str, edit: Edit, sentence: str, tmp_path: Path
+) -> None:
     (run,) = (unpack(tmp_path) / "runs").glob("reproduce-355m-*")
     change(run / file, edit)
     seal(run)
@@ -352,7 +491,9 @@ def test_an_edit_of_what_the_first_release_kept_is_named(file: str, edit: Edit, 
 
 
 @pytest.mark.parametrize(("edit", "sentence"), OF_AN_EXPERIMENT)
-def test_an_edit_of_an_experiment_is_named(edit: Callable[[Path], None], sentence: str, runs: Path) -> None:
+def test_an_edit_of_an_experiment_is_named(
+    edit: Callable[[Path], None], sentence: str, runs: Path
+) -> None:
     edit(runs)
     seal_all(runs)
     is_named(sentence, runs / SIMULATED)
@@ -423,13 +564,17 @@ EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a page planted": (planted, " has page/index.html, which no run of its kind has"),
     "a file less": (lacking, " has no "),
-    "renamed": (lambda run: run.rename(run.with_name("8.3b-0123abcd")), "8.3b-0123abcd was renamed or copied over"),
+    "renamed": (
+        lambda run: run.rename(run.with_name("8.3b-0123abcd")),
+        "8.3b-0123abcd was renamed or copied over",
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An honest run of each kind but ladders, whose laws take seconds to fit, and of one of the verbs of mlm-data."""
+    """An honest run of each kind but ladders, whose laws take seconds to fit, and of one of the
+    verbs of mlm-data."""
     cleaned = tmp_path_factory.mktemp("kinds") / "cleaned"
     text = honest / DATA / "documents" / "train.jsonl"
     call({}, "mlm-data", "clean", f"jsonl:{text}", cleaned, "--workers", "1", ends=0)
@@ -444,9 +589,21 @@ def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 @pytest.mark.parametrize("name", EVERY_KIND)
 @pytest.mark.parametrize(
     "kind",
-    ["reproduction", "training", "data", "data-clean", "experiment", "experiments", "ablation", "forecast", "against"],
+    [
+        "reproduction",
+        "training",
+        "data",
+        "data-clean",
+        "experiment",
+        "experiments",
+        "ablation",
+        "forecast",
+        "against",
+    ],
 )
-def test_what_no_run_of_its_kind_has_is_named(kind: str, name: str, kinds: dict[str, Path], tmp_path: Path) -> None:
+def test_what_no_run_of_its_kind_has_is_named(
+    kind: str, name: str, kinds: dict[str, Path], tmp_path: Path
+) -> None:
     edit, sentence = EVERY_KIND[name]
     run = edit(Path(shutil.copytree(kinds[kind], tmp_path / kinds[kind].name)))
     shutil.rmtree(run / "report", ignore_errors=True)
@@ -455,17 +612,28 @@ def test_what_no_run_of_its_kind_has_is_named(kind: str, name: str, kinds: dict[
 
 
 def test_what_was_made_honestly_holds_and_nothing_of_it_is_left_out(kinds: dict[str, Path]) -> None:
-    for kind in ("reproduction", "training", "data", "data-clean", "experiment", "forecast", "against"):
+    for kind in (
+        "reproduction",
+        "training",
+        "data",
+        "data-clean",
+        "experiment",
+        "forecast",
+        "against",
+    ):
         check = RunCheck(kinds[kind])
         assert (check.broken, check.absent) == ([], []), kind
 
 
 @pytest.mark.parametrize(
     "path",
-    [RESULTS / "reproduce-8.3b", RESULTS / "ladder",
-     *(path.parent for path in sorted(RESULTS.glob("a*/*/manifest.json"))[::3])],
+    [
+        RESULTS / "reproduce-8.3b",
+        RESULTS / "ladder",
+        *(path.parent for path in sorted(RESULTS.glob("a*/*/manifest.json"))[::3]),
+    ],
     ids=lambda path: path.name,
-)  # fmt: skip
+)
 def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
     assert broken(path) == []
 
@@ -483,18 +651,61 @@ def test_a_ladder_fitted_by_another_processor_holds_and_a_changed_rate_does_not(
 
 
 OF_A_KIND: list[tuple[str, str, Edit, str]] = [
-    ("ablation-forecast-*", "forecast.json", lambda it: it["bits_per_nat"].append(1), ".json: digest is "),
-    ("against-megatron-core-355m-twin-tp2-*", "against.json",
-     lambda it: it["cases"][0]["series"][0]["samples"].reverse(), "against.json: differences of the loss, 1 is "),
-    ("experiments", "records.jsonl", put(0, value=1.0), "217f54a5: its records.jsonl is not the one that was sealed"),
-    ("experiments", "records.jsonl", put(0, source="another"), "has records of another run, another"),
-    ("experiments", "records.jsonl", lambda lines: lines.pop(), "its records.jsonl is not the one that was sealed"),
-    ("experiments", "runs.jsonl", put(0, "manifest", created=""), "its manifest.json is not the one that was sealed"),
-    ("experiments", "runs.jsonl", lambda lines: lines.pop(0), "has records of another run, experiment-2019-bert-"),
-    ("experiments", "runs.jsonl", put(1, refused=[]), "its not_run.json is not the one that was sealed"),
-    ("ladder", "evaluations.jsonl", put(0, "texts", "wikitext103", bits_per_byte=0.9),
-     "the bits per byte of wikitext103 in ladder are not of the losses beside them"),
-]  # fmt: skip
+    (
+        "ablation-forecast-*",
+        "forecast.json",
+        lambda it: it["bits_per_nat"].append(1),
+        ".json: digest is ",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        lambda it: it["cases"][0]["series"][0]["samples"].reverse(),
+        "against.json: differences of the loss, 1 is ",
+    ),
+    (
+        "experiments",
+        "records.jsonl",
+        put(0, value=1.0),
+        "217f54a5: its records.jsonl is not the one that was sealed",
+    ),
+    (
+        "experiments",
+        "records.jsonl",
+        put(0, source="another"),
+        "has records of another run, another",
+    ),
+    (
+        "experiments",
+        "records.jsonl",
+        lambda lines: lines.pop(),
+        "its records.jsonl is not the one that was sealed",
+    ),
+    (
+        "experiments",
+        "runs.jsonl",
+        put(0, "manifest", created=""),
+        "its manifest.json is not the one that was sealed",
+    ),
+    (
+        "experiments",
+        "runs.jsonl",
+        lambda lines: lines.pop(0),
+        "has records of another run, experiment-2019-bert-",
+    ),
+    (
+        "experiments",
+        "runs.jsonl",
+        put(1, refused=[]),
+        "its not_run.json is not the one that was sealed",
+    ),
+    (
+        "ladder",
+        "evaluations.jsonl",
+        put(0, "texts", "wikitext103", bits_per_byte=0.9),
+        "the bits per byte of wikitext103 in ladder are not of the losses beside them",
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "file", "edit", "sentence"), OF_A_KIND)
@@ -512,6 +723,13 @@ def test_the_command_names_every_forgery(runs: Path) -> None:
     change(runs / RECORDS, record("training_loss", value=2.5))
     change(runs / EVALUATIONS, cloze(put(standard_error=0.5)))
     seal_all(runs)
-    done = call({}, "mlm-verify", "run", (runs / REPRODUCTION).resolve(), ends=6, prepare=leave_figures_blank)
+    done = call(
+        {},
+        "mlm-verify",
+        "run",
+        (runs / REPRODUCTION).resolve(),
+        ends=6,
+        prepare=leave_figures_blank,
+    )
     assert "records.jsonl: 355m training_loss (scaled): value is 2.5" in done.err
     assert "standard_error is 0.5; its own sums give" in done.err

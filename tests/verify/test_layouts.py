@@ -1,4 +1,5 @@
-"""`mlm-verify layouts`: a program with a fault on a layout is told from its own serial run, healthy ones are not."""
+"""`mlm-verify layouts`: a program with a fault on a layout is told from its own serial run, healthy
+ones are not."""
 
 import json
 import re
@@ -21,7 +22,9 @@ from tests.commands import ROOT, Command
 from tests.verify import faults
 from tests.verify.faults import Fault
 
-OFFSETS = {f"decoder.layers.{layer}.self_attention.core_attention.softmax_offset" for layer in (0, 1)}
+OFFSETS = {
+    f"decoder.layers.{layer}.self_attention.core_attention.softmax_offset" for layer in (0, 1)
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,17 +32,33 @@ def _engine() -> None:
     MegatronCore.prepare()  # once, before ranks are forked
 
 
-def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(verify: Command, tmp_path: Path) -> None:
+def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(
+    verify: Command, tmp_path: Path
+) -> None:
     file, alone = tmp_path / "found.json", tmp_path / "alone"
-    options = ("--with", "softmax_type=learnable", "--json", file, "--reproduce", alone, "--out", tmp_path / "page")
+    options = (
+        "--with",
+        "softmax_type=learnable",
+        "--json",
+        file,
+        "--reproduce",
+        alone,
+        "--out",
+        tmp_path / "page",
+    )
     done = verify("layouts", "megatron-core", *options)
     assert done.code == 3
-    assert done.error.startswith("error: tp2: initial shards: decoder.layers.0.self_attention.core_attention.softmax")
+    assert done.error.startswith(
+        "error: tp2: initial shards: decoder.layers.0.self_attention.core_attention.softmax"
+    )
     report = LayoutsReport.model_validate(json.loads(file.read_text()))
-    assert {(each.layout, each.probe, round(each.value, 6), each.expected) for each in report.findings} == {
-        (layout, *cause) for layout in ("tp2", "tp2-sp")
+    assert {
+        (each.layout, each.probe, round(each.value, 6), each.expected) for each in report.findings
+    } == {
+        (layout, *cause)
+        for layout in ("tp2", "tp2-sp")
         for cause in (("planted gradient", 2.0, 4.0), ("initial shards", 0.0, 0.0))
-    }  # fmt: skip
+    }
     assert all({each.parameter, *each.alike} == OFFSETS for each in report.findings)
     assert set(report.compared) == {"serial", "tp2", "tp2-sp", "pp2", "dp2", "dp2-zero1"}
     assert set(report.compared.values()) == {2 * 124}
@@ -47,9 +66,9 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(verify
     page = (tmp_path / "page" / "index.html").read_text()
     assert page.count('title="tp2: planted gradient: decoder.layers.') == 2
     cases = ElementTree.parse(tmp_path / "page" / "junit.xml").getroot().findall("testcase")
-    assert {case.get("name"): len(case.findall("failure")) for case in cases if case.findall("failure")} == {
-        "tp2": 2, "tp2-sp": 2
-    }  # fmt: skip
+    assert {
+        case.get("name"): len(case.findall("failure")) for case in cases if case.findall("failure")
+    } == {"tp2": 2, "tp2-sp": 2}
     results = json.loads((tmp_path / "page" / "findings.sarif").read_text())["runs"][0]["results"]
     assert {each["ruleId"] for each in results} == {"planted gradient", "initial shards"}
     (program,) = (path for path in alone.iterdir() if path.name.startswith("tp2-planted"))
@@ -59,14 +78,20 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(verify
     said = run_alone(program)
     key = "decoder.layers.0.self_attention.core_attention.softmax_offset"
     assert [line for line in said if "of ones" in line] == [
-        f"{name}: the squared norm of ones in {key}: {n}.0000" for name, n in (("serial", 4), ("tp2", 2))
+        f"{name}: the squared norm of ones in {key}: {n}.0000"
+        for name, n in (("serial", 4), ("tp2", 2))
     ]
 
 
 def run_alone(program: Path) -> list[str]:
     """What a program prints in a process of its own."""
     done = subprocess.run(
-        [sys.executable, program], cwd=program.parent, capture_output=True, text=True, timeout=200, check=True
+        [sys.executable, program],
+        cwd=program.parent,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
     )
     return done.stdout.splitlines()
 
@@ -74,25 +99,40 @@ def run_alone(program: Path) -> list[str]:
 def test_a_healthy_program_raises_no_alarm(verify: Command) -> None:
     done = verify("layouts", "megatron-core")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == "nothing found: 6 layouts compute what the serial run computes"
+    assert (
+        done.out.splitlines()[-1] == "nothing found: 6 layouts compute what the serial run computes"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--with", "softmax_tipe=a"], "Megatron-Core has no field 'softmax_tipe': did you mean 'softmax_type'?"),
+        (
+            ["--with", "softmax_tipe=a"],
+            "Megatron-Core has no field 'softmax_tipe': did you mean 'softmax_type'?",
+        ),
         (["--with", "num_layers=many"], "num_layers=many: the field must be int, not 'many'"),
-        (["--with", "activation_func=silo"], "activation_func=silo: torch.nn.functional has no such function"),
+        (
+            ["--with", "activation_func=silo"],
+            "activation_func=silo: torch.nn.functional has no such function",
+        ),
         (["--with", "num_layers"], "--with num_layers has no value: write FIELD=VALUE"),
         (["--with", "sequence_parallel=True"], "sequence_parallel is set by --layouts"),
         (["--with", "softmax_type=soft"], "softmax_type=soft: the field must be Literal["),
         (["--layouts", "xp2"], "'xp2' is not a layout"),
         (["--with", "transformer_impl=5"], "transformer_impl=5: the field must be Literal["),
-        (["--with", "moe_router_topk=1", "--with", "num_moe_experts=2"],
-         "the serial run cannot run here: ValueError: Please use --moe-router-pre-softmax when topk is 1."),
+        (
+            ["--with", "moe_router_topk=1", "--with", "num_moe_experts=2"],
+            (
+                "the serial run cannot run here: ValueError: Please use --moe-router-pre-softmax"
+                " when topk is 1."
+            ),
+        ),
     ],
-)  # fmt: skip
-def test_what_cannot_run_is_said_in_a_sentence(arguments: list[str], sentence: str, verify: Command) -> None:
+)
+def test_what_cannot_run_is_said_in_a_sentence(
+    arguments: list[str], sentence: str, verify: Command
+) -> None:
     done = verify("layouts", "megatron-core", *arguments)
     assert (done.code, done.error[: len(sentence) + 7]) == (2, f"error: {sentence}")
 
@@ -100,8 +140,13 @@ def test_what_cannot_run_is_said_in_a_sentence(arguments: list[str], sentence: s
 def test_layouts_that_cannot_run_are_said_in_the_words_of_the_program(verify: Command) -> None:
     done = verify("layouts", "megatron-core", "--layouts", "tp3,mb1", ends=2)
     tp3, mb1 = done.error.split("; mb1 ")
-    assert tp3.startswith("error: tp3 cannot run: ValueError: num_attention_heads (4) must be a multiple")
-    assert mb1 == "cannot run: a mean over microbatches depends on their size: --with calculate_per_token_loss=True"
+    assert tp3.startswith(
+        "error: tp3 cannot run: ValueError: num_attention_heads (4) must be a multiple"
+    )
+    assert (
+        mb1 == "cannot run: a mean over microbatches depends on their size: --with"
+        " calculate_per_token_loss=True"
+    )
 
 
 @cache
@@ -115,8 +160,14 @@ WORDS, NORM = "embedding.word_embeddings.weight", "decoder.final_layernorm.weigh
 EXPERTS, LAYER = ["num_moe_experts=4", "add_bias_linear=False"], "decoder.layers.0."
 PLANTED: list[tuple[Fault, list[str], str, str, str, str]] = [
     (faults.forget_layernorm_gradients, [], "tp2-sp", "gradient", NORM, "dp2"),
-    (faults.forget_layernorm_gradients, ["qk_layernorm=True"], "tp2", "gradient",
-     LAYER + "self_attention.q_layernorm.weight", "dp2"),
+    (
+        faults.forget_layernorm_gradients,
+        ["qk_layernorm=True"],
+        "tp2",
+        "gradient",
+        LAYER + "self_attention.q_layernorm.weight",
+        "dp2",
+    ),
     (faults.sum_layernorm_gradients_twice, [], "tp2-sp", "gradient", NORM, "tp2"),
     (faults.forget_tied_embedding, [], "pp2", "gradient", WORDS, "tp2"),
     (faults.sum_tied_embedding_twice, [], "pp2", "gradient", WORDS, "tp2"),
@@ -125,27 +176,76 @@ PLANTED: list[tuple[Fault, list[str], str, str, str, str]] = [
     (faults.forget_data_parallel_ranks, [], "dp2", "gradient", NORM, "tp2"),
     (faults.shift_words, [], "tp2", "loss", "loss of tokens", "dp2"),
     (faults.add_bias_on_every_rank, [], "tp2", "loss", "loss of tokens", ""),
-    (faults.clip_by_local_norm, [], "tp2", "planted gradient", LAYER + "mlp.linear_fc1.weight", "dp2"),
+    (
+        faults.clip_by_local_norm,
+        [],
+        "tp2",
+        "planted gradient",
+        LAYER + "mlp.linear_fc1.weight",
+        "dp2",
+    ),
     (faults.clip_by_local_norm, [], "pp2", "planted gradient", NORM, "dp2"),
     (faults.take_stale_microbatch, [], "pp2", "loss", "loss of tokens", "dp2"),
-    (faults.forget_backward_all_reduce, [], "tp2", "gradient", "decoder.final_layernorm.bias", "dp2"),
+    (
+        faults.forget_backward_all_reduce,
+        [],
+        "tp2",
+        "gradient",
+        "decoder.final_layernorm.bias",
+        "dp2",
+    ),
     (faults.count_copies, [], "tp2", "planted gradient", NORM, "pp2"),
-    (faults.forget_router_gradient, EXPERTS, "tp2-sp", "gradient", LAYER + "mlp.router.weight", "ep2"),
+    (
+        faults.forget_router_gradient,
+        EXPERTS,
+        "tp2-sp",
+        "gradient",
+        LAYER + "mlp.router.weight",
+        "ep2",
+    ),
     (faults.begin_routers_apart, EXPERTS, "dp2", "initial copies", LAYER + "mlp.router.weight", ""),
-    (faults.forget_scale_of_experts, EXPERTS, "ep2", "gradient", LAYER + "mlp.experts.experts.linear_fc1.weight", ""),
+    (
+        faults.forget_scale_of_experts,
+        EXPERTS,
+        "ep2",
+        "gradient",
+        LAYER + "mlp.experts.experts.linear_fc1.weight",
+        "",
+    ),
     (faults.keep_updated_weights, [], "dp2-zero1", "copies", f"updated {WORDS}", "dp2"),
-    (faults.double_gradient_between_stages, [], "pp2", "gradient", LAYER + "mlp.linear_fc2.bias", "tp2"),
+    (
+        faults.double_gradient_between_stages,
+        [],
+        "pp2",
+        "gradient",
+        LAYER + "mlp.linear_fc2.bias",
+        "tp2",
+    ),
     (faults.lose_final_layernorm, [], "pp2", "gradient", NORM, "tp2"),
-    (faults.decay_biases_on_one_rank, [], "dp2", "copies",
-     f"updated {LAYER}self_attention.linear_qkv.layer_norm_weight", ""),
+    (
+        faults.decay_biases_on_one_rank,
+        [],
+        "dp2",
+        "copies",
+        f"updated {LAYER}self_attention.linear_qkv.layer_norm_weight",
+        "",
+    ),
     (faults.raise_rate_of_one_rank, [], "dp2", "copies", "learning rate", ""),
     (faults.mask_words, [], "dp2", "loss", "loss of tokens", ""),
-    (faults.seed_alike, [], "tp2", "dropout", LAYER + "self_attention.core_attention.attention_dropout", "dp2"),
+    (
+        faults.seed_alike,
+        [],
+        "tp2",
+        "dropout",
+        LAYER + "self_attention.core_attention.attention_dropout",
+        "dp2",
+    ),
     (faults.seed_apart, [], "tp2", "dropout", LAYER.removesuffix("."), "pp2"),
     (faults.lose_moments, [], "tp2", "checkpoint", "exp_avg of " + WORDS, "dp2"),
     (faults.restart_schedule, [], "pp2", "checkpoint", "learning rate", "tp2"),
-]  # fmt: skip
-"""Faults, fields, and the layout, probe and tensor that show them; last a layout where there is nothing to show."""
+]
+"""Faults, fields, and the layout, probe and tensor that show them; last a layout where there is
+nothing to show."""
 
 
 @pytest.mark.parametrize(
@@ -154,19 +254,31 @@ PLANTED: list[tuple[Fault, list[str], str, str, str, str]] = [
     ids=[f"{fault.__name__}-{layout}" for fault, _, layout, *_ in PLANTED],
 )
 def test_a_planted_fault_is_found_where_it_is_and_nowhere_else(
-    fault: Fault, fields: list[str], layout: str, probe: str, parameter: str, silent: str,
+    fault: Fault,
+    fields: list[str],
+    layout: str,
+    probe: str,
+    parameter: str,
+    silent: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(1)
     serial = healthy(*fields)
     fault(monkeypatch)
     if fault in (faults.mask_words, faults.clip_by_local_norm):  # which change the serial run too
         serial = healthy.__wrapped__(*fields)
     layouts = [parse_layout(name) for name in (layout, silent) if name]
-    wrong = {each.outcome.layout.name: (each.findings, each.cannot_run) for each in examine(serial, layouts)}
+    wrong = {
+        each.outcome.layout.name: (each.findings, each.cannot_run)
+        for each in examine(serial, layouts)
+    }
     assert wrong["serial"] == ([], "")
     assert wrong.get(silent, ([], "")) == ([], "")
-    named = {(each.probe, parameter_of(name)) for each in wrong[layout][0] for name in (each.parameter, *each.alike)}
+    named = {
+        (each.probe, parameter_of(name))
+        for each in wrong[layout][0]
+        for name in (each.parameter, *each.alike)
+    }
     assert (probe, parameter_of(parameter)) in named, wrong[layout]
 
 
@@ -187,20 +299,33 @@ def test_axes_of_a_healthy_program_show_nothing(fields: list[str], layouts: str)
         assert (each.findings, each.cannot_run) == ([], ""), each.outcome.layout.name
 
 
-def test_the_gradient_of_keys_on_other_context_ranks_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_keys_on_other_context_ranks_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.set_num_threads(1)
     serial, mappings = healthy(), core("tensor_parallel.mappings")
-    gather = partial(mappings.gather_from_sequence_parallel_region, tensor_parallel_output_grad=False)
+    gather = partial(
+        mappings.gather_from_sequence_parallel_region, tensor_parallel_output_grad=False
+    )
     monkeypatch.setattr(mappings, "gather_from_sequence_parallel_region", gather)
     _, cp2 = examine(serial, [parse_layout("cp2")])
     assert any("linear_qkv" in str(each) for each in cp2.findings)
 
 
-def test_a_loss_of_sequences_that_depends_on_the_microbatch_is_found() -> None:  # mended in 0.20 by upstream's #5798
+def test_a_loss_of_sequences_that_depends_on_the_microbatch_is_found() -> (
+    None
+):  # mended in 0.20 by upstream's #5798
     torch.set_num_threads(1)
-    fields = [*EXPERTS, TOKENS, "moe_router_load_balancing_type=seq_aux_loss", "moe_aux_loss_coeff=0.1"]
+    fields = [
+        *EXPERTS,
+        TOKENS,
+        "moe_router_load_balancing_type=seq_aux_loss",
+        "moe_aux_loss_coeff=0.1",
+    ]
     _, mb1 = examine(healthy(*fields), [parse_layout("mb1")])
-    assert any(each.probe == "gradient" and "router.weight" in each.parameter for each in mb1.findings)
+    assert any(
+        each.probe == "gradient" and "router.weight" in each.parameter for each in mb1.findings
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -218,7 +343,9 @@ def on_the_page(word: str) -> str:
     return str(code)
 
 
-def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, tmp_path: Path) -> None:
+def test_a_program_of_the_readers_is_examined_as_the_page_says(
+    verify: Command, tmp_path: Path
+) -> None:
     code = on_the_page("def add_up")
     wrong = 'add_up(model["down"](torch.relu(model["up"](x))))'
     right = 'add_up(torch.relu(model["up"](x)) @ model["down"].weight.T) + model["down"].bias'
@@ -233,7 +360,9 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(verify: Command, 
     assert verify("layouts", f"{tmp_path}/absent.py:build").code == 2
 
 
-def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(verify: Command, tmp_path: Path) -> None:
+def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(
+    verify: Command, tmp_path: Path
+) -> None:
     (tmp_path / "theirs.py").write_text(on_the_page("clip_grad_norm_"))
     done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
     assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
@@ -242,20 +371,37 @@ def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(verify: 
 @pytest.mark.parametrize(
     ("change", "code", "sentence"),
     [
-        ("if layout.tp > 1 and rank: os._exit(1)", 7,
-         "tp2 lost a rank: rank 1 ended with exit code 1 before it answered"),
-        ("if layout.tp > 1 and rank: os.kill(os.getpid(), 9)", 7,
-         "tp2 lost a rank: rank 1 ended with exit code -9 before it answered"),
-        ("if layout.tp > 1 and rank: raise ValueError('mine')", 2, "tp2 cannot run: ValueError: mine"),
-        ("x = torch.randn(16, 8, generator=torch.Generator().manual_seed(os.getpid()))", 2,
-         "the serial run is not deterministic: "),
+        (
+            "if layout.tp > 1 and rank: os._exit(1)",
+            7,
+            "tp2 lost a rank: rank 1 ended with exit code 1 before it answered",
+        ),
+        (
+            "if layout.tp > 1 and rank: os.kill(os.getpid(), 9)",
+            7,
+            "tp2 lost a rank: rank 1 ended with exit code -9 before it answered",
+        ),
+        (
+            "if layout.tp > 1 and rank: raise ValueError('mine')",
+            2,
+            "tp2 cannot run: ValueError: mine",
+        ),
+        (
+            "x = torch.randn(16, 8, generator=torch.Generator().manual_seed(os.getpid()))",
+            2,
+            "the serial run is not deterministic: ",
+        ),
     ],
-)  # fmt: skip
+)
 def test_ranks_that_die_and_chance_are_said(
     change: str, code: int, sentence: str, verify: Command, tmp_path: Path
 ) -> None:
-    lines = on_the_page("def add_up").replace("    model = nn.ModuleDict", f"    {change}\n    model = nn.ModuleDict")
+    lines = on_the_page("def add_up").replace(
+        "    model = nn.ModuleDict", f"    {change}\n    model = nn.ModuleDict"
+    )
     (tmp_path / "mine.py").write_text("import os\n" + lines)
-    done = verify("layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2" if code == 2 else "all")
+    done = verify(
+        "layouts", f"{tmp_path}/mine.py:build", "--layouts", "tp2" if code == 2 else "all"
+    )
     assert done.code == code
     assert done.error.startswith(f"error: {sentence}")

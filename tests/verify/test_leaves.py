@@ -1,4 +1,5 @@
-"""verify reads to the leaves: forgeries of an earlier review, each sealed anew, and a sample of all edits."""
+"""verify reads to the leaves: forgeries of an earlier review, each sealed anew, and a sample of all
+edits."""
 
 import json
 import shutil
@@ -114,7 +115,9 @@ def key_twice(run: Path) -> None:
 
 def of_the_future(run: Path) -> None:
     values = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps(values | {"created": "9999-01-01T00:00:00+00:00"}))
+    (run / "manifest.json").write_text(
+        json.dumps(values | {"created": "9999-01-01T00:00:00+00:00"})
+    )
 
 
 def of_yesterday(run: Path) -> None:
@@ -124,10 +127,23 @@ def of_yesterday(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "forge",
-    [planted_zeros, look_alike, bare, scaled_weights, linked, linked_file, another_tokenizer, divided_losses, key_twice,
-     of_the_future, of_yesterday],
-)  # fmt: skip
-def test_a_forged_training_is_named_where_it_was_forged(forge: Callable[[Path], None], runs: Path) -> None:
+    [
+        planted_zeros,
+        look_alike,
+        bare,
+        scaled_weights,
+        linked,
+        linked_file,
+        another_tokenizer,
+        divided_losses,
+        key_twice,
+        of_the_future,
+        of_yesterday,
+    ],
+)
+def test_a_forged_training_is_named_where_it_was_forged(
+    forge: Callable[[Path], None], runs: Path
+) -> None:
     run = one(runs, TRAINING)
     assert RunCheck(run).broken == []
     forge(run)
@@ -155,10 +171,13 @@ def test_weights_that_rotted_below_a_reproduction_are_named(runs: Path) -> None:
 
 
 def test_tokens_of_documents_are_drawn_after_the_seal(runs: Path) -> None:
-    """Three quarters of the documents become another token, but for those that an even spacing of 64 would meet."""
+    """Three quarters of the documents become another token, but for those that an even spacing of
+    64 would meet."""
     run = one(runs, DATASET)
     tokens = TokenFile(run / "train_text_document")
-    starts = np.cumsum([0, *(len(tokens[number]) for number in range(len(tokens.document_index) - 1))])
+    starts = np.cumsum(
+        [0, *(len(tokens[number]) for number in range(len(tokens.document_index) - 1))]
+    )
     data = np.fromfile(run / "train_text_document.bin", dtype=tokens.tokens.dtype)
     for place in range(0, len(starts) - 1, 2):
         data[starts[place] : starts[place + 1] - 1] = 7
@@ -188,12 +207,16 @@ def test_a_simulation_is_computed_again_alone_as_in_its_folder(tmp_path: Path) -
     values["settings"] = values["settings"] | {"records": values["config"]["records"]}
     values["identity"] = identity_in(values)
     source = f"{values['name']}-{values['identity'][:8]}"
-    records = [Record(**line | {"digest": values["config_digest"], "source": source}) for line in lines]
+    records = [
+        Record(**line | {"digest": values["config_digest"], "source": source}) for line in lines
+    ]
     write_records(path / "records.jsonl", records)
     (path / "manifest.json").write_text(json.dumps(values))
     path = path.rename(path.with_name(f"{values['name']}-{values['identity'][:8]}"))
     seal(path)
-    assert [sentence for sentence in RunCheck(path).broken if "made again it is" not in sentence] == []
+    assert [
+        sentence for sentence in RunCheck(path).broken if "made again it is" not in sentence
+    ] == []
     assert RunCheck(path).broken
 
 
@@ -207,7 +230,11 @@ def test_a_page_of_itself_has_an_end(runs: Path) -> None:
 
 
 def test_a_run_without_a_seal_in_a_folder_is_listed_and_strictly_a_failure(runs: Path) -> None:
-    assert call({}, "mlm-verify", "run", runs, "--strict", ends=0).out.splitlines()[-1].startswith(f"ok {runs}")
+    assert (
+        call({}, "mlm-verify", "run", runs, "--strict", ends=0)
+        .out.splitlines()[-1]
+        .startswith(f"ok {runs}")
+    )
     (one(runs, TRAINING) / MARKER).unlink()
     shutil.rmtree(one(runs, REPRODUCTION))
     done = call({}, "mlm-verify", "run", runs, ends=0)
@@ -227,11 +254,21 @@ def test_what_verbs_make_one_after_the_other_verifies(tmp_path: Path) -> None:
     write_tiny(tmp_path)
     call({}, "mlm-data", "clean", f"jsonl:{tmp_path / 'corpus.jsonl'}", tmp_path / "clean", ends=0)
     vocabulary = ("--set", "tokenizer.kind=train", "--set", "tokenizer.vocab_size=300")
-    call({}, "mlm-data", "tokenize", f"documents:{tmp_path / 'clean'}", tmp_path / "tokens", *vocabulary, ends=0)
+    call(
+        {},
+        "mlm-data",
+        "tokenize",
+        f"documents:{tmp_path / 'clean'}",
+        tmp_path / "tokens",
+        *vocabulary,
+        ends=0,
+    )
     for name in ("clean", "tokens"):
         call({}, "mlm-verify", "run", tmp_path / name, "--strict", ends=0)
     ledger = json.loads((tmp_path / "clean" / "ledger.json").read_text())
     ledger["stages"][-1]["bytes_out"] += 1
     (tmp_path / "clean" / "ledger.json").write_text(json.dumps(ledger))
     seal(tmp_path / "clean")
-    assert any("documents and bytes" in sentence for sentence in RunCheck(tmp_path / "clean").broken)
+    assert any(
+        "documents and bytes" in sentence for sentence in RunCheck(tmp_path / "clean").broken
+    )

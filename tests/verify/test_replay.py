@@ -1,4 +1,5 @@
-"""Segments of a run have the same bits when they are trained again at their own layout; a forgery is named."""
+"""Segments of a run have the same bits when they are trained again at their own layout; a forgery
+is named."""
 
 import json
 import math
@@ -26,15 +27,24 @@ from tests.engine.conftest import write_dataset
 from tests.engine.small_run import small_config, train
 
 RECIPE: dict[str, Any] = {
-    "iterations": 6, "warmup_iterations": 1, "global_batch_size": 4, "microbatch_size": 2, "checkpoint_interval": 2,
-    "keep_checkpoints": 9, "validation_interval": 3, "validation_samples": 2, "precision": "fp32",
-}  # fmt: skip
+    "iterations": 6,
+    "warmup_iterations": 1,
+    "global_batch_size": 4,
+    "microbatch_size": 2,
+    "checkpoint_interval": 2,
+    "keep_checkpoints": 9,
+    "validation_interval": 3,
+    "validation_samples": 2,
+    "precision": "fp32",
+}
 SEGMENTS = ("iterations 1 to 2", "iterations 3 to 4", "iterations 5 to 6")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    return small_config(write_dataset(tmp_path_factory.mktemp("dataset")), {"dropout": 0.1}, **RECIPE)
+    return small_config(
+        write_dataset(tmp_path_factory.mktemp("dataset")), {"dropout": 0.1}, **RECIPE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +77,9 @@ def replayed(verify: Command, run: Path, code: int, *options: object) -> tuple[l
     """What `mlm-verify replay` prints of each of the three segments, and its error."""
     done = verify("replay", run, "--segments", 3, *options)
     assert done.code == code, done.err
-    said = dict(line.split(": ", 1) for line in done.out.splitlines() if line.startswith("iterations"))
+    said = dict(
+        line.split(": ", 1) for line in done.out.splitlines() if line.startswith("iterations")
+    )
     return [said[segment] for segment in SEGMENTS], done.err
 
 
@@ -85,7 +97,8 @@ def edit_metrics(run: Path, iteration: int, edit: Callable[[dict[str, Any]], obj
 
 
 def flip_a_bit(run: Path, iteration: int, file: str, name: str) -> int:
-    """Change the lowest bit of the tensor's seventh number in a checkpoint, seal all anew; the tensor's size."""
+    """Change the lowest bit of the tensor's seventh number in a checkpoint, seal all anew; the
+    tensor's size."""
     checkpoint = run / "checkpoints" / f"iter_{iteration:07d}"
     tensors = load_file(checkpoint / file)
     tensors[name].view(torch.int32).flatten()[7] ^= 1
@@ -95,11 +108,16 @@ def flip_a_bit(run: Path, iteration: int, file: str, name: str) -> int:
     return tensors[name].numel()
 
 
-# -- honest runs ---------------------------------------------------------------------------------------------------
+# -- honest runs
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["serial", "tp2-sp", "pp2-gpipe", "dp2-zero1", "recompute", "tp2-dp2"])
-def test_an_ordinary_run_has_the_same_bits(config: RunConfig, layout: str, tmp_path: Path, verify: Command) -> None:
+@pytest.mark.parametrize(
+    "layout", ["serial", "tp2-sp", "pp2-gpipe", "dp2-zero1", "recompute", "tp2-dp2"]
+)
+def test_an_ordinary_run_has_the_same_bits(
+    config: RunConfig, layout: str, tmp_path: Path, verify: Command
+) -> None:
     run = trained(config, layout, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     assert replayed(verify, run, 0)[0] == ["the same bits"] * 3
@@ -114,7 +132,9 @@ def test_at_most_three_segments_are_drawn(honest: Path, verify: Command) -> None
     assert done.out.count("the same bits") == 2
 
 
-def test_each_segment_is_trained_at_its_own_layout(config: RunConfig, tmp_path: Path, verify: Command) -> None:
+def test_each_segment_is_trained_at_its_own_layout(
+    config: RunConfig, tmp_path: Path, verify: Command
+) -> None:
     trained(config, "dp2-zero1", tmp_path, 2)
     trained(config, "tp2-sp", tmp_path, 4)
     run = trained(config, "pp2-gpipe", tmp_path)
@@ -135,7 +155,8 @@ def test_a_run_of_several_threads(config: RunConfig, tmp_path: Path, verify: Com
         torch.set_num_threads(threads)
 
 
-# -- forged runs ---------------------------------------------------------------------------------------------------
+# -- forged runs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -149,7 +170,9 @@ def test_a_flipped_bit_is_named(file: str, name: str, run: Path, verify: Command
     numbers = 2 * flip_a_bit(run, 4, file, name)  # of two tensor-parallel ranks
     segments, error = replayed(verify, run, 3)
     assert segments[0] == "the same bits"
-    assert f"at iteration 4 first differs in {name}, in 1 of {numbers:,} numbers (1 of" in segments[1]
+    assert (
+        f"at iteration 4 first differs in {name}, in 1 of {numbers:,} numbers (1 of" in segments[1]
+    )
     assert segments[1] in error
 
 
@@ -162,7 +185,10 @@ def test_a_checkpoint_from_which_training_cannot_go_on(run: Path, verify: Comman
     seal(checkpoint)
     seal(run)
     segments, _ = replayed(verify, run, 3)
-    assert "at iteration 4 first differs in layers.0.self_attention.query_key_value.weight" in segments[1]
+    assert (
+        "at iteration 4 first differs in layers.0.self_attention.query_key_value.weight"
+        in segments[1]
+    )
     assert segments[2].startswith("training cannot go on from the checkpoint at iteration 4: ")
 
 
@@ -184,8 +210,11 @@ def test_a_sample_that_was_skipped(config: RunConfig, tmp_path: Path, verify: Co
 
 
 @pytest.mark.parametrize("forged", [3, 4])
-def test_an_iteration_at_another_rate(config: RunConfig, forged: int, tmp_path: Path, verify: Command) -> None:
-    """The forged metrics say the recipe's rate. The next validation or, at a segment's end, the weights show it."""
+def test_an_iteration_at_another_rate(
+    config: RunConfig, forged: int, tmp_path: Path, verify: Command
+) -> None:
+    """The forged metrics say the recipe's rate. The next validation or, at a segment's end, the
+    weights show it."""
     rate, true = trainer.learning_rate, []
 
     def forge(recipe: Any, step: int) -> float:
@@ -219,7 +248,8 @@ def test_a_line_that_is_missing(run: Path, verify: Command) -> None:
     assert "first differ in kind of validation at iteration 3" in replayed(verify, run, 3)[0][1]
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- refusals
+# --------------------------------------------------------------------------------------------------
 
 
 def test_runs_that_cannot_be_replayed(honest: Path, run: Path, verify: Command) -> None:

@@ -1,4 +1,5 @@
-"""Tensors: any module is recorded in our names, shards are merged or refused, and differences are named."""
+"""Tensors: any module is recorded in our names, shards are merged or refused, and differences are
+named."""
 
 import re
 from pathlib import Path
@@ -36,8 +37,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.gain = (
-            nn.Linear(4, 12, bias=False), nn.Linear(12, 4, bias=False), nn.Parameter(torch.ones(4)),
-        )  # fmt: skip
+            nn.Linear(4, 12, bias=False),
+            nn.Linear(12, 4, bias=False),
+            nn.Parameter(torch.ones(4)),
+        )
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return x + self.gain * self.second(self.first(x)), None
@@ -77,14 +80,17 @@ def test_any_module_is_recorded_in_our_names_and_order(tmp_path: Path) -> None:
     for name, parameter in module.named_parameters():
         recorder.parameter("updated ", name, parameter)
     block = module.blocks[1]
-    np.testing.assert_array_equal(found["updated layers.4.dense.weight", (12, 0)], block.second.weight.detach().T)
+    np.testing.assert_array_equal(
+        found["updated layers.4.dense.weight", (12, 0)], block.second.weight.detach().T
+    )
     rows = [0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11]  # [3, n, d] → [n, 3, d]
     np.testing.assert_array_equal(
         found["updated layers.4.query_key_value.weight", (0, 0)], block.first.weight.detach()[rows]
     )
     assert [name for name, _ in module.named_parameters() if recorder.ours(name) is None] == [
-        "blocks.0.gain", "blocks.1.gain"
-    ]  # fmt: skip
+        "blocks.0.gain",
+        "blocks.1.gain",
+    ]
     for weight in ("layers.0.dense.weight", "layers.0.query_key_value.weight"):
         value = torch.randn(12, 12)
         ours = recorder.names.in_our_order(weight, value, recorder.heads)
@@ -93,17 +99,28 @@ def test_any_module_is_recorded_in_our_names_and_order(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=3), st.lists(st.integers(1, 3), min_size=1, max_size=3), st.data()
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.data(),
 )
-def test_shards_make_the_whole_or_are_refused(rows: list[int], columns: list[int], data: st.DataObject) -> None:
+def test_shards_make_the_whole_or_are_refused(
+    rows: list[int], columns: list[int], data: st.DataObject
+) -> None:
     whole = np.random.default_rng(0).random((sum(rows), sum(columns)))
     pieces = [
-        TensorPart(0, "loss", (sum(rows[:i]), sum(columns[:j])),
-              whole[sum(rows[:i]) : sum(rows[: i + 1]), sum(columns[:j]) : sum(columns[: j + 1])])
-        for i in range(len(rows)) for j in range(len(columns))
-    ]  # fmt: skip
+        TensorPart(
+            0,
+            "loss",
+            (sum(rows[:i]), sum(columns[:j])),
+            whole[sum(rows[:i]) : sum(rows[: i + 1]), sum(columns[:j]) : sum(columns[: j + 1])],
+        )
+        for i in range(len(rows))
+        for j in range(len(columns))
+    ]
     shuffled = data.draw(st.permutations(pieces))
-    assert np.array_equal(assemble([*shuffled, shuffled[0]])[0, "loss"], whole)  # a replica is no overlap
+    assert np.array_equal(
+        assemble([*shuffled, shuffled[0]])[0, "loss"], whole
+    )  # a replica is no overlap
     inner = [piece for piece in pieces if piece.end != whole.shape]
     if inner:
         with pytest.raises(IntegrityFailure, match="some are missing"):
@@ -119,9 +136,16 @@ def test_the_example_of_the_documentation_compares_a_module_of_others() -> None:
     import transformers
 
     page = (Path(__file__).parents[2] / "docs" / "other-engines.md").read_text(encoding="utf-8")
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Recorder" in block)
+    (example,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "Recorder" in block
+    )
     config = transformers.GPT2Config(n_layer=1, n_embd=24, n_head=12, n_positions=8, vocab_size=16)
-    names = {"model": transformers.GPT2LMHeadModel(config).eval(), "tokens": torch.arange(8).view(2, 4)}
+    names = {
+        "model": transformers.GPT2LMHeadModel(config).eval(),
+        "tokens": torch.arange(8).view(2, 4),
+    }
     exec(example, names)
     found = names["tensors"]
     assert isinstance(found, dict)

@@ -28,13 +28,18 @@ class Transformers(Engine):
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
         names, heads = self.names_of_ours, self.work.config.model.num_heads
-        return [Shard(name, ours, (0,) * value.dim(), names.in_our_order(ours, value, heads))
-                for name, value in named.items() if (ours := names.ours(name, names.parameters, 0))]  # fmt: skip
+        return [
+            Shard(name, ours, (0,) * value.dim(), names.in_our_order(ours, value, heads))
+            for name, value in named.items()
+            if (ours := names.ours(name, names.parameters, 0))
+        ]
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
         for shard in self.shards(dict(self.parameters())):
-            value = self.names_of_ours.in_their_order(shard.key, value_of(shard), self.work.config.model.num_heads)
+            value = self.names_of_ours.in_their_order(
+                shard.key, value_of(shard), self.work.config.model.num_heads
+            )
             self.module.get_parameter(shard.parameter).copy_(value)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
@@ -42,13 +47,18 @@ class Transformers(Engine):
         self.optimizer.zero_grad()
         for microbatch in microbatches:
             logits = self.module(input_ids=microbatch.tokens, use_cache=False).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), microbatch.targets.flatten()) / len(microbatches)
+            loss = F.cross_entropy(logits.flatten(0, 1), microbatch.targets.flatten()) / len(
+                microbatches
+            )
             loss.backward()
             total += loss.item()
         return total
 
     def update(self, iteration: int) -> tuple[float, float]:
-        limit, rate = self.work.config.train.clip_gradient or float("inf"), self.work.rate(iteration)
+        limit, rate = (
+            self.work.config.train.clip_gradient or float("inf"),
+            self.work.rate(iteration),
+        )
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit).item()
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -1,1 +1,2 @@
-"""Executors of tasks: processes of this machine, a Ray cluster, or the parts of an array of jobs."""
+"""Executors of tasks: processes of this machine, a Ray cluster, or the parts of an array of
+jobs."""

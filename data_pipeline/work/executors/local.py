@@ -1,4 +1,5 @@
-"""Tasks in processes of this machine. Processes that are killed are replaced and their tasks repeated."""
+"""Tasks in processes of this machine. Processes that are killed are replaced and their tasks
+repeated."""
 
 import contextlib
 import os
@@ -9,7 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing import active_children, forkserver, get_context, parent_process, resource_tracker
+from multiprocessing import (
+    active_children,
+    forkserver,
+    get_context,
+    parent_process,
+    resource_tracker,
+)
 from typing import Self
 
 from mlm_repro.data_pipeline.work.tasks import Done, WorkTask, run_task
@@ -18,14 +25,16 @@ from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.lineage.processes import held_back
 
 ATTEMPTS = 3
-"""A task is given up when processes were lost this many times and none finished a task meanwhile."""
+"""A task is given up when processes were lost this many times and none finished a task
+meanwhile."""
 PRELOADED = ("mlm_repro.data_pipeline.pipeline", "datasketch")
 AHEAD = 4
 """Tasks that each process may finish before their turn."""
 
 
 class LocalExecutor:
-    """Runs tasks in at most `count` processes, 0 meaning one for each core; with one, in this process itself.
+    """Runs tasks in at most `count` processes, 0 meaning one for each core; with one, in this
+    process itself.
 
     They are forked from a process that has imported the modules of PRELOADED, and of `preload`.
     """
@@ -46,7 +55,8 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted for a task whose process is killed again and again."""
+        """The tasks' results in order. Raises Interrupted for a task whose process is killed again
+        and again."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -63,11 +73,15 @@ class LocalExecutor:
                     losses += 1
                     if losses == ATTEMPTS:
                         raise Interrupted(
-                            f"the worker processes at {given[0][0].output.name} and after it were killed {ATTEMPTS} "
-                            "times, most often for lack of memory; fewer --workers need less"
+                            f"the worker processes at {given[0][0].output.name} and after it were"
+                            f" killed {ATTEMPTS} times, most often for lack of memory; fewer"
+                            " --workers need less"
                         ) from error
                     self._end()
-                    given = deque((task, future if _is_done(future) else self._submit(task)) for task, future in given)
+                    given = deque(
+                        (task, future if _is_done(future) else self._submit(task))
+                        for task, future in given
+                    )
                     continue
                 given.popleft()
                 losses = 0
@@ -78,7 +92,9 @@ class LocalExecutor:
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
         with _not_interrupted():
-            self._pool = self._pool or ProcessPoolExecutor(self.count, get_context("forkserver"), _watch_parent)
+            self._pool = self._pool or ProcessPoolExecutor(
+                self.count, get_context("forkserver"), _watch_parent
+            )
             try:
                 return self._pool.submit(run_task, task)
             except BrokenProcessPool:
@@ -86,7 +102,8 @@ class LocalExecutor:
                 return self._submit(task)
 
     def _end(self) -> None:
-        """Kill the processes and wait until they are gone, so that nothing writes to their files any more."""
+        """Kill the processes and wait until they are gone, so that nothing writes to their files
+        any more."""
         if self._pool:
             for process in active_children():
                 process.kill()

@@ -1,4 +1,5 @@
-"""One part of an array of jobs: the same command on several machines that share the folder of the run."""
+"""One part of an array of jobs: the same command on several machines that share the folder of the
+run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -11,16 +12,21 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Gives `workers` every task of a stage whose turn is that of this part of the `meeting`, and awaits the others.
+    """Gives `workers` every task of a stage whose turn is that of this part of the `meeting`, and
+    awaits the others.
 
-    Tasks are gone when `is_over`: the first part has written the dataset, perhaps while this part did not look.
+    Tasks are gone when `is_over`: the first part has written the dataset, perhaps while this part
+    did not look.
     """
 
-    def __init__(self, workers: LocalExecutor | RayExecutor, meeting: Meeting, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self, workers: LocalExecutor | RayExecutor, meeting: Meeting, is_over: Callable[[], bool]
+    ) -> None:
         self.workers, self.meeting, self.is_over = workers, meeting, is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted when another part ends without its tasks, or all is over."""
+        """The tasks' results in order. Raises Interrupted when another part ends without its tasks,
+        or all is over."""
         every, part, parts = list(tasks), self.meeting.part, self.meeting.parts
         own = dict(enumerate(self.workers.run(every[part - 1 :: parts], at_once)))
         for number, task in enumerate(every):
@@ -28,7 +34,9 @@ class PartExecutor:
             if turn == part - 1:
                 yield own[place]
             else:
-                yield self.meeting.wait_for(partial(self._made, task), turn + 1, partial(_state, every))
+                yield self.meeting.wait_for(
+                    partial(self._made, task), turn + 1, partial(_state, every)
+                )
 
     def _made(self, task: WorkTask) -> Done | None:
         done = finished(task, is_new=True)
@@ -46,5 +54,7 @@ def parse_part(text: str) -> tuple[int, int]:
     """Number of the part and of all parts. Raises BadInput unless the text is such as 2/8."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise BadInput(f"--part {text}: write the number of the part, from 1, and of all parts, such as 2/8")
+        raise BadInput(
+            f"--part {text}: write the number of the part, from 1, and of all parts, such as 2/8"
+        )
     return int(part), int(parts)

@@ -18,13 +18,17 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Ray core tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers` processes.
+    """Ray core tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers`
+    processes.
 
-    A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not installed.
+    A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
+    installed.
     """
 
     def __init__(self, workers: int = 0) -> None:
-        if "RAY_ADDRESS" not in os.environ:  # without a cluster Ray then listens to this machine alone, on any system
+        if (
+            "RAY_ADDRESS" not in os.environ
+        ):  # without a cluster Ray then listens to this machine alone, on any system
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         self._ray: Any = import_extra("ray", "ray")
         self._workers = workers
@@ -34,25 +38,35 @@ class RayExecutor:
         address = os.environ.get("RAY_ADDRESS")
         if address:
             _check_answer(address)
-        own: dict[str, Any] = {} if address else {
-            "num_cpus": self._workers or None, "include_dashboard": False,
-        }  # fmt: skip
+        own: dict[str, Any] = (
+            {}
+            if address
+            else {
+                "num_cpus": self._workers or None,
+                "include_dashboard": False,
+            }
+        )
         try:
             self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise BadInput(f"the Ray cluster {address or 'of this machine'} cannot be used: {error}") from error
+            raise BadInput(
+                f"the Ray cluster {address or 'of this machine'} cannot be used: {error}"
+            ) from error
         return self
 
     def __exit__(self, *error: object) -> None:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted for a task that is lost again and again."""
+        """The tasks' results in order. Raises Interrupted for a task that is lost again and
+        again."""
         ray = self._ray
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
         window = at_once or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         iterator = iter(tasks)
-        pending = deque((task, remote.remote(task, task.digest)) for task in islice(iterator, window))
+        pending = deque(
+            (task, remote.remote(task, task.digest)) for task in islice(iterator, window)
+        )
         try:
             while pending:
                 task, reference = pending.popleft()
@@ -61,11 +75,18 @@ class RayExecutor:
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 except ray.exceptions.RayError as error:
-                    raise Interrupted(f"the cluster lost {task.output.name} again and again: {error}") from error
+                    raise Interrupted(
+                        f"the cluster lost {task.output.name} again and again: {error}"
+                    ) from error
                 if not task.output.is_dir():
-                    raise BadInput(f"{task.output} was written on another node: the cluster's nodes must share it")
+                    raise BadInput(
+                        f"{task.output} was written on another node: the cluster's nodes must"
+                        " share it"
+                    )
                 yield done
-                pending.extend((task, remote.remote(task, task.digest)) for task in islice(iterator, 1))
+                pending.extend(
+                    (task, remote.remote(task, task.digest)) for task in islice(iterator, 1)
+                )
         finally:
             for _, reference in pending:
                 ray.cancel(reference, force=True)

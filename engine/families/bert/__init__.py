@@ -20,12 +20,14 @@ from mlm_repro.engine.parallel.layout import PipelineStage
 
 
 class BertForms(ClosedForms):
-    """Closed forms of BERT, which adds segment embeddings, a masked head, a pooler and sentence order to GPT-2."""
+    """Closed forms of BERT, which adds segment embeddings, a masked head, a pooler and sentence
+    order to GPT-2."""
 
     is_causal = False
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler and sentence order."""
+        """Parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler and sentence
+        order."""
         h = self.h
         head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
@@ -46,14 +48,22 @@ def pairs_of(samples: PairSamples) -> Take:
 
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
-    """The word table of a tokenizer's directory. Without one, every fourth token ends a sentence, for random tokens."""
+    """The word table of a tokenizer's directory. Without one, every fourth token ends a sentence,
+    for random tokens."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
-    every, special = np.ones(vocab_size, np.bool_), range(vocab_size, vocab_size + len(SPECIAL_TOKENS))
-    return Vocabulary(~every, ~every, every, np.arange(vocab_size) % 4 == 1, ~every, 0, tuple(special))
+    every, special = (
+        np.ones(vocab_size, np.bool_),
+        range(vocab_size, vocab_size + len(SPECIAL_TOKENS)),
+    )
+    return Vocabulary(
+        ~every, ~every, every, np.arange(vocab_size) % 4 == 1, ~every, 0, tuple(special)
+    )
 
 
-def _training_order(config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None) -> TrainingOrder:
+def _training_order(
+    config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None
+) -> TrainingOrder:
     take = pairs_of(_samples(config, parts, tokenizer))
     return TrainingOrder(BatchSchedule(config.train), config.train.microbatch_size, take)
 
@@ -68,4 +78,6 @@ def _samples(config: RunConfig, parts: TokenFiles, tokenizer: Path | None) -> Pa
     return PairSamples(parts[0][0], vocabulary, config.model.seq_length, config.train.seed)
 
 
-FAMILY = Family("mlm_repro.engine.families.bert.model:BERT", BertForms, _training_order, _validation_order)
+FAMILY = Family(
+    "mlm_repro.engine.families.bert.model:BERT", BertForms, _training_order, _validation_order
+)

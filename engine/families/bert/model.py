@@ -1,11 +1,12 @@
 """BERT as Megatron-LM trains it: masked tokens, sentence order, and two orders of layer norms.
 
-*Rearranged* (2019 paper, Section 5.3, Figure 7 b) is x + f(LN(x)). *Original* (Figure 7 a, Devlin et al. 2019) is
-LN(x + f(x)), which equals the first with the residual taken after the norm: the norm that closes a block of one order
-opens the next block of the other. So both have the same parameters and names.
+*Rearranged* (2019 paper, Section 5.3, Figure 7 b) is x + f(LN(x)). *Original* (Figure 7 a, Devlin
+et al. 2019) is LN(x + f(x)), which equals the first with the residual taken after the norm: the
+norm that closes a block of one order opens the next block of the other. So both have the same
+parameters and names.
 
-GeLU is exact (erf). Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded vocabulary, t
-tensor-parallel ranks, m masked positions of the microbatch.
+GeLU is exact (erf). Shapes: b microbatch, s sequence, h hidden, n heads, d head dim, v padded
+vocabulary, t tensor-parallel ranks, m masked positions of the microbatch.
 """
 
 from typing import ClassVar
@@ -39,18 +40,25 @@ from mlm_repro.engine.rng import Dropout
 
 
 class BidirectionalAttention(SelfAttention):
-    """Attention from every position to every token but padding, with heads divided over the tp axis."""
+    """Attention from every position to every token but padding, with heads divided over the tp
+    axis."""
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
-        qkv = self.query_key_value(x).unflatten(2, (self.heads, 3, self.head_dim))  # [s, b, n/t, 3, d]
+        qkv = self.query_key_value(x).unflatten(
+            2, (self.heads, 3, self.head_dim)
+        )  # [s, b, n/t, 3, d]
         query, key, value = by_head(qkv)
         context = recomputed(self.recompute, self._attend, query, key, value, is_token, dropout)
         return self.dense(context.permute(2, 0, 1, 3).flatten(2), add_bias=False)  # [s, b, h]
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, is_token: Tensor,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_token: Tensor,
         dropout: Dropout | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         allowed = is_token[:, None, None, :]  # [b, 1, 1, s]
         if dropout is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed)
@@ -67,14 +75,19 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """Attention and MLP, each after a norm. The residual is taken before the norm, in the original order after it."""
+    """Attention and MLP, each after a norm. The residual is taken before the norm, in the original
+    order after it."""
 
     attention_class, mlp_class = BidirectionalAttention, ExactMLP
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
+    ) -> None:
         super().__init__(config, mesh, layer, recompute_attention)
         self.is_original = config.bert.layer_norm_order == "original"
-        self.input_layernorm.eps = self.post_attention_layernorm.eps = config.bert.layer_norm_epsilon
+        self.input_layernorm.eps = self.post_attention_layernorm.eps = (
+            config.bert.layer_norm_epsilon
+        )
 
     def forward(self, x: Tensor, dropout: Dropout | None, is_token: Tensor) -> Tensor:  # type: ignore[override]
         normed = self.input_layernorm(x)
@@ -85,7 +98,8 @@ class BertLayer(TransformerLayer):
 
 
 class BertEmbedding(Embedding):
-    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b, h]."""
+    """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b,
+    h]."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
         super().__init__(config, mesh, is_first)
@@ -100,7 +114,8 @@ class BertEmbedding(Embedding):
 
 
 class MaskedHead(nn.Module):
-    """Prediction of masked tokens: dense layer, GeLU, layer norm, then the word embedding and a bias."""
+    """Prediction of masked tokens: dense layer, GeLU, layer norm, then the word embedding and a
+    bias."""
 
     shard_dims: ClassVar[dict[str, int]] = {"bias": 0}
     roles: ClassVar[Roles] = {"bias": Role.BIAS}
@@ -113,7 +128,8 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
-        """Logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word embedding [v/t, h]."""
+        """Logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word
+        embedding [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -134,7 +150,11 @@ class BERT(StageModel):
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         pairs = _pairs_of(batch)
-        x = self.embedding(inputs, batch.dropout, pairs.token_types) if self.stage.is_first else inputs
+        x = (
+            self.embedding(inputs, batch.dropout, pairs.token_types)
+            if self.stage.is_first
+            else inputs
+        )
         layers = list(self.layers.values())
         x = run_layers(layers, x, batch.dropout, pairs.is_token, at_once=self.recomputed_layers)
         return self.final_layernorm(x) if self.stage.is_last else x
@@ -144,24 +164,30 @@ class BERT(StageModel):
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Logits [s, v/t] of the word at every place of one sequence of token ids [1, s] without padding."""
+        """Logits [s, v/t] of the word at every place of one sequence of token ids [1, s] without
+        padding."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
-        return self.masked_head(hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool())
+        return self.masked_head(
+            hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool()
+        )
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy at each masked position, [b, s]; zero where the target is negative."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
-        masked_losses = vocab_parallel_cross_entropy(logits, targets.T[where], self.config.vocab_size, self.mesh.tp)
+        masked_losses = vocab_parallel_cross_entropy(
+            logits, targets.T[where], self.config.vocab_size, self.mesh.tp
+        )
         losses = masked_losses.new_zeros(where.shape)
         losses[where] = masked_losses
         return losses.T
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Loss at masked positions, divided by their number (`train.normalise`), plus that of sentence order, a scalar.
+        """Loss at masked positions, divided by their number (`train.normalise`), plus that of
+        sentence order, a scalar.
 
-        Evaluation leaves sentence order out and averages over each sequence, then over sequences. So the exponential is
-        the masked-LM perplexity and does not depend on batches.
+        Evaluation leaves sentence order out and averages over each sequence, then over sequences.
+        So the exponential is the masked-LM perplexity and does not depend on batches.
         """
         pairs = _pairs_of(batch)
         losses = self.masked_losses(hidden, batch.targets)

@@ -10,27 +10,38 @@ import numpy as np
 from mlm_repro.data_pipeline.tokens.samples import PackedSamples
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.engine.data.batches import Microbatch, TrainingOrder, ValidationOrder, place_groups, text_of
+from mlm_repro.engine.data.batches import (
+    Microbatch,
+    TrainingOrder,
+    ValidationOrder,
+    place_groups,
+    text_of,
+)
 from mlm_repro.engine.family import ClosedForms, Family, TokenFiles
 from mlm_repro.engine.parallel.layout import PipelineStage
 from mlm_repro.lineage.errors import BadInput
 
 
 class TransformerXLForms(ClosedForms):
-    """Closed forms of Transformer-XL. Keys and values are computed for the memory as well as for the segment."""
+    """Closed forms of Transformer-XL. Keys and values are computed for the memory as well as for
+    the segment."""
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Parameters of the layers and of the embedding, which is adaptive if there are cutoffs."""
         model, h, xl = self.model, self.h, self.model.transformer_xl
         width, inner = model.num_heads * model.head_dim, model.inner_size
-        count = len(stage.layers) * ((5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h)
+        count = len(stage.layers) * (
+            (5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h
+        )
         if not (stage.is_first or stage.is_last):
             return count
         if not xl.cutoffs:
             return count + self.v // tp * h
         bounds = (0, *xl.cutoffs, model.vocab_size)
         widths = [h // xl.div_value**cluster for cluster in range(len(bounds) - 1)]
-        words = sum((high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False))
+        words = sum(
+            (high - low) * w for low, high, w in zip(bounds, bounds[1:], widths, strict=False)
+        )
         return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
 
     def score_bytes(self) -> int:
@@ -53,10 +64,12 @@ class TransformerXLForms(ClosedForms):
 
 @dataclass(frozen=True)
 class TrainingStreams(TrainingOrder):
-    """Training sequences of a model with memory: each place of the global batch continues where it stopped.
+    """Training sequences of a model with memory: each place of the global batch continues where it
+    stopped.
 
-    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of equal parts of it. A
-    place that a growing batch adds later begins as far into its part as the other places are.
+    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of
+    equal parts of it. A place that a growing batch adds later begins as far into its part as the
+    other places are.
     """
 
     iterations: int
@@ -67,35 +80,49 @@ class TrainingStreams(TrainingOrder):
 
 @dataclass(frozen=True)
 class ValidationStreams(ValidationOrder):
-    """The validation split for a model with memory: each place of the batch reads its own part from end to end."""
+    """The validation split for a model with memory: each place of the batch reads its own part from
+    end to end."""
 
     are_streams: ClassVar = True
     global_batch_size: int
     microbatch_size: int
 
-    def microbatches(self, num_samples: int, batch_size: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's share of `num_samples` sequences in whole rows; microbatches are those of training."""
+    def microbatches(
+        self, num_samples: int, batch_size: int, dp_rank: int, dp: int
+    ) -> Iterator[Microbatch]:
+        """This rank's share of `num_samples` sequences in whole rows; microbatches are those of
+        training."""
         rows = max(min(num_samples, self.num_samples) // self.global_batch_size, 1)
         for places in place_groups(self.global_batch_size, self.microbatch_size, dp_rank, dp):
             for row in range(rows):
                 yield self.take([place * rows + row for place in places], places)
 
 
-def training_streams(config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None) -> TrainingStreams:
+def training_streams(
+    config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
+) -> TrainingStreams:
     """The training sequences of a token file."""
     train, schedule = config.train, BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
     samples = PackedSamples(parts[0][0], count, config.model.seq_length, train.seed)
-    return TrainingStreams(schedule, train.microbatch_size, text_of(samples.consecutive), iterations)
+    return TrainingStreams(
+        schedule, train.microbatch_size, text_of(samples.consecutive), iterations
+    )
 
 
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
-    """The validation sequences of a token file. Raises BadInput if it is too short for one row of streams."""
+    """The validation sequences of a token file. Raises BadInput if it is too short for one row of
+    streams."""
     file, s, streams = parts[0][0], config.model.seq_length, config.train.global_batch_size
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:
-        raise BadInput(f"the validation split has {len(file.tokens)} tokens, fewer than {streams} streams of {s} + 1")
-    sequence = text_of(lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64))
+        raise BadInput(
+            f"the validation split has {len(file.tokens)} tokens, fewer than {streams} streams of"
+            f" {s} + 1"
+        )
+    sequence = text_of(
+        lambda number: file.tokens[number * s : (number + 1) * s + 1].astype(np.int64)
+    )
     return ValidationStreams(sequences, sequence, streams, config.train.microbatch_size)
 
 

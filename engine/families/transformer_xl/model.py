@@ -1,11 +1,13 @@
-"""Transformer-XL: segments read one after the other, with a memory of earlier states (Dai et al. 2019).
+"""Transformer-XL: segments read one after the other, with a memory of earlier states (Dai et al.
+2019).
 
-Post-LN layers, ReLU, relative positions, and an embedding scaled by √h and tied to the output head, as in the authors'
-code for WikiText-103. Two things differ: each layer has its own u and v, and the encoding of distances has no dropout.
-Full recomputation goes layer by layer, because the memory holds every layer's input anyway.
+Post-LN layers, ReLU, relative positions, and an embedding scaled by √h and tied to the output head,
+as in the authors' code for WikiText-103. Two things differ: each layer has its own u and v, and the
+encoding of distances has no dropout. Full recomputation goes layer by layer, because the memory
+holds every layer's input anyway.
 
-Shapes: b microbatch, s segment, m memory, k = m + s, h hidden, n heads (of embeddings and losses: rows), d head dim,
-v padded vocabulary, t tensor-parallel ranks.
+Shapes: b microbatch, s segment, m memory, k = m + s, h hidden, n heads (of embeddings and losses:
+rows), d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
 import math
@@ -24,7 +26,11 @@ from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence
 from mlm_repro.engine.model.stage_model import CausalModel
 from mlm_repro.engine.model.transformer import drop, drop_weights, recomputed
 from mlm_repro.engine.parallel.collectives import enter_tensor_parallel
-from mlm_repro.engine.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from mlm_repro.engine.parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.parallel.sharding import Role, Roles
 from mlm_repro.engine.rng import Dropout
@@ -36,7 +42,9 @@ class TiedEmbedding(nn.Module):
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
         self.vocab_size, self.axis = config.vocab_size, mesh.tp
-        self.word_embeddings = VocabParallelEmbedding(config.padded_vocab_size, config.hidden_size, mesh)
+        self.word_embeddings = VocabParallelEmbedding(
+            config.padded_vocab_size, config.hidden_size, mesh
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids [b, s], [s, b, h]."""
@@ -48,18 +56,25 @@ class TiedEmbedding(nn.Module):
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each target [n] from states [n, h]."""
-        return vocab_parallel_cross_entropy(self.logits(hidden), targets, self.vocab_size, self.axis)
+        return vocab_parallel_cross_entropy(
+            self.logits(hidden), targets, self.vocab_size, self.axis
+        )
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Token ids [b, s] → [s, b, h], and states → log-probabilities or losses, with less work for rare words.
+    """Token ids [b, s] → [s, b, h], and states → log-probabilities or losses, with less work for
+    rare words.
 
-    Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full width. Each tail
-    cluster has a projection and a width smaller by `div_value`. Input and output share embeddings and projections
-    (Grave et al. 2017; Baevski & Auli 2019).
+    Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full
+    width. Each tail cluster has a projection and a width smaller by `div_value`. Input and output
+    share embeddings and projections (Grave et al. 2017; Baevski & Auli 2019).
     """
 
-    roles: ClassVar[Roles] = {"words": Role.EMBEDDING, "projections": Role.WEIGHT, "clusters": Role.EMBEDDING}
+    roles: ClassVar[Roles] = {
+        "words": Role.EMBEDDING,
+        "projections": Role.WEIGHT,
+        "clusters": Role.EMBEDDING,
+    }
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -67,8 +82,12 @@ class AdaptiveEmbedding(nn.Module):
         self.bounds = [0, *xl.cutoffs, config.vocab_size]
         widths = [config.hidden_size // xl.div_value**i for i in range(len(self.bounds) - 1)]
         sizes = [high - low for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
-        self.words = nn.ParameterList(torch.empty(size, width) for size, width in zip(sizes, widths, strict=True))
-        self.projections = nn.ParameterList(torch.empty(config.hidden_size, width) for width in widths[1:])
+        self.words = nn.ParameterList(
+            torch.empty(size, width) for size, width in zip(sizes, widths, strict=True)
+        )
+        self.projections = nn.ParameterList(
+            torch.empty(config.hidden_size, width) for width in widths[1:]
+        )
         self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -83,11 +102,14 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of each target [n] from states [n, h]. A tail computes logits for its own targets only."""
+        """Cross-entropy of each target [n] from states [n, h]. A tail computes logits for its own
+        targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         places = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
-            places = torch.where(targets >= self.bounds[cluster], self.bounds[1] + cluster - 1, places)
+            places = torch.where(
+                targets >= self.bounds[cluster], self.bounds[1] + cluster - 1, places
+            )
         losses = -head.gather(1, places[:, None]).squeeze(1)
         for cluster in range(1, len(self.words)):
             rows, local = self._members(targets, cluster)
@@ -98,7 +120,10 @@ class AdaptiveEmbedding(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words, [..., h] → [..., v]."""
         first, head, clusters = self.bounds[1], self._head(hidden), range(1, len(self.words))
-        tails = [head[..., first + cluster - 1, None] + self._tail(hidden, cluster) for cluster in clusters]
+        tails = [
+            head[..., first + cluster - 1, None] + self._tail(hidden, cluster)
+            for cluster in clusters
+        ]
         return torch.cat([head[..., :first], *tails], dim=-1)
 
     def _head(self, hidden: Tensor) -> Tensor:
@@ -115,11 +140,14 @@ class AdaptiveEmbedding(nn.Module):
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits, dim=-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
+    return F.log_softmax(
+        logits, dim=-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32
+    )
 
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Tensor:
-    """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of 10000^(−2i/h) · distance.
+    """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of
+    10000^(−2i/h) · distance.
 
     Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
     """
@@ -130,15 +158,19 @@ def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Te
 
 
 class RelativeAttention(nn.Module):
-    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the tensor-parallel axis.
+    """Causal attention with scores (q + u)·k + (q + v)·r(distance), heads divided over the
+    tensor-parallel axis.
 
-    u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no biases.
+    u and v are learned vectors of each head and layer (Dai et al. 2019, Section 3.3). There are no
+    biases.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"content_bias": 0, "position_bias": 0}
     roles: ClassVar[Roles] = {"content_bias": Role.VECTOR, "position_bias": Role.VECTOR}
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False
+    ) -> None:
         super().__init__()
         self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
         self.heads, self.head_dim = config.num_heads // mesh.tp.size, config.head_dim
@@ -149,21 +181,31 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.empty(self.heads, self.head_dim))
         self.position_bias = nn.Parameter(torch.empty(self.heads, self.head_dim))
 
-    def forward(self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
+    ) -> Tensor:
         """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
         query = query[:, :, -len(x) :]
-        distance = self.distance(encoding).unflatten(1, (self.heads, self.head_dim)).transpose(0, 1)  # [n/t, k, d]
+        distance = (
+            self.distance(encoding).unflatten(1, (self.heads, self.head_dim)).transpose(0, 1)
+        )  # [n/t, k, d]
         attended = recomputed(self.recompute, self._attend, query, key, value, distance, dropout)
         return self.dense(attended.permute(2, 0, 1, 3).flatten(2))
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, distance: Tensor,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        distance: Tensor,
         dropout: Dropout | None,
-    ) -> Tensor:  # fmt: skip
-        by_content = torch.matmul(query + self.content_bias[:, None], key.transpose(-1, -2))  # [b, n/t, s, k]
+    ) -> Tensor:
+        by_content = torch.matmul(
+            query + self.content_bias[:, None], key.transpose(-1, -2)
+        )  # [b, n/t, s, k]
         by_distance = torch.matmul(query + self.position_bias[:, None], distance.transpose(-1, -2))
         scores = by_content + _shift(by_distance)
         weights: Tensor = kernel("masked_softmax", scores)(scores, 1.0 / math.sqrt(self.head_dim))
@@ -173,17 +215,20 @@ class RelativeAttention(nn.Module):
 def _shift(scores: Tensor) -> Tensor:
     """Turn columns by distance k − 1 … 0 into columns by key.
 
-    Column j of row i is then the distance i + m − j. Row i moves left by s − 1 − i (Dai et al. 2019, Appendix B).
-    Columns of future keys are undefined.
+    Column j of row i is then the distance i + m − j. Row i moves left by s − 1 − i (Dai et al.
+    2019, Appendix B). Columns of future keys are undefined.
     """
     b, n, s, k = scores.shape
     return F.pad(scores, (1, 0)).view(b, n, k + 1, s)[:, :, 1:].view(b, n, s, k)
 
 
 class TransformerXLLayer(nn.Module):
-    """LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout: [s, b, h] → [s, b, h]."""
+    """LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout: [s, b, h] → [s,
+    b, h]."""
 
-    def __init__(self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
+    ) -> None:
         super().__init__()
         self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
@@ -192,22 +237,29 @@ class TransformerXLLayer(nn.Module):
         self.dense_inner_to_h = RowParallelLinear(config.inner_size, config.hidden_size, mesh)
         self.mlp_layernorm = nn.LayerNorm(config.hidden_size)
 
-    def forward(self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
+    ) -> Tensor:
         """[s, b, h] and a memory [m, b, h] of this layer's earlier inputs → [s, b, h]."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
-        x = self.attention_layernorm(x + drop(attention, f"{site}.attention_output", dropout, self.mesh))
+        x = self.attention_layernorm(
+            x + drop(attention, f"{site}.attention_output", dropout, self.mesh)
+        )
         inner = F.relu(self.dense_h_to_inner(x))  # [s, b, inner/t]
         if dropout is not None:
             mask = dropout.mask(f"{site}.mlp_inner")
             keep = mask.keep(len(x), self.inner_size, x.device).transpose(0, 1)
-            inner = inner * keep.chunk(self.mesh.tp.size, dim=-1)[self.mesh.tp.rank].to(x.dtype).mul_(mask.scale)
+            inner = inner * keep.chunk(self.mesh.tp.size, dim=-1)[self.mesh.tp.rank].to(
+                x.dtype
+            ).mul_(mask.scale)
         mlp = self.dense_inner_to_h(inner)
         return self.mlp_layernorm(x + drop(mlp, f"{site}.mlp_output", dropout, self.mesh))
 
 
 class TransformerXL(CausalModel):
-    """Language model with memory, or one pipeline stage of it. Post-LN layers need no scaling by depth."""
+    """Language model with memory, or one pipeline stage of it. Post-LN layers need no scaling by
+    depth."""
 
     embedding: TiedEmbedding | AdaptiveEmbedding
     scales_residual = False
@@ -215,20 +267,31 @@ class TransformerXL(CausalModel):
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
             is_adaptive = bool(config.transformer_xl.cutoffs)
-            self.embedding = AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
+            self.embedding = (
+                AdaptiveEmbedding(config) if is_adaptive else TiedEmbedding(config, mesh)
+            )
         self.layers = self.layers_of(TransformerXLLayer)
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         return self.forward(inputs, batch.dropout, batch.recurrence)
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        return self.embedding.losses(hidden.flatten(0, 1), batch.targets.transpose(0, 1).flatten()).mean()
+        return self.embedding.losses(
+            hidden.flatten(0, 1), batch.targets.transpose(0, 1).flatten()
+        ).mean()
 
-    def forward(self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None) -> Tensor:
+    def forward(
+        self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
+    ) -> Tensor:
         """Output of the stage, [s, b, h]. Without a recurrence the segment has no memory."""
         x = inputs
         if self.stage.is_first:
-            x = drop(self.embedding(inputs) * math.sqrt(self.config.hidden_size), "embedding", dropout, self.mesh)
+            x = drop(
+                self.embedding(inputs) * math.sqrt(self.config.hidden_size),
+                "embedding",
+                dropout,
+                self.mesh,
+            )
         before = recurrence.before if recurrence else {}
         length = len(x) + len(before.get(self.stage.layers[0], ()))
         encoding = distance_encoding(length, self.config.hidden_size, x.device).to(x.dtype)
@@ -242,5 +305,6 @@ class TransformerXL(CausalModel):
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive softmax."""
+        """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive
+        softmax."""
         return self.embedding.logits(hidden)

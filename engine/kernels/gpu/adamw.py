@@ -1,6 +1,8 @@
-"""AdamW's update over flat storage in one Triton pass: 30 bytes a weight with a copy in 16 bits, 28 without.
+"""AdamW's update over flat storage in one Triton pass: 30 bytes a weight with a copy in 16 bits, 28
+without.
 
-Torch's, which clips by `grad_scale`, moves 38: it writes the gradient back, and the copy is a pass of its own.
+Torch's, which clips by `grad_scale`, moves 38: it writes the gradient back, and the copy is a pass
+of its own.
 """
 
 import math
@@ -16,24 +18,52 @@ BLOCK = 1024
 
 
 def fused(
-    weights: torch.Tensor, copy: torch.Tensor | None, gradient: torch.Tensor, exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor, step: AdamStep,
-) -> None:  # fmt: skip
+    weights: torch.Tensor,
+    copy: torch.Tensor | None,
+    gradient: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    step: AdamStep,
+) -> None:
     """Update flat weights and moments, and `copy` in its own dtype; the gradient stays as it is."""
     # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight
     root = math.sqrt(1 - step.beta2**step.steps)
     rate = step.learning_rate * root / (1 - step.beta1**step.steps)
     _adamw[triton.cdiv(len(weights), BLOCK),](
-        weights, copy, gradient, exp_avg, exp_avg_sq, len(weights), step.clipping, 1 - step.beta1, step.beta2,
-        1 - step.beta2, rate, step.epsilon * root, step.learning_rate * step.weight_decay, BLOCK,
-    )  # fmt: skip
+        weights,
+        copy,
+        gradient,
+        exp_avg,
+        exp_avg_sq,
+        len(weights),
+        step.clipping,
+        1 - step.beta1,
+        step.beta2,
+        1 - step.beta2,
+        rate,
+        step.epsilon * root,
+        step.learning_rate * step.weight_decay,
+        BLOCK,
+    )
 
 
 @triton.jit
 def _adamw(
-    weights, copy, gradient, exp_avg, exp_avg_sq, count, clipping, share, beta2, share_sq, rate, epsilon, decay,
+    weights,
+    copy,
+    gradient,
+    exp_avg,
+    exp_avg_sq,
+    count,
+    clipping,
+    share,
+    beta2,
+    share_sq,
+    rate,
+    epsilon,
+    decay,
     c: tl.constexpr,
-):  # fmt: skip
+):
     at = tl.program_id(0).to(tl.int64) * c + tl.arange(0, c)
     inside = at < count
     slope = tl.load(gradient + at, inside, 0.0).to(tl.float32) * clipping

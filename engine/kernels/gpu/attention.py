@@ -1,8 +1,9 @@
 """Flash attention with dropout in Triton (Dao et al. 2022, 2023, arXiv 2205.14135 and 2307.08691).
 
-Torch's own flash kernels cannot use the dropout mask of `engine/rng.py`. Here a separate kernel draws the mask once,
-one bit per score, and backward reuses it. All sums have a fixed order. Shapes: s sequence, b microbatch, n heads, d
-head dim; w and v are the widths of a head's two parts; a program handles m queries and c keys at a time.
+Torch's own flash kernels cannot use the dropout mask of `engine/rng.py`. Here a separate kernel
+draws the mask once, one bit per score, and backward reuses it. All sums have a fixed order. Shapes:
+s sequence, b microbatch, n heads, d head dim; w and v are the widths of a head's two parts; a
+program handles m queries and c keys at a time.
 """
 
 import math
@@ -19,7 +20,12 @@ from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, packed
 
 DRAWN_ROWS = 64
-BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+BACKENDS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 """Torch's attention without dropout, the fastest first."""
 LOG2_E = tl.constexpr(math.log2(math.e))
 
@@ -37,9 +43,11 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product is of padding; 0 for no second.
+    """Columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product is of
+    padding; 0 for no second.
 
-    Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do not suffice.
+    Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
+    not suffice.
     """
     if compute_capability() < HOPPER and dtype != torch.float32:
         return max(triton.next_power_of_2(d), 16), 0
@@ -58,8 +66,8 @@ def compute_capability() -> int:
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
     """Tiles for outputs, for gradients of queries, and for gradients of keys and values.
 
-    For 16-bit numbers and head dims up to 128 they were the fastest of those tried on an H200, or within a twentieth of
-    it, where a head had one part. Others are chosen by registers and memory.
+    For 16-bit numbers and head dims up to 128 they were the fastest of those tried on an H200, or
+    within a twentieth of it, where a head had one part. Others are chosen by registers and memory.
     """
     width = triton.next_power_of_2(d)
     if dtype == torch.float32:
@@ -73,7 +81,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b, n, 3, d].
+    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b,
+    n, 3, d].
 
     Without dropout it is torch's own, by the fastest of its backends that takes the shape.
     """
@@ -94,13 +103,25 @@ class _Flash(torch.autograd.Function):
         keys, first_row, threshold, keep_scale = mask_arguments(mask, qkv.device)
         blocks = triton.cdiv(s, BLOCK)
         bits = torch.empty(b * n, s, blocks * BLOCK // 8, dtype=torch.uint8, device=qkv.device)
-        _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](keys, bits, first_row, threshold, s, n, DRAWN_ROWS)
+        _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](
+            keys, bits, first_row, threshold, s, n, DRAWN_ROWS
+        )
         ctx.factors, ctx.sizes = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
-            qkv, context, sums, bits, *ctx.factors, *ctx.sizes, d, tiles.queries, tiles.keys, *parts_of(d, qkv.dtype),
-            num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
+            qkv,
+            context,
+            sums,
+            bits,
+            *ctx.factors,
+            *ctx.sizes,
+            d,
+            tiles.queries,
+            tiles.keys,
+            *parts_of(d, qkv.dtype),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
         ctx.save_for_backward(qkv, context, sums, bits)
         return context
 
@@ -110,19 +131,38 @@ class _Flash(torch.autograd.Function):
         gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         inner = torch.empty_like(sums)
-        given: tuple[Any, ...] = (qkv, gradient, context, qkv_gradient, sums, inner, bits, *ctx.factors, *ctx.sizes, d)
+        given: tuple[Any, ...] = (
+            qkv,
+            gradient,
+            context,
+            qkv_gradient,
+            sums,
+            inner,
+            bits,
+            *ctx.factors,
+            *ctx.sizes,
+            d,
+        )
         to_query, to_key = ctx.tiles
-        for kernel, tiles, each in ((_to_query, to_query, to_query.queries), (_to_key_value, to_key, to_key.keys)):
+        for kernel, tiles, each in (
+            (_to_query, to_query, to_query.queries),
+            (_to_key_value, to_key, to_key.keys),
+        ):
             kernel[triton.cdiv(s, each), b * n](
-                *given, tiles.queries, tiles.keys, *parts_of(d, qkv.dtype),
-                num_warps=tiles.warps, num_stages=tiles.stages,
-            )  # fmt: skip
+                *given,
+                tiles.queries,
+                tiles.keys,
+                *parts_of(d, qkv.dtype),
+                num_warps=tiles.warps,
+                num_stages=tiles.stages,
+            )
         return qkv_gradient, None
 
 
 @triton.jit
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
-    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles of later keys are skipped."""
+    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles of later keys are
+    skipped."""
     group, start = tl.program_id(2), tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
         query = start + tl.arange(0, r)
@@ -135,14 +175,20 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 
 @triton.jit
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Places of `w` columns of one head's rows from `first` on, [r, w], and which of them the head has."""
+    """Places of `w` columns of one head's rows from `first` on, [r, w], and which of them the head
+    has."""
     row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
-    return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (column < d)
+    return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
+        column < d
+    )
 
 
 @triton.jit
-def _tile(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
-    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Missing rows are zero."""
+def _tile(
+    base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
+):
+    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Missing rows are
+    zero."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
@@ -153,7 +199,18 @@ def _tile(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.conste
 
 
 @triton.jit
-def _put(base, first, stride, tile, factor, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
+def _put(
+    base,
+    first,
+    stride,
+    tile,
+    factor,
+    s,
+    r: tl.constexpr,
+    d: tl.constexpr,
+    w: tl.constexpr,
+    v: tl.constexpr,
+):
     """Store a tile of `_tile` times a factor."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tl.store(at, tile[0] * factor, inside)
@@ -190,14 +247,28 @@ def _stays(bits, group, query, key, s):
     """True where a weight is not dropped. Queries are a column and keys a row, or the reverse."""
     row = (s + 127) // 128 * 16
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
-    return (tl.load(bits + group.to(tl.int64) * s * row + at) >> (key % 128 // 16).to(tl.uint8)) & 1 != 0
+    return (
+        tl.load(bits + group.to(tl.int64) * s * row + at) >> (key % 128 // 16).to(tl.uint8)
+    ) & 1 != 0
 
 
 @triton.jit
 def _forward(
-    qkv, context, sums, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    context,
+    sums,
+    bits,
+    keep_scale,
+    scale,
+    s,
+    b,
+    n,
+    d: tl.constexpr,
+    m: tl.constexpr,
+    c: tl.constexpr,
+    w: tl.constexpr,
+    v: tl.constexpr,
+):
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
@@ -217,19 +288,48 @@ def _forward(
             higher = tl.maximum(top, tl.max(scores, 1))
             weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 1)
-            weights = tl.where(_stays(bits, group, query[:, None], key[None, :], s), weights, 0.0).to(values[0].dtype)
+            weights = tl.where(
+                _stays(bits, group, query[:, None], key[None, :], s), weights, 0.0
+            ).to(values[0].dtype)
             mixed = _add((mixed[0] * fade[:, None], mixed[1] * fade[:, None]), weights, values, v)
             top = higher
-    _put(context + group.to(tl.int64) * d, first, b * n * d, mixed, (keep_scale / total)[:, None], s, m, d, w, v)
+    _put(
+        context + group.to(tl.int64) * d,
+        first,
+        b * n * d,
+        mixed,
+        (keep_scale / total)[:, None],
+        s,
+        m,
+        d,
+        w,
+        v,
+    )
     tl.store(sums + group.to(tl.int64) * s + query, top + tl.log2(total), query < s)
 
 
 @triton.jit
 def _to_query(
-    qkv, gradient, context, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
-):  # fmt: skip
-    """Also write the inner product of each query's output and the output's gradient, which `_to_key_value` reads."""
+    qkv,
+    gradient,
+    context,
+    qkv_gradient,
+    sums,
+    inners,
+    bits,
+    keep_scale,
+    scale,
+    s,
+    b,
+    n,
+    d: tl.constexpr,
+    m: tl.constexpr,
+    c: tl.constexpr,
+    w: tl.constexpr,
+    v: tl.constexpr,
+):
+    """Also write the inner product of each query's output and the output's gradient, which
+    `_to_key_value` reads."""
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
     query, head = first + tl.arange(0, m), group.to(tl.int64) * d
@@ -252,20 +352,41 @@ def _to_query(
             if is_edge:
                 weights = tl.where(key[None, :] <= query[:, None], weights, 0.0)
             slopes = _along(given, values, v) * keep_scale
-            slopes = tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0) - inner[:, None]
+            slopes = (
+                tl.where(_stays(bits, group, query[:, None], key[None, :], s), slopes, 0.0)
+                - inner[:, None]
+            )
             total = _add(total, (weights * slopes).to(keys[0].dtype), keys, v)
     _put(qkv_gradient + group.to(tl.int64) * 3 * d, first, stride, total, scale, s, m, d, w, v)
 
 
 @triton.jit
 def _to_key_value(
-    qkv, gradient, context, qkv_gradient, sums, inners, bits, keep_scale, scale, s, b, n, d: tl.constexpr,
-    m: tl.constexpr, c: tl.constexpr, w: tl.constexpr, v: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    gradient,
+    context,
+    qkv_gradient,
+    sums,
+    inners,
+    bits,
+    keep_scale,
+    scale,
+    s,
+    b,
+    n,
+    d: tl.constexpr,
+    m: tl.constexpr,
+    c: tl.constexpr,
+    w: tl.constexpr,
+    v: tl.constexpr,
+):
     group, start = tl.program_id(1), tl.program_id(0) * c
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     key = start + tl.arange(0, c)
-    keys, values = _tile(base + d, start, stride, s, c, d, w, v), _tile(base + 2 * d, start, stride, s, c, d, w, v)
+    keys, values = (
+        _tile(base + d, start, stride, s, c, d, w, v),
+        _tile(base + 2 * d, start, stride, s, c, d, w, v),
+    )
     to_key, to_value = _zeros(c, w, v), _zeros(c, w, v)
     for row in range(start // m * m, s, m):
         query, at = row + tl.arange(0, m), group.to(tl.int64) * s
@@ -277,7 +398,9 @@ def _to_key_value(
         weights = tl.where(key[:, None] <= query[None, :], weights, 0.0)
         stays = _stays(bits, group, query[None, :], key[:, None], s)
         to_value = _add(to_value, tl.where(stays, weights, 0.0).to(q[0].dtype), given, v)
-        slopes = weights * (tl.where(stays, _along(values, given, v) * keep_scale, 0.0) - inner[None, :])
+        slopes = weights * (
+            tl.where(stays, _along(values, given, v) * keep_scale, 0.0) - inner[None, :]
+        )
         to_key = _add(to_key, slopes.to(q[0].dtype), q, v)
     out = qkv_gradient + group.to(tl.int64) * 3 * d
     _put(out + d, start, stride, to_key, scale, s, c, d, w, v)

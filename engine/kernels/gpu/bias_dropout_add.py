@@ -1,7 +1,8 @@
-"""Bias, dropout and residual addition, dropout alone, and layer norm with or without them, in one Triton pass each way.
+"""Bias, dropout and residual addition, dropout alone, and layer norm with or without them, in one
+Triton pass each way.
 
-Nothing is kept but the sum: backward recomputes mask, mean and deviation. Gradients of bias and norm are summed in a
-fixed order. Shapes: s sequence, b microbatch, h hidden.
+Nothing is kept but the sum: backward recomputes mask, mean and deviation. Gradients of bias and
+norm are summed in a fixed order. Shapes: s sequence, b microbatch, h hidden.
 """
 
 import torch
@@ -13,7 +14,8 @@ from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays, warps
 
 ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
-"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward. A norm has whole rows."""
+"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward. A
+norm has whole rows."""
 WIDEST = 8192
 """Columns of a row that a program of a norm holds in registers."""
 
@@ -21,31 +23,62 @@ WIDEST = 8192
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-        mask: DropoutMask | None, weight: torch.Tensor | None = None, shift: torch.Tensor | None = None,
+        ctx: Context,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        mask: DropoutMask | None,
+        weight: torch.Tensor | None = None,
+        shift: torch.Tensor | None = None,
         epsilon: float = 0.0,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         x, h = x.contiguous(), x.size(-1)
         bias, residual, weight, shift = (
-            x.new_empty(0) if each is None else each.contiguous() for each in (bias, residual, weight, shift)
+            x.new_empty(0) if each is None else each.contiguous()
+            for each in (bias, residual, weight, shift)
         )
         has_bias, has_residual, has_norm = (len(each) > 0 for each in (bias, residual, weight))
         columns = triton.next_power_of_2(max(h, BLOCK)) if has_norm else MASK_BLOCKS * BLOCK
-        ctx.mask, ctx.rows, ctx.epsilon = mask_arguments(mask, x.device), 1 if has_norm else ROWS, epsilon
+        ctx.mask, ctx.rows, ctx.epsilon = (
+            mask_arguments(mask, x.device),
+            1 if has_norm else ROWS,
+            epsilon,
+        )
         ctx.has, ctx.columns = (has_bias, mask is not None, has_norm), columns
         adds = has_bias or has_residual or mask is not None
-        output, normed = torch.empty_like(x) if adds else x, torch.empty_like(x if has_norm else weight)
+        output, normed = (
+            torch.empty_like(x) if adds else x,
+            torch.empty_like(x if has_norm else weight),
+        )
         rows = x.numel() // h
         _bias_dropout_add[triton.cdiv(rows, ctx.rows), triton.cdiv(h, columns)](
-            x, bias, residual, output, weight, shift, normed, *ctx.mask, rows, x.size(1), h, epsilon, *ctx.has,
-            has_residual, adds, ctx.rows, columns // BLOCK, num_warps=warps(columns) if has_norm else 4,
-        )  # fmt: skip
+            x,
+            bias,
+            residual,
+            output,
+            weight,
+            shift,
+            normed,
+            *ctx.mask,
+            rows,
+            x.size(1),
+            h,
+            epsilon,
+            *ctx.has,
+            has_residual,
+            adds,
+            ctx.rows,
+            columns // BLOCK,
+            num_warps=warps(columns) if has_norm else 4,
+        )
         ctx.dtype, ctx.has_residual = x.dtype, has_residual
         ctx.save_for_backward(output if has_norm else weight, weight)
         return (output, normed) if has_norm else output
 
     @staticmethod
-    def backward(ctx: Context, gradient: torch.Tensor, normed: torch.Tensor | None = None) -> tuple[object, ...]:
+    def backward(
+        ctx: Context, gradient: torch.Tensor, normed: torch.Tensor | None = None
+    ) -> tuple[object, ...]:
         (added, weight), (has_bias, has_mask, has_norm) = ctx.saved_tensors, ctx.has
         gradient, h = gradient.contiguous(), gradient.size(-1)
         normed = gradient if normed is None else normed.contiguous()
@@ -56,16 +89,33 @@ class _AddNorm(torch.autograd.Function):
         count = 3 if has_norm else int(has_bias)
         parts = torch.empty(grid[0], count, h, dtype=torch.float32, device=gradient.device)
         _gradient[grid](
-            gradient, added, normed, weight, to_sum, to_x, parts, *ctx.mask, rows, gradient.size(1), h, ctx.epsilon,
-            *ctx.has, count, ctx.rows, ctx.columns // BLOCK, STEPS, num_warps=warps(ctx.columns) if has_norm else 4,
-        )  # fmt: skip
+            gradient,
+            added,
+            normed,
+            weight,
+            to_sum,
+            to_x,
+            parts,
+            *ctx.mask,
+            rows,
+            gradient.size(1),
+            h,
+            ctx.epsilon,
+            *ctx.has,
+            count,
+            ctx.rows,
+            ctx.columns // BLOCK,
+            STEPS,
+            num_warps=warps(ctx.columns) if has_norm else 4,
+        )
         sums = [*parts.sum(0).to(ctx.dtype), None, None] if count else [None, None, None]
         to_bias, to_residual = sums[0] if has_bias else None, to_sum if ctx.has_residual else None
         return to_x, to_bias, to_residual, None, *(sums[1:3] if has_norm else (None, None)), None
 
 
 fused = _AddNorm.apply
-"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; (x, bias, residual, mask)."""
+"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; (x, bias, residual,
+mask)."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -75,9 +125,14 @@ def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 def add_norm(
-    x: torch.Tensor, weight: torch.Tensor, shift: torch.Tensor, branch: torch.Tensor | None, bias: torch.Tensor | None,
-    mask: DropoutMask | None, epsilon: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    shift: torch.Tensor,
+    branch: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: DropoutMask | None,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
@@ -95,10 +150,29 @@ def _centred(value, inside, h, epsilon):
 
 @triton.jit
 def _bias_dropout_add(
-    x, bias, residual, output, weight, shift, normed, keys, first_row, threshold, scale, rows, b, h, epsilon,
-    has_bias: tl.constexpr, has_mask: tl.constexpr, has_norm: tl.constexpr, has_residual: tl.constexpr,
-    adds: tl.constexpr, r: tl.constexpr, c: tl.constexpr,
-):  # fmt: skip
+    x,
+    bias,
+    residual,
+    output,
+    weight,
+    shift,
+    normed,
+    keys,
+    first_row,
+    threshold,
+    scale,
+    rows,
+    b,
+    h,
+    epsilon,
+    has_bias: tl.constexpr,
+    has_mask: tl.constexpr,
+    has_norm: tl.constexpr,
+    has_residual: tl.constexpr,
+    adds: tl.constexpr,
+    r: tl.constexpr,
+    c: tl.constexpr,
+):
     row = tl.program_id(0) * r + tl.arange(0, r)
     column = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)[None, :]
     inside = (row[:, None] < rows) & (column < h)
@@ -118,15 +192,36 @@ def _bias_dropout_add(
         value = value.to(output.dtype.element_ty).to(tl.float32)
         centred, inverse = _centred(value, inside, h, epsilon)
         value = centred * inverse * tl.load(weight + column, column < h, 0.0).to(tl.float32)
-        tl.store(normed + at, value + tl.load(shift + column, column < h, 0.0).to(tl.float32), inside)
+        tl.store(
+            normed + at, value + tl.load(shift + column, column < h, 0.0).to(tl.float32), inside
+        )
 
 
 @triton.jit
 def _gradient(
-    gradient, added, normed, weight, to_sum, to_x, parts, keys, first_row, threshold, scale, rows, b, h, epsilon,
-    has_bias: tl.constexpr, has_mask: tl.constexpr, has_norm: tl.constexpr, count: tl.constexpr, r: tl.constexpr,
-    c: tl.constexpr, steps: tl.constexpr,
-):  # fmt: skip
+    gradient,
+    added,
+    normed,
+    weight,
+    to_sum,
+    to_x,
+    parts,
+    keys,
+    first_row,
+    threshold,
+    scale,
+    rows,
+    b,
+    h,
+    epsilon,
+    has_bias: tl.constexpr,
+    has_mask: tl.constexpr,
+    has_norm: tl.constexpr,
+    count: tl.constexpr,
+    r: tl.constexpr,
+    c: tl.constexpr,
+    steps: tl.constexpr,
+):
     column = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)[None, :]
     total = tl.zeros([r, 128 * c], tl.float32)
     to_weight, to_shift = total, total
@@ -138,14 +233,18 @@ def _gradient(
         at = row[:, None].to(tl.int64) * h + column
         value = tl.load(gradient + at, inside, 0.0).to(tl.float32)
         if has_norm:
-            centred, inverse = _centred(tl.load(added + at, inside, 0.0).to(tl.float32), inside, h, epsilon)
+            centred, inverse = _centred(
+                tl.load(added + at, inside, 0.0).to(tl.float32), inside, h, epsilon
+            )
             centred *= inverse
             given = tl.load(normed + at, inside, 0.0).to(tl.float32)
             to_weight += given * centred
             to_shift += given
             slope = given * factor
             along = tl.sum(slope * centred, 1)[:, None] / h
-            value += tl.where(inside, (slope - tl.sum(slope, 1)[:, None] / h - centred * along) * inverse, 0.0)
+            value += tl.where(
+                inside, (slope - tl.sum(slope, 1)[:, None] / h - centred * along) * inverse, 0.0
+            )
             tl.store(to_sum + at, value, inside)
         if has_mask:
             key = tl.load(keys + row % b)

@@ -1,4 +1,5 @@
-"""Bias and GeLU in its tanh form, in one Triton pass each way. The bias's gradient is summed in a fixed order."""
+"""Bias and GeLU in its tanh form, in one Triton pass each way. The bias's gradient is summed in a
+fixed order."""
 
 import math
 
@@ -32,7 +33,9 @@ class _BiasGelu(torch.autograd.Function):
         rows = x.numel() // h
         grid = (triton.cdiv(rows, ROWS * STEPS), triton.cdiv(h, COLUMNS))
         parts = torch.empty(grid[0], h, dtype=torch.float32, device=x.device)
-        _bias_gelu_gradient[grid](x, bias, gradient.contiguous(), to_x, parts, rows, h, ROWS, COLUMNS, STEPS)
+        _bias_gelu_gradient[grid](
+            x, bias, gradient.contiguous(), to_x, parts, rows, h, ROWS, COLUMNS, STEPS
+        )
         return to_x, parts.sum(0).to(bias.dtype)
 
 
@@ -60,7 +63,7 @@ def _bias_gelu(x, bias, output, rows, h, r: tl.constexpr, c: tl.constexpr):
 @triton.jit
 def _bias_gelu_gradient(
     x, bias, gradient, to_x, parts, rows, h, r: tl.constexpr, c: tl.constexpr, steps: tl.constexpr
-):  # fmt: skip
+):
     column = tl.program_id(1) * c + tl.arange(0, c)[None, :]
     added = tl.load(bias + column, column < h, 0.0).to(tl.float32)
     total = tl.zeros([r, c], tl.float32)

@@ -1,4 +1,5 @@
-"""Triton kernels for the logits of the chunked output projection and cross-entropy. A program handles one row."""
+"""Triton kernels for the logits of the chunked output projection and cross-entropy. A program
+handles one row."""
 
 import torch
 import triton
@@ -9,42 +10,76 @@ from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chu
 COLUMNS = 4096
 """Logits that a program handles at a time."""
 CHUNK_BYTES = 1 << 30
-"""Largest block of logits in memory: ten thousand positions of GPT-2's vocabulary. The weight's gradient is added up in
-fp32 over the blocks, which takes longer than a block's softmax."""
+"""Largest block of logits in memory: ten thousand positions of GPT-2's vocabulary. The weight's
+gradient is added up in fp32 over the blocks, which takes longer than a block's softmax."""
 
 
 def chunked(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, vocab_size: int, axis: VocabAxis
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    vocab_size: int,
+    axis: VocabAxis,
 ) -> torch.Tensor:
-    """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are computed along with the loss."""
-    return in_chunks(hidden, weight, targets, vocab_size, axis, LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES))
+    """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are computed along
+    with the loss."""
+    return in_chunks(
+        hidden,
+        weight,
+        targets,
+        vocab_size,
+        axis,
+        LogitLoops(log_sum, softmax_gradient, CHUNK_BYTES),
+    )
 
 
 def log_sum(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, top: torch.Tensor, sums: torch.Tensor, factor: float,
+    logits: torch.Tensor,
+    columns: int,
+    targets: torch.Tensor,
+    top: torch.Tensor,
+    sums: torch.Tensor,
+    factor: float,
     is_whole: bool,
-) -> None:  # fmt: skip
-    """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the target's logit.
+) -> None:
+    """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
+    target's logit.
 
     With a `factor` whole rows (`is_whole`) are overwritten by `factor` × the loss's gradient.
     """
     _log_sum[(len(logits),)](
-        logits, targets, top, sums, columns, *logits.shape, factor, is_whole and factor > 0.0, COLUMNS, num_warps=8
+        logits,
+        targets,
+        top,
+        sums,
+        columns,
+        *logits.shape,
+        factor,
+        is_whole and factor > 0.0,
+        COLUMNS,
+        num_warps=8,
     )
 
 
 def softmax_gradient(
-    logits: torch.Tensor, columns: int, targets: torch.Tensor, own_top: torch.Tensor, top: torch.Tensor,
-    sums: torch.Tensor, factor: float,
-) -> None:  # fmt: skip
+    logits: torch.Tensor,
+    columns: int,
+    targets: torch.Tensor,
+    own_top: torch.Tensor,
+    top: torch.Tensor,
+    sums: torch.Tensor,
+    factor: float,
+) -> None:
     """Turn logits into `factor` × (softmax − 1 at the target), in place."""
     _softmax_gradient[(len(logits),)](
         logits, targets, top, sums, columns, logits.size(1), factor, COLUMNS, num_warps=8
-    )  # fmt: skip
+    )
 
 
 @triton.jit
-def _log_sum(logits, targets, top, own, columns, n, v, factor, has_factor: tl.constexpr, c: tl.constexpr):
+def _log_sum(
+    logits, targets, top, own, columns, n, v, factor, has_factor: tl.constexpr, c: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
     most = tl.full([c], float("-inf"), tl.float32)
@@ -73,8 +108,15 @@ def _log_sum(logits, targets, top, own, columns, n, v, factor, has_factor: tl.co
 def _softmax_gradient(logits, targets, top, totals, columns, v, factor, c: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     _row_gradient(
-        logits + row * v, tl.load(targets + row), columns, v, tl.load(top + row), tl.load(totals + row), factor, c
-    )  # fmt: skip
+        logits + row * v,
+        tl.load(targets + row),
+        columns,
+        v,
+        tl.load(top + row),
+        tl.load(totals + row),
+        factor,
+        c,
+    )
 
 
 @triton.jit

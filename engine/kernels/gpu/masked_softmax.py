@@ -1,4 +1,5 @@
-"""Scale, mask and softmax in one Triton pass each way. A program holds a whole row of scores in registers.
+"""Scale, mask and softmax in one Triton pass each way. A program holds a whole row of scores in
+registers.
 
 Shapes: b microbatch, n heads, s queries, k keys.
 """
@@ -16,10 +17,12 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Context, scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         scores = scores.contiguous()
         b, n, s, k = scores.shape
-        seen = scores.new_empty(0, dtype=torch.bool) if visible is None else visible.expand(b, 1, s, k)
+        seen = (
+            scores.new_empty(0, dtype=torch.bool) if visible is None else visible.expand(b, 1, s, k)
+        )
         strides = (0, 0, 0) if visible is None else (seen.stride(0), seen.stride(2), seen.stride(3))
         ctx.arguments = (*strides, scale, n, s, k, visible is None, triton.next_power_of_2(k))
         ctx.save_for_backward(scores, seen)
@@ -32,12 +35,15 @@ class _MaskedSoftmax(torch.autograd.Function):
         scores, seen = ctx.saved_tensors
         score_gradient, k = torch.empty_like(scores), scores.size(-1)
         grid = (scores.numel() // k,)
-        _gradient[grid](scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=warps(k))
+        _gradient[grid](
+            scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=warps(k)
+        )
         return score_gradient, None, None
 
 
 fused = _MaskedSoftmax.apply
-"""Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1, k] is True.
+"""Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1,
+k] is True.
 
 A query without any key gives 0. (scores, scale, visible), the last by place, or left out.
 """
@@ -45,8 +51,18 @@ A query without any key gives 0. (scores, scale, visible), the last by place, or
 
 @triton.jit
 def _weights(
-    scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal: tl.constexpr, width: tl.constexpr
-):  # fmt: skip
+    scores,
+    visible,
+    by_sample,
+    by_query,
+    by_key,
+    scale,
+    n,
+    s,
+    k,
+    is_causal: tl.constexpr,
+    width: tl.constexpr,
+):
     """One row of weights, [width], in fp32."""
     row = tl.program_id(0).to(tl.int64)
     query, sample = row % s, row // (n * s)
@@ -55,7 +71,9 @@ def _weights(
     if is_causal:
         seen = seen & (key <= query + k - s)
     else:
-        seen = seen & tl.load(visible + sample * by_sample + query * by_query + key * by_key, seen, 0).to(tl.int1)
+        seen = seen & tl.load(
+            visible + sample * by_sample + query * by_query + key * by_key, seen, 0
+        ).to(tl.int1)
     value = tl.load(scores + row * k + key, seen, 0.0).to(tl.float32) * scale
     value = tl.where(seen, value, float("-inf"))
     top = tl.max(value, 0)
@@ -66,21 +84,46 @@ def _weights(
 
 @triton.jit
 def _softmax(
-    scores, weights, visible, by_sample, by_query, by_key, scale, n, s, k,
-    is_causal: tl.constexpr, width: tl.constexpr,
-):  # fmt: skip
+    scores,
+    weights,
+    visible,
+    by_sample,
+    by_query,
+    by_key,
+    scale,
+    n,
+    s,
+    k,
+    is_causal: tl.constexpr,
+    width: tl.constexpr,
+):
     at = tl.program_id(0).to(tl.int64) * k + tl.arange(0, width)
-    weight = _weights(scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width)
+    weight = _weights(
+        scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width
+    )
     tl.store(weights + at, weight, tl.arange(0, width) < k)
 
 
 @triton.jit
 def _gradient(
-    scores, gradient, score_gradient, visible, by_sample, by_query, by_key, scale, n, s, k,
-    is_causal: tl.constexpr, width: tl.constexpr,
-):  # fmt: skip
+    scores,
+    gradient,
+    score_gradient,
+    visible,
+    by_sample,
+    by_query,
+    by_key,
+    scale,
+    n,
+    s,
+    k,
+    is_causal: tl.constexpr,
+    width: tl.constexpr,
+):
     inside = tl.arange(0, width) < k
     at = tl.program_id(0).to(tl.int64) * k + tl.arange(0, width)
-    weight = _weights(scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width)
+    weight = _weights(
+        scores, visible, by_sample, by_query, by_key, scale, n, s, k, is_causal, width
+    )
     slope = tl.load(gradient + at, inside, 0.0).to(tl.float32)
     tl.store(score_gradient + at, weight * (slope - tl.sum(weight * slope, 0)) * scale, inside)

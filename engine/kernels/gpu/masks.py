@@ -24,7 +24,8 @@ def warps(columns: int) -> int:
 
 @triton.jit
 def _words(keys, rows, block, c: tl.constexpr):
-    """Four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and rows [r]."""
+    """Four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and rows
+    [r]."""
     lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
     zero, low, high = lanes * 0, keys[:, None].to(tl.uint32), (keys[:, None] >> 32).to(tl.uint32)
     return tl.philox_impl(lanes, rows[:, None].to(tl.uint32), zero, zero, low, high, 10)
@@ -37,28 +38,42 @@ def _halves(word, threshold):
 
 @triton.jit
 def stays(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
-    """True where an element stays, [r, 128·c], for rows [r] with keys [r], starting at column 128·`block`."""
+    """True where an element stays, [r, 128·c], for rows [r] with keys [r], starting at column
+    128·`block`."""
     w0, w1, w2, w3 = _words(keys, rows, block, c)
     even = tl.join(_halves(w0, threshold), _halves(w2, threshold))
     odd = tl.join(_halves(w1, threshold), _halves(w3, threshold))
-    pieces = tl.reshape(tl.join(even, odd), [r, c, 16, 2, 2, 2])  # row, block, lane, half, word // 2, word % 2
+    pieces = tl.reshape(
+        tl.join(even, odd), [r, c, 16, 2, 2, 2]
+    )  # row, block, lane, half, word // 2, word % 2
     return tl.reshape(tl.permute(pieces, [0, 1, 4, 5, 3, 2]), [r, 128 * c])
 
 
 @triton.jit
 def _bits(word, threshold, power: tl.constexpr):
-    return ((word & 0xFFFF) >= threshold).to(tl.uint8) << power | ((word >> 16) >= threshold).to(tl.uint8) << power + 1
+    return ((word & 0xFFFF) >= threshold).to(tl.uint8) << power | ((word >> 16) >= threshold).to(
+        tl.uint8
+    ) << power + 1
 
 
 @triton.jit
 def packed(keys, rows, block, threshold):
-    """Bytes [r, 16] for rows [r] with keys [r]. Bit j of byte l is 1 if column 128·`block` + 16·j + l stays."""
+    """Bytes [r, 16] for rows [r] with keys [r]. Bit j of byte l is 1 if column 128·`block` + 16·j +
+    l stays."""
     w0, w1, w2, w3 = _words(keys, rows, block, 1)
-    return _bits(w0, threshold, 0) | _bits(w1, threshold, 2) | _bits(w2, threshold, 4) | _bits(w3, threshold, 6)
+    return (
+        _bits(w0, threshold, 0)
+        | _bits(w1, threshold, 2)
+        | _bits(w2, threshold, 4)
+        | _bits(w3, threshold, 6)
+    )
 
 
-def mask_arguments(mask: DropoutMask | None, device: torch.device) -> tuple[torch.Tensor, int, int, float]:
-    """A dropout mask as arguments of a kernel: keys int64 (empty without dropout), first row, threshold, scale."""
+def mask_arguments(
+    mask: DropoutMask | None, device: torch.device
+) -> tuple[torch.Tensor, int, int, float]:
+    """A dropout mask as arguments of a kernel: keys int64 (empty without dropout), first row,
+    threshold, scale."""
     if mask is None:
         return torch.empty(0, dtype=torch.int64, device=device), 0, 0, 1.0
     return keys_on(mask.keys, device), mask.first_row, mask.threshold, mask.scale

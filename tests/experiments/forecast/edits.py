@@ -12,7 +12,8 @@ from tests.data_pipeline.conftest import sentences, write_jsonl
 
 
 def write_forecast_later(run: Path) -> None:
-    """The forecast is right in every number, but another one than that whose digest gave the seeds."""
+    """The forecast is right in every number, but another one than that whose digest gave the
+    seeds."""
     (run / FORECAST).write_bytes((run / FORECAST).read_bytes() + b"\n")
 
 
@@ -24,7 +25,8 @@ def other_data(run: Path) -> None:
 
 
 def reseal(run: Path, training: KeptRun) -> None:
-    """Keep an edited training in place of the one of its name, with a seal that agrees with its manifest."""
+    """Keep an edited training in place of the one of its name, with a seal that agrees with its
+    manifest."""
     assert training.seal
     files = training.seal["files"]
     files[MANIFEST]["sha256"] = hashlib.sha256(json_bytes(training.manifest)).hexdigest()
@@ -35,4 +37,8 @@ def reseal(run: Path, training: KeptRun) -> None:
 def built(folder: Path) -> Path:
     """A dataset that the pipeline built, which may be checked to its leaves."""
     source = write_jsonl(folder / "corpus.jsonl", [sentences(40, seed) for seed in range(200)])
-    return build(folder, config_for(f"jsonl:{source}", "split.train=3", "decontaminate.test_sets=[]"), "built")
+    return build(
+        folder,
+        config_for(f"jsonl:{source}", "split.train=3", "decontaminate.test_sets=[]"),
+        "built",
+    )

@@ -1,4 +1,5 @@
-"""A small ladder from data to verdict: it goes on after a kill, verifies, and shows what was changed in it."""
+"""A small ladder from data to verdict: it goes on after a kill, verifies, and shows what was
+changed in it."""
 
 import math
 import re
@@ -59,14 +60,26 @@ class Climbed(NamedTuple):
 
 def tiny_plan(vocabulary: int) -> LadderPlan:
     rungs = [
-        RungPlan(layers=layers, width=width, heads=heads, parameters=12 * layers * width**2 + width * 512,
-                 inner_parameters=12 * layers * width**2)
+        RungPlan(
+            layers=layers,
+            width=width,
+            heads=heads,
+            parameters=12 * layers * width**2 + width * 512,
+            inner_parameters=12 * layers * width**2,
+        )
         for layers, width, heads in SHAPES[:4]
-    ]  # fmt: skip
+    ]
     return LadderPlan(
-        cores=2, rungs=rungs, iterations=ITERATIONS, batch_size=4, seq_length=128, epochs=1.0,
-        seeds=[1, 2], rates=[0.002, 0.008], search_iterations=TRIAL,
-    )  # fmt: skip
+        cores=2,
+        rungs=rungs,
+        iterations=ITERATIONS,
+        batch_size=4,
+        seq_length=128,
+        epochs=1.0,
+        seeds=[1, 2],
+        rates=[0.002, 0.008],
+        search_iterations=TRIAL,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -88,7 +101,9 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Climbed:
         with pytest.raises(Interrupted):
             study.make_ladder(run, dataset, runs)
     before = {
-        path: path.stat().st_mtime_ns for path in runs.glob("ladder-*x*/COMPLETE") if not path.parent.is_symlink()
+        path: path.stat().st_mtime_ns
+        for path in runs.glob("ladder-*x*/COMPLETE")
+        if not path.parent.is_symlink()
     }
     assert len(before) == 3 * (2 + 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +119,9 @@ def stop(*_: object) -> None:
 
 def small_text(evaluated: EvaluatedCheckpoint) -> Task:
     words = np.random.default_rng(0).choice(["one", "two", "three"], (8, 40))
-    text = RunningText.of_documents(SourceText("small", "small", "0" * 64), [" ".join(line) for line in words])
+    text = RunningText.of_documents(
+        SourceText("small", "small", "0" * 64), [" ".join(line) for line in words]
+    )
     window = evaluated.model.seq_length
     stream = sliding_stream(text, UNCHANGED, evaluated.tokenizer, window, window // 2)
     return PerplexityTask(text, stream, evaluated.tokenizer)
@@ -124,7 +141,10 @@ def test_the_largest_rung_has_the_seed_of_its_sealed_forecast(climbed: Climbed) 
     foreseen = [record for record in records if record.kind == "simulated"]
     assert [(record.low, record.high) for record in foreseen] == [(end.low, end.high)]
     assert [len(values) for values in result.bits_per_byte.values()] == [4]
-    assert [(each.text, each.smaller, each.larger) for each in result.comparisons] == [("small", 0, 2), ("small", 1, 3)]
+    assert [(each.text, each.smaller, each.larger) for each in result.comparisons] == [
+        ("small", 0, 2),
+        ("small", 1, 3),
+    ]
     for each in result.comparisons:
         values = result.bits_per_byte["small"]
         assert each.low < each.difference < each.high
@@ -146,15 +166,23 @@ def trial(rate: float, loss: float, rung: int = 0) -> Trained:
         ([4.2, 4.1, 4.0], 8),
     ],
 )
-def test_the_best_rate_is_the_lowest_point_between_the_trials(losses: list[float], rate: float) -> None:
-    trials = [trial(each, loss) for each, loss in zip((0.002, 0.004, 0.008, 0.016), losses, strict=False)]
+def test_the_best_rate_is_the_lowest_point_between_the_trials(
+    losses: list[float], rate: float
+) -> None:
+    trials = [
+        trial(each, loss) for each, loss in zip((0.002, 0.004, 0.008, 0.016), losses, strict=False)
+    ]
     assert best_rate(trials) == pytest.approx(rate / 1000, rel=2e-3)
 
 
 def test_the_rates_of_all_sizes_follow_one_law() -> None:
-    """Best rates that fall with the square root of the size give it, for any size and for longer trainings."""
+    """Best rates that fall with the square root of the size give it, for any size and for longer
+    trainings."""
     plan = tiny_plan(1024)
-    planted = {rung: 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5 for rung in range(3)}
+    planted = {
+        rung: 0.004 * (plan.rungs[0].parameters / plan.rungs[rung].parameters) ** 0.5
+        for rung in range(3)
+    }
     factors, diverged = (0.5, 1.0, 2.0), trial(0.1, math.nan, 2)
     trials = {
         rung: [diverged, *(trial(best * each, 4 + abs(math.log(each)), rung) for each in factors)]
@@ -172,7 +200,9 @@ def test_a_plan_trains_ten_tokens_for_each_parameter_of_the_largest(tmp_path: Pa
     kept = read_document(ROOT / "results" / "ladder" / PLAN, LadderPlan)
     plan = make_plan(6, 2, 1024, 6_742_439)
     assert plan.rungs == kept.rungs
-    assert TOKENS_PER_PARAMETER <= plan.tokens / plan.rungs[-1].parameters < 1.1 * TOKENS_PER_PARAMETER
+    assert (
+        TOKENS_PER_PARAMETER <= plan.tokens / plan.rungs[-1].parameters < 1.1 * TOKENS_PER_PARAMETER
+    )
     assert re.search(r"expected: about [\d:]+ on 2 cores", describe_plan(plan))
     for number, rung in enumerate(plan.rungs):
         config = rung_config(plan, number, 1, 0.004, tmp_path)
@@ -181,7 +211,9 @@ def test_a_plan_trains_ten_tokens_for_each_parameter_of_the_largest(tmp_path: Pa
         trial = rung_config(plan, number, SEARCH_SEED, 0.004, tmp_path)
         assert trial.train.warmup_iterations == config.train.warmup_iterations
         assert trial.name != config.name
-    with pytest.raises(BadInput, match=f"4 rungs would read them 270.3 times, more than {MOST_EPOCHS:g}"):
+    with pytest.raises(
+        BadInput, match=f"4 rungs would read them 270.3 times, more than {MOST_EPOCHS:g}"
+    ):
         make_plan(4, 2, 1024, 10_000)
 
 
@@ -190,7 +222,9 @@ def test_rates_that_all_diverge_are_refused() -> None:
         rate_law(tiny_plan(1024), {rung: [trial(0.1, math.nan, rung)] for rung in range(3)})
 
 
-def test_an_honest_ladder_verifies_and_keeps_what_was_trained(climbed: Climbed, tmp_path: Path) -> None:
+def test_an_honest_ladder_verifies_and_keeps_what_was_trained(
+    climbed: Climbed, tmp_path: Path
+) -> None:
     check = RunCheck(climbed.run)
     assert not check.broken
     assert not check.absent
@@ -203,7 +237,9 @@ def test_an_honest_ladder_verifies_and_keeps_what_was_trained(climbed: Climbed, 
 def edit_forecast(run: Path) -> None:
     forecast = read_document(run / FORECAST, Forecast)
     end = forecast.curve[-1].model_copy(update={"low": 0.1, "high": 9.0})
-    write_document(run / FORECAST, forecast.model_copy(update={"curve": [*forecast.curve[:-1], end]}))
+    write_document(
+        run / FORECAST, forecast.model_copy(update={"curve": [*forecast.curve[:-1], end]})
+    )
 
 
 def edit_metrics(run: Path, name: str, edit: Callable[[list[dict[str, Any]]], object]) -> None:
@@ -214,7 +250,11 @@ def edit_metrics(run: Path, name: str, edit: Callable[[list[dict[str, Any]]], ob
 
 
 def reuse_a_seed(run: Path) -> None:
-    first = next(each for each in read_runs(run).values() if re.match("ladder-2x36-rate-.*-seed-1-", each.name))
+    first = next(
+        each
+        for each in read_runs(run).values()
+        if re.match("ladder-2x36-rate-.*-seed-1-", each.name)
+    )
     (second,) = (name for name in read_runs(run) if re.match("ladder-2x36-rate-.*-seed-2-", name))
 
     def edit(lines: list[dict[str, Any]]) -> None:
@@ -242,7 +282,9 @@ def another_end(run: Path) -> None:
         (cut_short, "metrics.jsonl does not end where the training did"),
     ],
 )
-def test_what_was_changed_is_named(climbed: Climbed, tmp_path: Path, edit: Callable[[Path], None], words: str) -> None:
+def test_what_was_changed_is_named(
+    climbed: Climbed, tmp_path: Path, edit: Callable[[Path], None], words: str
+) -> None:
     shutil.copytree(climbed.run.parent, tmp_path / "runs", symlinks=True)
     run = tmp_path / "runs" / climbed.run.name
     edit(run)

@@ -1,4 +1,5 @@
-"""A law through planted losses is found again, and the interval of its forecast holds what was planted."""
+"""A law through planted losses is found again, and the interval of its forecast holds what was
+planted."""
 
 import numpy as np
 import pytest
@@ -11,9 +12,15 @@ from mlm_repro.lineage.errors import BadInput
 SIZES = (27_000, 49_000, 98_000, 154_000, 279_000, 518_000)
 PLACES = [50_000 * step for step in range(1, 21)]
 PLANTED = Law(
-    irreducible=2.0, by_size=0.3, parameters=1e5, size_exponent=0.4, by_data=0.2, interaction=0.25,
-    tokens=1e6, data_exponent=0.5,
-)  # fmt: skip
+    irreducible=2.0,
+    by_size=0.3,
+    parameters=1e5,
+    size_exponent=0.4,
+    by_data=0.2,
+    interaction=0.25,
+    tokens=1e6,
+    data_exponent=0.5,
+)
 
 
 def rungs() -> list[RungPlan]:
@@ -26,7 +33,9 @@ def losses(size: int, rng: np.random.Generator, spread: float) -> dict[int, floa
     return {place: off * PLANTED.loss(size, place) for place in PLACES}
 
 
-def curves(rng: np.random.Generator, spread: float, count: int = 5) -> dict[int, list[dict[int, float]]]:
+def curves(
+    rng: np.random.Generator, spread: float, count: int = 5
+) -> dict[int, list[dict[int, float]]]:
     return {rung: [losses(SIZES[rung], rng, spread) for _ in range(3)] for rung in range(count)}
 
 
@@ -34,7 +43,9 @@ def test_a_law_without_noise_is_found_again(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(law, "DRAWS", 20)
     fitted = FittedLaw(rungs(), curves(np.random.default_rng(0), 0.0))
     curve = fitted.forecast(SIZES[-1])
-    assert [place.tokens for place in curve] == [place for place in PLACES if place >= FROM_SHARE * PLACES[-1]]
+    assert [place.tokens for place in curve] == [
+        place for place in PLACES if place >= FROM_SHARE * PLACES[-1]
+    ]
     for place in curve:
         assert place.loss == pytest.approx(PLANTED.loss(SIZES[-1], place.tokens), rel=1e-4)
     assert fitted.law.size_exponent == pytest.approx(PLANTED.size_exponent, rel=0.02)

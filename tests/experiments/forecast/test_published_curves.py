@@ -17,9 +17,12 @@ SERIES = ("345m", "775m", "2.5b", "8.3b")
 
 
 def claims_of(losses: dict[str, float]) -> list[Claim]:
-    like = next(claim for claim in every_claim() if claim.id == "2019/blog-august/8.3b/validation-1")
+    like = next(
+        claim for claim in every_claim() if claim.id == "2019/blog-august/8.3b/validation-1"
+    )
     return [
-        Claim(**{**like.model_dump(), "series": name, "value": str(math.exp(loss))}) for name, loss in losses.items()
+        Claim(**{**like.model_dump(), "series": name, "value": str(math.exp(loss))})
+        for name, loss in losses.items()
     ]
 
 
@@ -60,7 +63,9 @@ def figure_6(loss: Callable[[str, float], float] | None = None) -> list[Claim]:
     if loss is None:
         return list(claims)
     return [
-        claim.model_copy(update={"value": Decimal(f"{math.exp(loss(claim.series, claim.x or 0)):.6f}")})
+        claim.model_copy(
+            update={"value": Decimal(f"{math.exp(loss(claim.series, claim.x or 0)):.6f}")}
+        )
         for claim in claims
     ]
 
@@ -71,17 +76,25 @@ def law(series: str, iterations: float) -> float:
 
 def test_a_law_over_tokens_is_found_again_from_a_third_of_training() -> None:
     for number, known in extrapolated(figure_6(law), "tokens"):
-        assert math.log(number["value"]) == pytest.approx(law(number["series"], number["x"]), abs=1e-4)
+        assert math.log(number["value"]) == pytest.approx(
+            law(number["series"], number["x"]), abs=1e-4
+        )
         assert number["low"] < number["value"] < number["high"]
-        assert math.log(known) == pytest.approx(law(number["series"], 1e5), abs=1e-4), "as at the last point of the fit"
+        assert math.log(known) == pytest.approx(law(number["series"], 1e5), abs=1e-4), (
+            "as at the last point of the fit"
+        )
 
 
 def test_what_is_held_out_of_the_law_over_tokens_is_not_looked_at() -> None:
     def changed(series: str, iterations: float) -> float:
         return law(series, iterations) + (0.5 if iterations > 1e5 else 0.0)
 
-    ours, same = ([each for each, _ in extrapolated(figure_6(by), "tokens")] for by in (law, changed))
-    assert [number["value"] for number in ours] == pytest.approx([number["value"] for number in same])
+    ours, same = (
+        [each for each, _ in extrapolated(figure_6(by), "tokens")] for by in (law, changed)
+    )
+    assert [number["value"] for number in ours] == pytest.approx(
+        [number["value"] for number in same]
+    )
     assert {number["x"] > 1e5: number["note"] for number in ours} == {False: FITTED, True: HELD_OUT}
 
 
@@ -89,7 +102,10 @@ def test_the_published_larger_model_ends_below_the_law_over_tokens() -> None:
     """Larger models gain more from each token than a sum of two powers can say."""
     published = {(claim.series, claim.x): float(claim.value) for claim in figure_6()}
     last = [number for number, _ in extrapolated(figure_6(), "tokens") if number["x"] == 300_000]
-    above = {number["series"]: number["value"] / published[number["series"], 300_000] - 1 for number in last}
+    above = {
+        number["series"]: number["value"] / published[number["series"], 300_000] - 1
+        for number in last
+    }
     assert above["355m"] < 0 < above["2.5b"] < above["8.3b"]
     (largest,) = (number for number in last if number["series"] == "8.3b")
     assert published["8.3b", 300_000] < largest["low"]

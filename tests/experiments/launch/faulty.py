@@ -1,4 +1,5 @@
-"""A rank with the fault of the variable FAULT, `KIND=VALUE`, in place of the module that the first argument names."""
+"""A rank with the fault of the variable FAULT, `KIND=VALUE`, in place of the module that the first
+argument names."""
 
 import os
 import signal

@@ -13,15 +13,30 @@ from mlm_repro.lineage.run import RunDirectory
 from tests.engine.conftest import write_dataset
 from tests.engine.small_run import write_toml
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+}
 
 
 def small_job(folder: Path, iterations: int, **values: Any) -> Job:
     """Two ranks on this machine that train the small recipe; all its files stand in `folder`."""
-    config = write_toml(folder / "small.toml", None, iterations=iterations, checkpoint_interval=1000)
-    described = {"name": "small", "model": str(config), "dataset": write_dataset(folder / "data"), "gpus": False,
-                 "runs": folder / "runs", "nodes": 1, "ranks_per_node": 2, "cores_per_rank": 1,
-                 "time_limit": "00:05:00", "signal_seconds": 60}  # fmt: skip
+    config = write_toml(
+        folder / "small.toml", None, iterations=iterations, checkpoint_interval=1000
+    )
+    described = {
+        "name": "small",
+        "model": str(config),
+        "dataset": write_dataset(folder / "data"),
+        "gpus": False,
+        "runs": folder / "runs",
+        "nodes": 1,
+        "ranks_per_node": 2,
+        "cores_per_rank": 1,
+        "time_limit": "00:05:00",
+        "signal_seconds": 60,
+    }
     return parse_config(described | values, Job, "the test")
 
 

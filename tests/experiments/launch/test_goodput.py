@@ -1,5 +1,5 @@
-"""A cluster whose nodes fail, in a time of its own: what is kept of it is what was predicted, and the job stays in its
-allocation while there are good nodes."""
+"""A cluster whose nodes fail, in a time of its own: what is kept of it is what was predicted, and
+the job stays in its allocation while there are good nodes."""
 
 import math
 import os
@@ -44,7 +44,7 @@ while :; do
     copied=$trained
 done
 echo $((now + CHECKPOINT)) >clock
-"""
+"""  # noqa: E501
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then printf 'n1\\nn2\\nn3\\n'; else echo "$*" >>"$FAKE/scontrol"; fi
 """
@@ -65,14 +65,22 @@ def fake_cluster(job: Job, folder: Path, seed: int) -> tuple[float, int, int]:
     for name in ("clock", "saved"):
         (fake / name).write_text("0\n")
     environment = ENVIRONMENT | {
-        "PATH": f"{fake}:{os.environ['PATH']}", "FAKE": str(fake), "RUN": str(run), "TOTAL": str(total),
-        "RESTART": str(round(failures.restart)), "CHECKPOINT": str(round(failures.checkpoint)),
-        "BAD": str(out / "bad-node-"), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]",
-    }  # fmt: skip
+        "PATH": f"{fake}:{os.environ['PATH']}",
+        "FAKE": str(fake),
+        "RUN": str(run),
+        "TOTAL": str(total),
+        "RESTART": str(round(failures.restart)),
+        "CHECKPOINT": str(round(failures.checkpoint)),
+        "BAD": str(out / "bad-node-"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-3]",
+    }
     queued = 0
     while True:
         queued += 1
-        done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            ["bash", str(script)], env=environment, capture_output=True, text=True, timeout=600
+        )
         if done.returncode == 0:
             clock = int((fake / "clock").read_text())
             return (
@@ -80,16 +88,26 @@ def fake_cluster(job: Job, folder: Path, seed: int) -> tuple[float, int, int]:
                 len((fake / "attempts").read_text().split()),
                 queued,
             )
-        assert f"requeue {environment['SLURM_JOB_ID']}" in (fake / "scontrol").read_text(), done.stderr
+        assert f"requeue {environment['SLURM_JOB_ID']}" in (fake / "scontrol").read_text(), (
+            done.stderr
+        )
         for bad in out.glob("bad-node-*"):
             bad.unlink()  # repaired while the job waits
 
 
 def test_predicted_and_seen_goodput_agree(tmp_path: Path) -> None:
     job = small_job(tmp_path, 60).model_copy(
-        update={"nodes": 2, "ranks_per_node": 1, "spare_nodes": 1, "failures_per_gpu_hour": 0.5,
-                "restart_seconds": 120.0, "disk_mb_per_second": 0.04, "signal_seconds": 900, "time_limit": "24:00:00"}
-    )  # fmt: skip
+        update={
+            "nodes": 2,
+            "ranks_per_node": 1,
+            "spare_nodes": 1,
+            "failures_per_gpu_hour": 0.5,
+            "restart_seconds": 120.0,
+            "disk_mb_per_second": 0.04,
+            "signal_seconds": 900,
+            "time_limit": "24:00:00",
+        }
+    )
     failures, interval = failures_of(job), saved_seconds(job)
     assert failures.mean == 3600
     predicted = failures.share(interval)
@@ -100,7 +118,9 @@ def test_predicted_and_seen_goodput_agree(tmp_path: Path) -> None:
     assert 1 < queued < failed / 4  # of five failures one takes a node, and one node is spare
 
 
-@pytest.mark.parametrize(("mean", "checkpoint"), [(3600, 10), (3600, 300), (59_000, 87), (100, 500)])
+@pytest.mark.parametrize(
+    ("mean", "checkpoint"), [(3600, 10), (3600, 300), (59_000, 87), (100, 500)]
+)
 def test_no_other_interval_is_better(mean: float, checkpoint: float) -> None:
     for copy in (checkpoint, checkpoint / 50):
         failures = Failures(mean, checkpoint, 120, copy)

@@ -1,4 +1,5 @@
-"""The scripts are good shell, hold no word of a manifest unquoted, and try again exactly where that is of use."""
+"""The scripts are good shell, hold no word of a manifest unquoted, and try again exactly where that
+is of use."""
 
 import os
 import re
@@ -30,7 +31,9 @@ def job(tmp_path: Path) -> Job:
 def with_fault(script: Path) -> Path:
     """The script, with `faulty` before the module of a rank."""
     text = script.read_text()
-    changed = re.sub(r"(experiments\.launch\.rank .*?) (mlm_repro\.engine\.cli)", rf"\1 {FAULTY} \2", text)
+    changed = re.sub(
+        r"(experiments\.launch\.rank .*?) (mlm_repro\.engine\.cli)", rf"\1 {FAULTY} \2", text
+    )
     assert changed.count(FAULTY) == 1
     script.write_text(changed)
     return script
@@ -63,27 +66,58 @@ def diverge(job: Job) -> None:
         (lose_data, "", 5, 1, "not tried again: rank [01] on .*: DataMissing: "),
         (damage_data, "", 6, 1, "not tried again: rank [01] on .*: IntegrityFailure: "),
         (None, "killed=25", 0, 2, ""),
-        (None, "killed=5", 7, 3, "3 attempts in a row made no checkpoint; the last failure: exit code .* was killed"),
+        (
+            None,
+            "killed=5",
+            7,
+            3,
+            "3 attempts in a row made no checkpoint; the last failure: exit code .* was killed",
+        ),
         (None, "killed-in-turn=3+9+6", 0, 4, ""),
-        (None, "gpu", 7, 3, "the last failure: rank 1 on .*: RuntimeError: CUDA error: uncorrectable ECC"),
+        (
+            None,
+            "gpu",
+            7,
+            3,
+            "the last failure: rank 1 on .*: RuntimeError: CUDA error: uncorrectable ECC",
+        ),
         (None, "late=9", 7, 3, "the last failure: rank [01] on .*Missing: .* within 3 seconds"),
         (None, "late=90", 0, 1, ""),
     ],
 )
 def test_ranks_are_started_again_where_that_is_of_use(
-    spoil: Callable[[Job], None] | None, fault: str, code: int, trained: int, said: str, tmp_path: Path
+    spoil: Callable[[Job], None] | None,
+    fault: str,
+    code: int,
+    trained: int,
+    said: str,
+    tmp_path: Path,
 ) -> None:
-    job = small_job(tmp_path, 60).model_copy(update={"join_seconds": 3} if fault == "late=9" else {})
+    job = small_job(tmp_path, 60).model_copy(
+        update={"join_seconds": 3} if fault == "late=9" else {}
+    )
     recipe = Path(job.model)
-    recipe.write_text(recipe.read_text().replace("checkpoint_interval = 1000", "checkpoint_interval = 20"))
+    recipe.write_text(
+        recipe.read_text().replace("checkpoint_interval = 1000", "checkpoint_interval = 20")
+    )
     _, script = write_launch_files(job, tmp_path / "launch")
     if spoil:
         spoil(job)
-    environment = ENVIRONMENT | {"FAULT": fault, "FAULT_COUNTER": str(tmp_path / "count"), "PYTHONPATH": str(ROOT)}
+    environment = ENVIRONMENT | {
+        "FAULT": fault,
+        "FAULT_COUNTER": str(tmp_path / "count"),
+        "PYTHONPATH": str(ROOT),
+    }
     done = subprocess.run(
-        ["bash", str(with_fault(script))], env=environment, capture_output=True, text=True, timeout=600
+        ["bash", str(with_fault(script))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
-    assert (done.returncode, done.stdout.count("begins mlm_repro.engine.cli")) == (code, trained), done.stderr
+    assert (done.returncode, done.stdout.count("begins mlm_repro.engine.cli")) == (code, trained), (
+        done.stderr
+    )
     assert re.search(said, done.stderr), done.stderr
     if code == 0:
         assert_trained(job.runs, 60)
@@ -100,12 +134,19 @@ def test_odd_names_stay_words(
     folder.mkdir()
     monkeypatch.chdir(folder)
     changed = job.model_copy(
-        update={"runs": folder / "runs", "dataset": folder / "data", "container": container, "gpus": gpus}
-    )  # fmt: skip
+        update={
+            "runs": folder / "runs",
+            "dataset": folder / "data",
+            "container": container,
+            "gpus": gpus,
+        }
+    )
     for path in write_launch_files(changed, folder / "out"):
         assert subprocess.run(["bash", "-n", path], capture_output=True).stderr == b""
         head = path.read_text().partition("\nstep experiments")[0].partition("\nattempt")[0]
-        subprocess.run(["bash", "-c", f"{head.partition('MASTER_ADDR=')[0]}\ncheckpoints"], capture_output=True)
+        subprocess.run(
+            ["bash", "-c", f"{head.partition('MASTER_ADDR=')[0]}\ncheckpoints"], capture_output=True
+        )
     assert not list(tmp_path.rglob("planted"))
     script = slurm_script(changed, folder / "out")
     assert ("#SBATCH --gpus-per-node=2\n" in script) == gpus
@@ -121,12 +162,27 @@ def test_several_nodes_meet_at_the_first(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["x;touch${IFS}pwned;", "$(touch${IFS}pwned)", "`touch`", "-oProxyCommand=touch", "-F/evil", "me@-oProxyCommand=x",
-     "a|b", "a&b", "a>b", "'a'", "ä", "@a", "a@b@c"],
-)  # fmt: skip
+    [
+        "x;touch${IFS}pwned;",
+        "$(touch${IFS}pwned)",
+        "`touch`",
+        "-oProxyCommand=touch",
+        "-F/evil",
+        "me@-oProxyCommand=x",
+        "a|b",
+        "a&b",
+        "a>b",
+        "'a'",
+        "ä",
+        "@a",
+        "a@b@c",
+    ],
+)
 def test_a_host_that_a_shell_or_ssh_would_act_on_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"first.example\n{name}\n", encoding="utf-8")
-    job = small_job(tmp_path, 8).model_copy(update={"nodes": 2, "ranks_per_node": 1, "hosts": tmp_path / "hosts"})
+    job = small_job(tmp_path, 8).model_copy(
+        update={"nodes": 2, "ranks_per_node": 1, "hosts": tmp_path / "hosts"}
+    )
     with pytest.raises(BadInput, match="is no name of a host"):
         write_launch_files(job, tmp_path / "launch")
     assert not (tmp_path / "launch").exists()
@@ -141,7 +197,9 @@ def test_one_call_starts_stops_and_starts_again_the_ranks_of_all_hosts(tmp_path:
     bin_.mkdir()
     (bin_ / "ssh").write_text('#!/bin/bash\necho "on $2" >&2\nexec bash -c "$3"\n')
     (bin_ / "ssh").chmod(0o755)
-    job = small_job(tmp_path, 400).model_copy(update={"nodes": 2, "ranks_per_node": 1, "hosts": hosts})
+    job = small_job(tmp_path, 400).model_copy(
+        update={"nodes": 2, "ranks_per_node": 1, "hosts": hosts}
+    )
     _, script = write_launch_files(job, tmp_path / "launch")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -149,13 +207,22 @@ def test_one_call_starts_stops_and_starts_again_the_ranks_of_all_hosts(tmp_path:
     environment = ENVIRONMENT | {"PATH": f"{bin_}:{os.environ['PATH']}", "MASTER_PORT": str(port)}
     log = tmp_path / "log"
     for stop, code in ((True, 7), (False, 0)):
-        with log.open("a") as output, subprocess.Popen(
-            ["bash", script], env=environment, stdout=output, stderr=output, start_new_session=True
-        ) as process:  # fmt: skip
+        with (
+            log.open("a") as output,
+            subprocess.Popen(
+                ["bash", script],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            ) as process,
+        ):
             try:
                 if stop:
                     wait_for(
-                        lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))), 600, log.read_text
+                        lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))),
+                        600,
+                        log.read_text,
                     )
                     process.send_signal(signal.SIGTERM)
                 assert process.wait(600) == code, log.read_text()
@@ -179,11 +246,18 @@ def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
     job = small_job(tmp_path, 400)
     _, script = write_launch_files(job, tmp_path / "launch")
     log = tmp_path / "log"
-    with log.open("w") as output, subprocess.Popen(
-        ["bash", script], env=ENVIRONMENT, stdout=output, stderr=output, start_new_session=True
-    ) as process:  # fmt: skip
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            ["bash", script], env=ENVIRONMENT, stdout=output, stderr=output, start_new_session=True
+        ) as process,
+    ):
         try:
-            wait_for(lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))), 600, log.read_text)
+            wait_for(
+                lambda: any(map(Path.read_text, job.runs.glob("small-*/metrics.jsonl"))),
+                600,
+                log.read_text,
+            )
             process.send_signal(signal.SIGTERM)
             assert process.wait(300) == 7, log.read_text()
         finally:
@@ -195,12 +269,19 @@ def test_torchrun_stops_its_ranks_with_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_best_interval_is_written_and_kept_by_the_clock(tmp_path: Path) -> None:
-    """A failure an hour for two ranks and checkpoints of an instant: saved after a minute; stated, after that."""
-    job = small_job(tmp_path, 60).model_copy(update={"failures_per_gpu_hour": 0.5, "checkpoint_minutes": 0.002})
+    """A failure an hour for two ranks and checkpoints of an instant: saved after a minute; stated,
+    after that."""
+    job = small_job(tmp_path, 60).model_copy(
+        update={"failures_per_gpu_hour": 0.5, "checkpoint_minutes": 0.002}
+    )
     _, script = write_launch_files(job, tmp_path / "launch")
     assert "--set=record.checkpoint_minutes=0.002" in script.read_text()
-    done = subprocess.run(["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        ["bash", str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(job.runs / "small")
-    assert len(list(run.path.glob("checkpoints/iter_*"))) == 2  # the newest that are kept; one alone without the clock
+    assert (
+        len(list(run.path.glob("checkpoints/iter_*"))) == 2
+    )  # the newest that are kept; one alone without the clock
     assert_trained(job.runs, 60)

@@ -1,4 +1,5 @@
-"""The Slurm script on five nodes, of which a job gets two and a spare one: retries inside the allocation, the queue."""
+"""The Slurm script on five nodes, of which a job gets two and a spare one: retries inside the
+allocation, the queue."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ class Submitted:
         self.slurm = slurm
         job = small_job(folder, ITERATIONS, nodes=2, ranks_per_node=1, spare_nodes=1)
         recipe = Path(job.model)
-        recipe.write_text(recipe.read_text().replace("checkpoint_interval = 1000", "checkpoint_interval = 20"))
+        recipe.write_text(
+            recipe.read_text().replace("checkpoint_interval = 1000", "checkpoint_interval = 20")
+        )
         self.runs, self.out = job.runs, folder / "out"
         script, _ = write_launch_files(job, self.out)
         with_fault(script)
@@ -62,7 +65,9 @@ def test_a_bad_node_gives_way_to_the_spare_one(slurm: Slurm, tmp_path: Path) -> 
     assert [path.name for path in job.out.glob("bad-node-*")] == ["bad-node-n2"]
 
 
-def test_without_a_spare_node_left_the_job_is_queued_for_others(slurm: Slurm, tmp_path: Path) -> None:
+def test_without_a_spare_node_left_the_job_is_queued_for_others(
+    slurm: Slurm, tmp_path: Path
+) -> None:
     job = Submitted(slurm, tmp_path, "gpus-of=n2+n3")
     wait_for(lambda: "ExcNodeList=n2,n3" in job.shown(), 300, job.log)
 

@@ -24,18 +24,39 @@ def answers(tmp_path: Path, *lines: str) -> list[dict[str, str]]:
 
 def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
     found = answers(
-        tmp_path, HEADER + ",vocab,chunks,recompute", GOOD + ",,,", GOOD.replace("dgx-a100-80g", "cray-1") + ",,,",
-        GOOD.replace(",64,512", ",63,512") + ",51200,1,full", GOOD.replace(",2,3072", ",two,3072") + ",,,",
-        GOOD.replace(",2,3072", ",,3072") + ",,,", GOOD + ",51200.0,1.0,Full", GOOD.replace("2048", "1e12") + ",,,",
-    )  # fmt: skip
+        tmp_path,
+        HEADER + ",vocab,chunks,recompute",
+        GOOD + ",,,",
+        GOOD.replace("dgx-a100-80g", "cray-1") + ",,,",
+        GOOD.replace(",64,512", ",63,512") + ",51200,1,full",
+        GOOD.replace(",2,3072", ",two,3072") + ",,,",
+        GOOD.replace(",2,3072", ",,3072") + ",,,",
+        GOOD + ",51200.0,1.0,Full",
+        GOOD.replace("2048", "1e12") + ",,,",
+    )
     assert list(found[0]) == [*INPUTS, *RESULTS]
-    assert [row["fits"] for row in found] == ["true", "false", "false", "false", "false", "true", "false"]
+    assert [row["fits"] for row in found] == [
+        "true",
+        "false",
+        "false",
+        "false",
+        "false",
+        "true",
+        "false",
+    ]
     first = found[0]
     assert float(first["low_ms"]) < float(first["iteration_ms"]) < float(first["high_ms"])
     assert float(first["iteration_ms"]) == pytest.approx(3700.5, rel=0.25)  # measured
     assert [found[5][name] for name in RESULTS] == [first[name] for name in RESULTS]
-    reasons = ["", "no cluster 'cray-1'", "is not the 63 GPUs", "'two' is not a whole number", "micro_batch is empty",
-               "", "'1e12' is not a whole number below a billion"]  # fmt: skip
+    reasons = [
+        "",
+        "no cluster 'cray-1'",
+        "is not the 63 GPUs",
+        "'two' is not a whole number",
+        "micro_batch is empty",
+        "",
+        "'1e12' is not a whole number below a billion",
+    ]
     for row, reason in zip(found, reasons, strict=True):
         assert reason in row["reason"]
         assert bool(row["reason"]) == bool(reason)
@@ -47,7 +68,9 @@ def test_software_is_the_cluster_s_unless_a_row_names_another(tmp_path: Path) ->
     """And a row that the software's constants were fitted on is said to be."""
     row = "dgx-2h-v100,8,8,8,3072,16,72,1024,8,1,1"  # 2019 paper, Table 7
     names = ("", "megatron-2019", "megatron-2021", "cobol")
-    own, same, newer, none = answers(tmp_path, f"{HEADER},software", *(f"{row},{name}" for name in names))
+    own, same, newer, none = answers(
+        tmp_path, f"{HEADER},software", *(f"{row},{name}" for name in names)
+    )
     assert [own[name] for name in RESULTS] == [same[name] for name in RESULTS]
     assert float(newer["iteration_ms"]) < float(own["iteration_ms"])
     assert (own["fitted"], newer["fitted"], none["fitted"]) == ("true", "false", "")
@@ -73,7 +96,9 @@ def test_a_llama_is_not_costed_and_the_other_rows_are(tmp_path: Path) -> None:
         (None, "there is no workload file"),
     ],
 )
-def test_an_unreadable_file_is_one_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_an_unreadable_file_is_one_sentence(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     if content is not None:
         rows.write_bytes(content)

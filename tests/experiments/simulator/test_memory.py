@@ -1,4 +1,5 @@
-"""A dry run, the advice on memory that does not suffice, a plan and a simulation say the same bytes of a rank."""
+"""A dry run, the advice on memory that does not suffice, a plan and a simulation say the same bytes
+of a rank."""
 
 import csv
 import re
@@ -21,7 +22,9 @@ from mlm_repro.lineage.config import load_config, override_config
 from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 MODELS = HOME / "experiments" / "models"
-NAMES = sorted(path.relative_to(MODELS).with_suffix("").as_posix() for path in MODELS.rglob("*.toml"))
+NAMES = sorted(
+    path.relative_to(MODELS).with_suffix("").as_posix() for path in MODELS.rglob("*.toml")
+)
 JOBS = sorted((MODELS.parent / "jobs").glob("*.toml"))
 CLUSTER = load_cluster("dgx-a100-80g")
 
@@ -46,7 +49,10 @@ def simulated_bytes(workload: Workload, folder: Path) -> int:
     """Through a row of the file that `mlm-experiment simulate` reads."""
     cells = dict(zip(COLUMNS, (getattr(workload, name) for name in COLUMNS), strict=True))
     rows, out = folder / "rows.csv", folder / "out.csv"
-    rows.write_text(f"cluster,{','.join(cells)}\ndgx-a100-80g,{','.join(map(str, cells.values()))}\n", encoding="utf-8")
+    rows.write_text(
+        f"cluster,{','.join(cells)}\ndgx-a100-80g,{','.join(map(str, cells.values()))}\n",
+        encoding="utf-8",
+    )
     simulate_file(rows, out)
     with out.open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
@@ -54,21 +60,31 @@ def simulated_bytes(workload: Workload, folder: Path) -> int:
     return int(row["memory_bytes"])
 
 
-def assert_all_agree(config: RunConfig, ranks: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_all_agree(
+    config: RunConfig, ranks: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said, workload = dry_run_bytes(config, ranks, capsys), Workload.of_run(config, ranks)
     assert plan_bytes(config, workload) == said
-    run = resolve(config, ranks)  # without a GPU the copy that checkpoints are written from lies in the same memory
-    rows = dict(line.rsplit("  ", 1) for line in describe_memory(run).splitlines() if line.endswith(" GiB"))
+    run = resolve(
+        config, ranks
+    )  # without a GPU the copy that checkpoints are written from lies in the same memory
+    rows = dict(
+        line.rsplit("  ", 1) for line in describe_memory(run).splitlines() if line.endswith(" GiB")
+    )
     whole = next(size for name, size in rows.items() if name.startswith("the largest rank"))
     assert whole.strip() == f"{(said + run.memory.copied) / 2**30:.3f} GiB"
-    if config.model.family == "gpt2" and not config.parallel.shard_optimizer:  # what a row of a file can say
+    if (
+        config.model.family == "gpt2" and not config.parallel.shard_optimizer
+    ):  # what a row of a file can say
         assert simulated_bytes(workload, folder) == said
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_shipped_recipe(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On so many GPUs that each has as many microbatches as the pipeline has ranks, and the two of the papers on one
-    group of ranks too."""
+def test_every_shipped_recipe(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On so many GPUs that each has as many microbatches as the pipeline has ranks, and the two of
+    the papers on one group of ranks too."""
     config = read_run_config(find_file(name, Shipped.MODEL))
     parallel = config.parallel
     assert_all_agree(config, parallel.tp * config.train.batch_in_microbatches, tmp_path, capsys)
@@ -82,15 +98,20 @@ def test_every_shipped_job(path: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert_all_agree(job.config(), job.ranks, tmp_path, capsys)
 
 
-def test_a_run_that_shards_its_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_shards_its_optimizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = read_run_config(
-        find_file("2.5b", Shipped.MODEL), ["parallel.shard_optimizer=true", "parallel.sequence_parallel=true"]
+        find_file("2.5b", Shipped.MODEL),
+        ["parallel.shard_optimizer=true", "parallel.sequence_parallel=true"],
     )
     assert_all_agree(config, 16, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("name", ["8.3b", "transformer-xl-75m"])
-def test_what_a_plan_chooses_is_what_the_engine_would_hold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_plan_chooses_is_what_the_engine_would_hold(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = read_run_config(find_file(name, Shipped.MODEL))
     for w, prediction in ranked_layouts(resolve(config), CLUSTER, 8)[::40]:
         layout = {"tp": w.tp, "pp": w.pp, "chunks": w.chunks, "recompute": w.recompute}

@@ -24,7 +24,13 @@ from mlm_repro.experiments.simulator.cluster import (
     machine_of,
 )
 from mlm_repro.experiments.simulator.measurements import fitted_workloads, timed, workload_of
-from mlm_repro.experiments.simulator.simulate import Prediction, iteration_parts, makespan, order_of, simulate
+from mlm_repro.experiments.simulator.simulate import (
+    Prediction,
+    iteration_parts,
+    makespan,
+    order_of,
+    simulate,
+)
 from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.errors import BadInput
@@ -67,7 +73,9 @@ def test_hardware_and_software_are_apart(name: str) -> None:
     assert other.intervals == stated.intervals
     for field in type(own.constants).model_fields:
         is_soft = field in SoftwareConstants.model_fields
-        assert getattr(other.constants, field) == getattr(stated.constants if is_soft else own.constants, field)
+        assert getattr(other.constants, field) == getattr(
+            stated.constants if is_soft else own.constants, field
+        )
     assert (own == other) == (name == "megatron-2019")
 
 
@@ -75,7 +83,8 @@ def test_newer_software_is_predicted_to_be_faster() -> None:
     """Unfused kernels of 2019 against fused ones of 2021 on the same V100s."""
     row = Workload(8, 8, 8, 3072, 32, 72, 1024, 8, 1, 1)
     of_2019, of_2020, of_2021 = (
-        simulate(load_cluster("dgx-2h-v100", f"megatron-{year}"), [row])[0].seconds for year in (2019, 2020, 2021)
+        simulate(load_cluster("dgx-2h-v100", f"megatron-{year}"), [row])[0].seconds
+        for year in (2019, 2020, 2021)
     )
     assert of_2019 == of_2020 > 1.1 * of_2021
     assert simulate(load_cluster("dgx-2h-v100"), [row])[0].seconds == of_2019
@@ -89,7 +98,11 @@ def test_what_a_cluster_s_own_file_states_goes_before_its_software(tmp_path: Pat
     assert load_cluster(path).constants.gradient_overlap.value == 0.25
     assert load_cluster(path).intervals == load_cluster("h100").intervals
     assert load_cluster(path, "megatron-2021").constants.gradient_overlap.source != "mine"
-    for text in ("software = 3", 'software = "cobol"', 'extends = "experiments/clusters/h100.toml"\nconstants = 3'):
+    for text in (
+        "software = 3",
+        'software = "cobol"',
+        'extends = "experiments/clusters/h100.toml"\nconstants = 3',
+    ):
         (tmp_path / "bad.toml").write_text(text, encoding="utf-8")
         with pytest.raises(BadInput):
             load_cluster(str(tmp_path / "bad.toml"))
@@ -115,7 +128,9 @@ def test_what_a_cluster_s_own_file_states_goes_before_its_software(tmp_path: Pat
         ({"global_batch": 8 * 10**8}, "passes in one iteration"),
     ],
 )
-def test_what_cannot_run_is_answered_with_the_reason(a100: Cluster, changed: dict[str, Any], words: str) -> None:
+def test_what_cannot_run_is_answered_with_the_reason(
+    a100: Cluster, changed: dict[str, Any], words: str
+) -> None:
     prediction = predict(a100, **changed)
     assert words in prediction.reason
     assert "\n" not in prediction.reason
@@ -124,9 +139,23 @@ def test_what_cannot_run_is_answered_with_the_reason(a100: Cluster, changed: dic
 
 
 def test_heads_that_tensor_cores_do_not_take_are_slower(a100: Cluster) -> None:
-    """BigScience, hidden size 13,824 and 78 layers on 384 A100s: heads of 216 and 108 took 121 and 163 s."""
-    wide, narrow = (predict(a100, gpus=384, global_batch=2048, micro_batch=4, hidden=13824, heads=heads, layers=78,
-                            vocab=250880, dp=8, pp=6) for heads in (64, 128))  # fmt: skip
+    """BigScience, hidden size 13,824 and 78 layers on 384 A100s: heads of 216 and 108 took 121 and
+    163 s."""
+    wide, narrow = (
+        predict(
+            a100,
+            gpus=384,
+            global_batch=2048,
+            micro_batch=4,
+            hidden=13824,
+            heads=heads,
+            layers=78,
+            vocab=250880,
+            dp=8,
+            pp=6,
+        )
+        for heads in (64, 128)
+    )
     assert 1.2 < narrow.seconds / wide.seconds < 1.8
 
 
@@ -141,38 +170,56 @@ def test_numbers_agree_with_each_other(a100: Cluster) -> None:
 def test_directions(a100: Cluster) -> None:
     """What the 2021 paper finds: Figures 12, 13, 17 and 18, Section 4.1."""
     base = predict(a100)
-    assert predict(a100, chunks=2, global_batch=192).seconds < predict(a100, global_batch=192).seconds
+    assert (
+        predict(a100, chunks=2, global_batch=192).seconds < predict(a100, global_batch=192).seconds
+    )
     assert predict(a100, scatter_gather=False).seconds > base.seconds
-    assert predict(a100, recompute="none", global_batch=96).seconds < predict(a100, global_batch=96).seconds
+    assert (
+        predict(a100, recompute="none", global_batch=96).seconds
+        < predict(a100, global_batch=96).seconds
+    )
     assert predict(a100, tp=32, pp=3).seconds > 1.5 * base.seconds
     assert predict(a100, dp=16, gpus=1536).seconds == pytest.approx(base.seconds / 2, rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("name", "relative", "absolute"), [("2021/figure-17", 0.05, 0.05), ("2021/figure-18", 0.08, 0.0)]
+    ("name", "relative", "absolute"),
+    [("2021/figure-17", 0.05, 0.05), ("2021/figure-18", 0.08, 0.0)],
 )
-def test_figures_that_no_constant_is_fitted_on(a100: Cluster, name: str, relative: float, absolute: float) -> None:
-    """With and without recomputation, to a printed tenth; with and without scatter/gather, interleaved."""
+def test_figures_that_no_constant_is_fitted_on(
+    a100: Cluster, name: str, relative: float, absolute: float
+) -> None:
+    """With and without recomputation, to a printed tenth; with and without scatter/gather,
+    interleaved."""
     experiment = find_experiment(name)
     (part,) = experiment.parts
     rows = [
-        row for row in published_rows(experiment, part) if (row["series"], row["global_batch"]) != ("recompute", "1")
+        row
+        for row in published_rows(experiment, part)
+        if (row["series"], row["global_batch"]) != ("recompute", "1")
     ]
-    workloads = [workload_of(row)._replace(scatter_gather=row["scatter_gather"] != "false") for row in rows]
+    workloads = [
+        workload_of(row)._replace(scatter_gather=row["scatter_gather"] != "false") for row in rows
+    ]
     for row, workload, one in zip(rows, workloads, simulate(a100, workloads), strict=True):
-        ours = {"tflops_per_gpu": one.tflops_per_gpu, "sequences_per_second": workload.global_batch / one.seconds}
+        ours = {
+            "tflops_per_gpu": one.tflops_per_gpu,
+            "sequences_per_second": workload.global_batch / one.seconds,
+        }
         published = published_value(row, part.simulated[0]).value
         assert ours[part.simulated[0]] == pytest.approx(published, rel=relative, abs=absolute)
 
 
 def test_figure_7_is_between_kernels_of_2019_and_of_2021() -> None:
-    """Scores take its time: heads are half as wide as the narrowest that a constant was fitted on, as/h is three times
-    the largest."""
+    """Scores take its time: heads are half as wide as the narrowest that a constant was fitted on,
+    as/h is three times the largest."""
     experiment = find_experiment("2021/figure-7")
     rows = published_rows(experiment, experiment.parts[0])
     workloads = [workload_of(row) for row in rows]
-    unfused, fused = ([one.tflops_per_gpu for one in simulate(load_cluster("dgx-a100-80g", software), workloads)]
-                      for software in ("megatron-2019", "megatron-2021"))  # fmt: skip
+    unfused, fused = (
+        [one.tflops_per_gpu for one in simulate(load_cluster("dgx-a100-80g", software), workloads)]
+        for software in ("megatron-2019", "megatron-2021")
+    )
     for low, row, high in zip(unfused, rows, fused, strict=True):
         assert low < published_value(row, "tflops_per_gpu").value < high
     fitted = fitted_workloads("megatron-2021")
@@ -182,13 +229,16 @@ def test_figure_7_is_between_kernels_of_2019_and_of_2021() -> None:
 
 def test_recomputation_costs_at_most_a_third(a100: Cluster) -> None:
     machine = machine_of(a100)
-    times = [float(iteration_parts(machine, [GPT_3._replace(recompute=mode)]).total[0])
-             for mode in ("none", "selective", "full")]  # fmt: skip
+    times = [
+        float(iteration_parts(machine, [GPT_3._replace(recompute=mode)]).total[0])
+        for mode in ("none", "selective", "full")
+    ]
     assert times[0] < times[1] < times[2] < times[0] * 1.37
 
 
 def test_what_others_ran_on_h100s_is_not_refused() -> None:
-    """Up to 65,536 positions: fused attention stores no scores, nor does a layer that is computed again."""
+    """Up to 65,536 positions: fused attention stores no scores, nor does a layer that is computed
+    again."""
     rows = timed("h100")
     for software in ("megatron-core", "this-engine"):
         answers = simulate(load_cluster("h100", software), [row.workload for row in rows])
@@ -202,17 +252,24 @@ def test_memory_is_that_of_the_run_whose_layouts_are_simulated(a100: Cluster) ->
     workload = Workload.of_run(config, 8)
     alone, sharded = simulate(a100, [workload._replace(zero=0), workload], config)
     assert sharded.seconds < alone.seconds  # each updates its share
-    assert alone.memory_bytes - sharded.memory_bytes == pytest.approx(12 * 7 / 8 * parameter_count(config.model))
+    assert alone.memory_bytes - sharded.memory_bytes == pytest.approx(
+        12 * 7 / 8 * parameter_count(config.model)
+    )
     gpipe = read_run_config(
         find_file("1.2b", Shipped.MODEL),
-        ["parallel.pp=2", "parallel.schedule=gpipe", "parallel.recompute=none", "train.microbatch_size=1"],
+        [
+            "parallel.pp=2",
+            "parallel.schedule=gpipe",
+            "parallel.recompute=none",
+            "train.microbatch_size=1",
+        ],
     )
     assert "GiB of memory" in simulate(a100, [Workload.of_run(gpipe, 2)], gpipe)[0].reason
 
 
 def test_zero_divides_what_it_says_and_sends_what_it_must(a100: Cluster) -> None:
-    """ZeRO paper, Sections 5 and 7: memory falls with each stage; stage 1 sends as much as none does, stage 3 half
-    more, but for the embedding, which stays."""
+    """ZeRO paper, Sections 5 and 7: memory falls with each stage; stage 1 sends as much as none
+    does, stage 3 half more, but for the embedding, which stays."""
     workload = Workload(64, 128, 2, 4096, 32, 32, 2048, 1, 64, 1)
     machine, stages = machine_of(a100), [workload._replace(zero=zero) for zero in (0, 1, 3)]
     memory = [each.memory_bytes for each in simulate(a100, stages)]
@@ -220,7 +277,9 @@ def test_zero_divides_what_it_says_and_sends_what_it_must(a100: Cluster) -> None
     assert memory[0] - memory[1] == pytest.approx(12 * count * 63 / 64)
     assert memory[2] - memory[1] == pytest.approx(8 * 51200 * 4096 - 6 * count * 63 / 64)
     slow = machine.replaced(network_bytes_per_second=1e6, gradient_overlap=0.0)
-    sent = (iteration_parts(slow, stages).total - iteration_parts(machine, stages).pipeline).tolist()
+    sent = (
+        iteration_parts(slow, stages).total - iteration_parts(machine, stages).pipeline
+    ).tolist()
     assert [each / sent[0] for each in sent[1:]] == pytest.approx([1.0, 1.5], rel=0.02)
     more = [each._replace(global_batch=512) for each in stages]  # four microbatches
     sent = (iteration_parts(slow, more).total - iteration_parts(machine, more).pipeline).tolist()
@@ -230,12 +289,13 @@ def test_zero_divides_what_it_says_and_sends_what_it_must(a100: Cluster) -> None
 
 
 def test_a_transformer_xl_has_its_own_products() -> None:
-    """Where nothing else takes time an iteration is the closed form's operations, and the product with the encoded
-    distances, which all sequences share."""
+    """Where nothing else takes time an iteration is the closed form's operations, and the product
+    with the encoded distances, which all sequences share."""
     run = read_run_config(find_file("transformer-xl-75m", Shipped.MODEL))
     workload = Workload.of_run(run, 8)
     free = dict.fromkeys(
-        (name for name in Constants.model_fields if name.startswith("host_") and "exp" not in name), 0.0
+        (name for name in Constants.model_fields if name.startswith("host_") and "exp" not in name),
+        0.0,
     )
     ideal = machine_of(load_cluster("p3dn-v100")).replaced(
         **free, matmul_half_size=0.0, matmul_efficiency=1.0, memory_bytes_per_second=1e30
@@ -253,9 +313,14 @@ def test_a_transformer_xl_has_its_own_products() -> None:
 def test_no_constant_is_fitted_on_the_machines_of_the_transformer_xl_post() -> None:
     """They run, and more machines that each have as much to do take no less time."""
     experiment, cluster = find_experiment("transformer-xl/machines"), load_cluster("p3dn-v100")
-    rows = [workload_of(row) for part in experiment.parts for row in published_rows(experiment, part)]
+    rows = [
+        workload_of(row) for part in experiment.parts for row in published_rows(experiment, part)
+    ]
     assert not fitted_workloads(cluster.software) & {*rows}
-    seconds = {row.gpus: prediction.seconds for row, prediction in zip(rows, simulate(cluster, rows), strict=True)}
+    seconds = {
+        row.gpus: prediction.seconds
+        for row, prediction in zip(rows, simulate(cluster, rows), strict=True)
+    }
     assert 0 < seconds[64] < seconds[128]
 
 
@@ -272,7 +337,9 @@ def name_of(chunks: int) -> str:
 def test_stages_take_the_longest_path(shape: tuple[int, int, int], data: st.DataObject) -> None:
     pp, chunks, groups = shape
     microbatches, stages = pp * groups, pp * chunks
-    forward, backward = (np.array(data.draw(st.lists(DURATIONS, min_size=stages, max_size=stages))) for _ in range(2))
+    forward, backward = (
+        np.array(data.draw(st.lists(DURATIONS, min_size=stages, max_size=stages))) for _ in range(2)
+    )
     orders = compute_orders(name_of(chunks), pp, chunks, microbatches)
     before = {(rank, two): one for rank, order in enumerate(orders) for one, two in pairwise(order)}
 
@@ -288,4 +355,6 @@ def test_stages_take_the_longest_path(shape: tuple[int, int, int], data: st.Data
 
     longest = max(end(rank, order[-1]) for rank, order in enumerate(orders))
     twice = np.stack([forward, 2 * forward]), np.stack([backward, 2 * backward])
-    assert makespan()(order_of(pp, chunks, microbatches), *twice) == pytest.approx([longest, 2 * longest])
+    assert makespan()(order_of(pp, chunks, microbatches), *twice) == pytest.approx(
+        [longest, 2 * longest]
+    )
