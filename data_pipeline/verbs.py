@@ -12,7 +12,8 @@ def stage_verbs() -> dict[str, str]:
     for path in sorted((Path(__file__).parent / "stages").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and (verb := _constants(node).get("verb")):
-                verbs[verb] = re.split(r"(?<=\.)\s", ast.get_docstring(node) or "")[0]
+                text = " ".join((ast.get_docstring(node) or "").split())
+                verbs[verb] = re.split(r"(?<=\.) ", text)[0]
     return verbs
 
 

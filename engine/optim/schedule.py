@@ -26,13 +26,15 @@ def end_of_schedule(train: TrainConfig) -> float:
 def learning_rate(train: TrainConfig, time: float) -> float:
     """Rate at `time` of the clock: linear warm-up, then one fall to the minimum, or none.
 
-    `clipped-cosine`, with w warm-up steps of N: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)),
-    floor), the code of
-    2019. `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
-          `linear`: a straight line from peak to floor, as for BERT. `inverse-square-root`:
-          max(peak·√(w/n), floor). `WSD`: the peak, and in the last d steps of N a fall by its own
-          form (both as `optimizer_param_scheduler.py` of Megatron-Core 0.16). `exponential` rises
-          from floor to peak, by equal factors.
+    With w warm-up steps of N and peak and floor rates:
+
+    - `clipped-cosine`: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of 2019.
+    - `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
+    - `linear`: a straight line from peak to floor, as for BERT.
+    - `inverse-square-root`: max(peak·√(w/n), floor).
+    - `WSD`: the peak, and in the last d steps of N a fall by its own form. It and the one before
+      follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
+    - `exponential`: a rise from floor to peak by equal factors.
     """
     peak, floor = train.learning_rate, train.min_learning_rate
     warmup, end = train.warmup_iterations, end_of_schedule(train)
