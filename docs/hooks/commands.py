@@ -69,7 +69,9 @@ def exit_codes() -> list[tuple[str, str, str]]:
     }
     rows = [("0", "", "Done.")]
     for one in sorted(found - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)):
-        meaning = " ".join((one.__doc__ or "").split()).removesuffix(f": exit code {one.exit_code}.")
+        meaning = " ".join((one.__doc__ or "").split()).removesuffix(
+            f": exit code {one.exit_code}."
+        )
         rows.append((str(one.exit_code), f"`{one.__name__}`", f"{cell(meaning)}."))
     return rows
 
