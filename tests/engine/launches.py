@@ -91,7 +91,7 @@ def launch(self: Any, *arguments: Any, **options: Any) -> None:
     room, source = self.__module__.rpartition(".")[2], getsource(self.fn)
     given = dict(zip(self.arg_names, arguments, strict=False))
     read, written = (
-        [given[name] for name in set(re.findall(rf"tl\.{verb}\((\w+)", source)) & given.keys()]
+        [given[name] for name in set(re.findall(rf"tl\.{verb}\(\s*(\w+)", source)) & given.keys()]
         for verb in ("load", "store")
     )
     if (
