@@ -82,9 +82,8 @@ def panels_of(plan: LadderPlan, forecast: Forecast, result: LadderResult) -> lis
         if not runs:
             continue
         name, losses = compact(float(f"{size:.3g}")), [each.loss for each in runs]
-        places = zip(
-            *(each.curve for each in runs), strict=True
-        )  # each place with its loss for every seed
+        # Each place with its loss for every seed.
+        places = zip(*(each.curve for each in runs), strict=True)
         points = [
             Point.mean(6 * size * at[0][0], [loss for _, loss in at]) for at in places if at[0][0]
         ]

@@ -195,9 +195,8 @@ def twin_rule(config: RunConfig) -> str:
     """The rule that shrank a recipe, in words; empty if none did."""
     if not config.twin:
         return ""
-    if not math.isclose(
-        config.train.learning_rate, _rate(config, RATES), rel_tol=0.05
-    ):  # a text has its vocabulary
+    # A text has its vocabulary.
+    if not math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):
         return describe_scale(config.twin)
     return describe_scale(
         config.twin,
