@@ -24,13 +24,27 @@ IDIOMS = {
     "most for a peak": r"^Most\b|\bmost (bytes|forward|activations|numbers)\b",
 }
 """Patterns that readers from outside named, by what is unclear in them."""
-ROOMS = ("engine", "data_pipeline", "evaluation", "experiments", "verify", "lineage", "reports", "benchmarks", "docs")
+ROOMS = (
+    "engine",
+    "data_pipeline",
+    "evaluation",
+    "experiments",
+    "verify",
+    "lineage",
+    "reports",
+    "benchmarks",
+    "docs",
+)
 
 
 def sentences(source: str) -> Iterator[str]:
     """Each docstring and each comment of a Python source."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             yield node.value.value
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -40,7 +54,9 @@ def sentences(source: str) -> Iterator[str]:
 def count(texts: list[str]) -> tuple[int, dict[str, int]]:
     """Words of the texts, and how often each idiom stands in them."""
     flat = [" ".join(text.split()) for text in texts]
-    found = {name: sum(len(re.findall(idiom, text)) for text in flat) for name, idiom in IDIOMS.items()}
+    found = {
+        name: sum(len(re.findall(idiom, text)) for text in flat) for name, idiom in IDIOMS.items()
+    }
     return sum(len(text.split()) for text in flat), found
 
 
@@ -64,10 +80,19 @@ def comments_and_lines(source: str) -> tuple[int, int]:
     """Comments that are no directive, and lines that hold a token beside comments."""
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    idle = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    idle = (
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    )
     held = (token for token in tokens if token.type not in idle)
     lines = {line for token in held for line in range(token.start[0], token.end[0] + 1)}
-    return sum(not text.startswith(("# fmt:", "# type:", "# noqa", "#!")) for text in comments), len(lines)
+    return sum(
+        not text.startswith(("# fmt:", "# type:", "# noqa", "#!")) for text in comments
+    ), len(lines)
 
 
 def test_the_core_gives_its_reasons() -> None:
