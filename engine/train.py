@@ -89,7 +89,7 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
     run already, RanksMissing if one does not come or is lost.
     """
     join_ranks()
-    with telling_of_lost_ranks(), ExitStack() as held:
+    with telling_of_lost_ranks(), ExitStack() as stack:
         check_agreement(run.config.model_dump(mode="json"))
         directory, layout = run.begin(root), run.layout
         if layout.world_size > 1:
@@ -97,5 +97,5 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
         mesh = build_mesh(layout, run.config.parallel.sequence_parallel)
         with mesh.all_or_none():
             if mesh.is_first and not directory.is_at_rest:
-                held.enter_context(locked(directory.path))
+                stack.enter_context(locked(directory.path))
         yield directory, mesh

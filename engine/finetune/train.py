@@ -109,14 +109,14 @@ class PairEncoder:
 
         The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
         """
-        asked, text = (
+        question_ids, text = (
             self._encode(question).ids[: min(longest, (length - 3) // 2)],
             self._encode(context),
         )
-        room = length - 3 - len(asked)
+        room = length - 3 - len(question_ids)
         for start in range(0, max(len(text.ids), 1), min(STRIDE, max(room // 2, 1))):
             yield self._join(
-                asked, text.ids[start : start + room], text.offsets[start : start + room]
+                question_ids, text.ids[start : start + room], text.offsets[start : start + room]
             )
             if start + room >= len(text.ids):
                 return
@@ -423,10 +423,11 @@ def finetune(
     of_members, medians, ensemble = {}, {}, {}
     for split, examples in held_out.items():
         of_members[split] = members_metrics = [
-            tuner.metrics(examples, each) for each in scores[split]
+            tuner.metrics(examples, member) for member in scores[split]
         ]
         medians[split] = {
-            name: median(each[name] for each in members_metrics) for name in members_metrics[0]
+            name: median(metrics[name] for metrics in members_metrics)
+            for name in members_metrics[0]
         }
         ensemble[split] = tuner.metrics(examples, tuner.ensemble(scores[split]))
     sizes = {split: len(examples) for split, examples in sets.items()}

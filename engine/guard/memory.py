@@ -131,13 +131,13 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
             raise
         # The table below needs memory itself.
         traceback.clear_frames(error.__traceback__)  # gives back what the failed pass held
-        asked = re.search("tried to allocate .*", str(error), re.IGNORECASE)
+        request = re.search("tried to allocate .*", str(error), re.IGNORECASE)
         is_first = _is_first_to_say()
         if is_first:
             print(describe_memory(run), file=sys.stderr, flush=True)
         rank = mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank)
         sentence = f"rank {rank} ran out of memory {when}" + (
-            f": {asked[0].lower()}" if asked else ""
+            f": {request[0].lower()}" if request else ""
         )
         raise OutOfMemory(sentence, on_every_rank=is_first) from error
 

@@ -64,14 +64,16 @@ class RankLost(Interrupted):
 def launched_world_size() -> int:
     """Return the number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain
     process."""
-    here = current_rank()
-    return here.world.size if here else launched_ranks() or 1
+    thread = current_rank()
+    return thread.world.size if thread else launched_ranks() or 1
 
 
 def local_rank() -> int:
     """Return this rank's number on its machine."""
-    here = current_rank()
-    return here.rank if here else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
+    thread = current_rank()
+    return (
+        thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
+    )
 
 
 def join_ranks() -> None:
@@ -224,28 +226,32 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         raise BadInput(
             f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
         )
-    here, device, waiting = current_rank(), local_device(), Waiting()
+    thread, device, waiting = current_rank(), local_device(), Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()
-    rank = here.rank if here else dist.get_rank()
+    rank = thread.rank if thread else dist.get_rank()
     # Every rank goes through all lines: a process group must be made by all processes, members or
     # not, in one order.
     lines = [layout.lines(number) for number in range(layout.world_size)]
 
     def joined(members: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
-        place = len(members), members.index(rank), waiting
-        return ThreadAxis(*place, here.world, members) if here else GroupAxis(*place, group)
+        arguments = len(members), members.index(rank), waiting
+        return (
+            ThreadAxis(*arguments, thread.world, members)
+            if thread
+            else GroupAxis(*arguments, group)
+        )
 
     def axis(number: int) -> Axis:
         own: Axis = LoneAxis(waiting=waiting)
         for members in dict.fromkeys(line[number] for line in lines if len(line[number]) > 1):
-            group = None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
+            group = None if thread else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
             own = joined(members, group) if members == lines[rank][number] else own
         return own
 
     tp, pp, dp, embedding = map(axis, range(4))
-    world = joined(tuple(range(layout.world_size)), None if here else dist.group.WORLD)
+    world = joined(tuple(range(layout.world_size)), None if thread else dist.group.WORLD)
     mesh = ParallelMesh(
         layout, tp, pp, dp, embedding, device, sequence_parallel and layout.tp > 1, world
     )
