@@ -37,7 +37,9 @@ Overrides = Annotated[
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here."),
+    typer.Option(
+        "--ranks", min=1, help="Processes; by default one per GPU or core of this machine."
+    ),
 ]
 SameCode = Annotated[
     bool, typer.Option("--same-code", help="Refuse a run on which other code worked last.")
@@ -237,7 +239,7 @@ def shard_hf(
 
     _announce_conversion(directory)
     if not (directory / CONFIG).is_file():
-        raise BadInput(f"{directory} has no {CONFIG}: it is no Hugging Face directory")
+        raise BadInput(f"{directory} has no {CONFIG}: it is not a Hugging Face directory")
     from mlm_repro.engine.formats.model_shards import shard_model
 
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
@@ -260,7 +262,7 @@ def import_(
         typer.Option("--heads", min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
-    """Turn published weights into a checkpoint."""
+    """Turn another program's published weights into a checkpoint of this engine."""
     from mlm_repro.engine.published import check_published
 
     check_published(directory)
@@ -299,7 +301,7 @@ def schedule(
     ideal = ideal_bubble(chosen, pp, chunks, microbatches)
     print(f"bubble {lowered.bubble:.4f} of the ideal time; the formula says {ideal:.4f}")
     peaks = ", ".join(map(str, peaks_in_flight(chosen, pp, chunks, microbatches)))
-    print(f"most activations in flight, chunks per rank: {peaks}")
+    print(f"peak activations in flight, chunks per rank: {peaks}")
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
@@ -341,7 +343,7 @@ def from_megatron_(context: typer.Context) -> None:
     print(to_toml(translated.config), end="")
     for title, flags in (
         ("of the data, which mlm-data makes", translated.data),
-        ("without effect on what is computed", translated.without_effect),
+        ("without effect on the result", translated.without_effect),
     ):
         print("".join(f"# {title}: {flag}\n" for flag in flags), end="")
     for sentence in translated.missing:
@@ -371,7 +373,7 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command `mlm-train`. A first word that is not a verb is the model of `run`."""
     keep_large_buffers()
     run_command(app, "run")
 

@@ -33,7 +33,7 @@ def check_published(directory: Path) -> None:
         return
     raise BadInput(
         f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained"
-        " writes safetensors, and mlm-eval --backend transformers scores it"
+        " writes safetensors, and mlm-eval --set backend=transformers scores it"
         if (directory / BIN).is_file()
         else (
             f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed"

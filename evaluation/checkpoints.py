@@ -156,7 +156,7 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     is_ours = place.format != "transformers"
     if settings.backend == "transformers" and is_ours:
         raise BadInput(
-            f"{directory} is no directory of transformers: leave out backend = transformers, or"
+            f"{directory} is not a Hugging Face directory: leave out backend = transformers, or"
             " export it first"
         )
     if settings.backend != "transformers" and (

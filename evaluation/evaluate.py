@@ -159,7 +159,7 @@ def score_shared(
     announce(
         f"{len(requests):,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,}"
         " parameters",
-        "less what earlier evaluations have kept",
+        "less the scores that earlier evaluations kept",
     )
     with Progress(title, len(requests), unit) as progress, telling_of_lost_ranks():
         scores = score(

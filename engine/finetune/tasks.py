@@ -50,21 +50,21 @@ TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Read the rows with a gold label. Rows marked `-`, on which the annotators do not agree, are
-    skipped."""
+    """Read MNLI's rows with a gold label. Rows marked `-`, on which the annotators do not agree,
+    are skipped."""
     examples = []
     for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
         if label == "-":
             continue
         if label not in MNLI_LABELS:
-            raise BadInput(f"{path} line {line}: {label!r} is none of {', '.join(MNLI_LABELS)}")
+            raise BadInput(f"{path} line {line}: {label!r} is not one of {', '.join(MNLI_LABELS)}")
         examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples
 
 
 def read_qqp(path: Path) -> list[LabelledExample]:
-    """Read the pairs of questions labelled 0 or 1. Other rows are skipped; the published file has a
-    few truncated ones."""
+    """Read QQP's pairs of questions labelled 0 or 1. Other rows are skipped; the published file has
+    a few truncated ones."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")

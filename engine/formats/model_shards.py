@@ -313,7 +313,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
         ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts answer otherwise, by"
+            f"a {type(model).__name__} cannot be divided: its parts give other outputs, by"
             f" {difference:.3g}"
         )
     return (
@@ -405,7 +405,8 @@ class _Region:
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Enter the region before a layer by columns; its input is copied to every rank."""
+        """Enter the region of divided activations before a layer by columns, whose input is whole
+        on every rank."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)

@@ -72,7 +72,7 @@ loss scale."""
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint that a run starts from."""
+    """The checkpoint whose weights, or whole state, a run starts from."""
 
     kind: str
     place: Path
@@ -133,7 +133,7 @@ class ResolvedRun:
 
     @property
     def data(self) -> DatasetFacts:
-        """The dataset. Raises BadInput if the configuration names none."""
+        """The dataset that the run trains on. Raises BadInput if the configuration names none."""
         if self.dataset is None:
             raise BadInput(
                 "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
@@ -223,7 +223,7 @@ class ResolvedRun:
         if same and length < train.iterations:
             raise BadInput(
                 f"{named} is complete with {length} iterations: --continue {named} trains the"
-                " others, with its optimizer; to begin anew, give the run another name with --set"
+                " rest, with its optimizer; to begin anew, give the run another name with --set"
                 " name=…"
             )
 
@@ -497,7 +497,7 @@ def resolve_begun(
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
+        raise IntegrityFailure(f"{path / MANIFEST} lacks a name, identity or dataset") from error
     if path.name != original:
         raise BadInput(
             f"{path} was renamed: give it its name again with `mv {path}"

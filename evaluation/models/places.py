@@ -143,7 +143,7 @@ def weight_files(directory: Path, gguf: str = "") -> list[Path]:
             if pattern == "*.gguf" and len(files) > 1:
                 names = ", ".join(file.name for file in files)
                 raise BadInput(
-                    f"{directory} has several GGUF files, of which one is scored: give its path"
+                    f"{directory} has several GGUF files: give the path of the one to score"
                     f" ({names})"
                 )
             return files

@@ -60,7 +60,7 @@ Batches = list[list[int]]
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A causal model with its sizes, for scoring."""
+    """A causal model with the sizes, number format and mesh that scoring needs."""
 
     network: CausalModel | PretrainedModel
     """This rank's part of the model."""
@@ -98,7 +98,8 @@ def score(
     store: Store | None = None,
     on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score every request; token ids that are `banned` are not allowed.
+    """Score every request. Token ids that are `banned` are ignored where `greedy_allowed` looks for
+    the likeliest token.
 
     `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in
     the store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt
@@ -165,7 +166,7 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
         return workers or available_cores()
     if workers not in (None, 1):
         raise BadInput(
-            f"{workers} workers were asked for, but a model on a GPU or on several ranks is scored"
+            f"{workers} workers were requested, but a model on a GPU or on several ranks is scored"
             " by one"
         )
     return 1

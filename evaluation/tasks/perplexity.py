@@ -187,7 +187,7 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Counts of the result that need no scores."""
+        """Numbers of the text's words and sub-words, which need no scores."""
         words, tokens = self.running_text.num_lm_eval_words, self.stream.num_tokens
         return {
             "num_original_tokens": self._num_original_tokens,
@@ -196,7 +196,7 @@ class PerplexityTask(Task):
         }
 
     def text(self, index: int) -> str:
-        """Return the scored part of a window."""
+        """Return the text of a window's scored tokens, given the window's index in `requests`."""
         return self.tokenizer.decode(
             self.requests[index].tokens[-self.requests[index].num_scored :]
         )
@@ -227,7 +227,7 @@ class PerplexityTask(Task):
         if too_few:
             facts["warnings"].append(
                 f"{text.source.title} has {self._num_original_tokens:,} words between spaces for"
-                f" {stream.num_tokens:,} sub-words: its perplexity by words is no number"
+                f" {stream.num_tokens:,} sub-words: it has no perplexity by words"
             )
         if stream.num_tokens < FEW and not self.tokenizer.first_tokens:
             facts["warnings"].append(
@@ -278,7 +278,7 @@ class PerplexityTask(Task):
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
-        """Return the scored share of all targets."""
+        """Return the share of the text's targets that were scored."""
         return len(scores.log_probabilities) / sum(
             block.num_targets for block in self.stream.blocks
         )
