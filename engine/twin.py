@@ -82,5 +82,5 @@ def initial_deviation(width: int) -> float:
 
 
 def twin_seconds(flops: float, ranks: int) -> float:
-    """Estimate the seconds of a twin's training."""
+    """Estimate the seconds that a twin trains for `flops` operations on `ranks` ranks."""
     return flops / (TWIN_FLOPS * ranks)

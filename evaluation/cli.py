@@ -364,7 +364,7 @@ def fetch(
 
 @app.command("list")
 def list_() -> None:
-    """List the protocols with their differences."""
+    """List the protocols, each with a title that says how it differs."""
     for name, protocol in TASKS.items():
         print(f"{name:<24} {protocol.title}")
 

@@ -83,7 +83,7 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def eot_token_id(self) -> int:
-        """Id of end-of-text."""
+        """Id of the tokenizer's end-of-text token."""
         return self.tokenizer.end_of_text
 
     @property

@@ -91,7 +91,7 @@ class Scores(NamedTuple):
 
 
 class Encoder(Protocol):
-    """Interface of a tokenizer for tasks."""
+    """Interface of a tokenizer, as tasks use it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -194,7 +194,8 @@ class Task(ABC):
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Yield each request with its scores."""
+        """Yield a record of each request: its text, its scored tokens and their
+        log-probabilities."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)

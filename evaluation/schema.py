@@ -88,7 +88,7 @@ class Result(Provenance):
 
     @property
     def spread(self) -> float | None:
-        """Standard error of the perplexity."""
+        """Standard error of the perplexity; None if it is unknown."""
         error = self.log_perplexity_error
         return None if error is None or self.perplexity is None else self.perplexity * error
 

@@ -63,7 +63,7 @@ class NameMap(Config):
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
     def in_our_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Convert the engine's parameter to our layout."""
+        """Convert another engine's parameter, whose name here is `ours`, to our layout."""
         value = value.T if ours.endswith(self.transposed) else value
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)

@@ -59,17 +59,17 @@ HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
 
 
 class TensorPart(NamedTuple):
-    """Part of a tensor, computed by one rank."""
+    """Part of a tensor of one iteration, as one rank computed it."""
 
     iteration: int
     tensor: str
     start: tuple[int, ...]
-    """Begin of the part in the whole tensor."""
+    """Index in the whole tensor at which the part begins."""
     value: Array
 
     @property
     def end(self) -> tuple[int, ...]:
-        """End of the part in the whole tensor."""
+        """Index in the whole tensor at which the part ends, exclusive."""
         return tuple(a + n for a, n in zip(self.start, self.value.shape, strict=True))
 
 
@@ -159,7 +159,7 @@ class TensorDifference(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """True if the difference is within the tolerance."""
+        """True if the largest difference does not exceed the tolerance."""
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:

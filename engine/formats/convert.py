@@ -124,8 +124,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Raise IntegrityFailure naming the first weight, in the order of the forward pass, that was
-    written with other values."""
+    """Compare a model with its export. Raises IntegrityFailure naming the first weight, in the
+    order of the forward pass, with other values."""
     for name, parameter in model.named_parameters():
         ours, theirs = parameter.detach(), written.tensors[name]
         if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written

@@ -123,7 +123,7 @@ class Format(NameMap):
     def their_tensors(
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Convert our tensors to Hugging Face's."""
+        """Convert our tensors, by name, to Hugging Face's."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -132,7 +132,7 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """Return the model as a transformers configuration."""
+        """Return the keys of the config.json that describes the model to transformers."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -332,7 +332,8 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return the files beside the weights, by name."""
+    """Return a directory's files beside the weights, by name: configuration, tokenizer, licence and
+    the like."""
     return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
 
 

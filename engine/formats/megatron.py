@@ -58,7 +58,7 @@ REQUIRED = {
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file."""
+    """Content of one rank's Megatron-LM file: version, arguments, tensors and iteration."""
 
     path: Path
     version: int
@@ -69,7 +69,7 @@ class RankFile:
 
     @property
     def layers(self) -> int:
-        """Number of layers in the rank's stage."""
+        """Number of layers in the pipeline stage that the file holds."""
         return len({name.split(".")[1] for name in self.tensors if name.startswith("layers.")})
 
 

@@ -217,6 +217,6 @@ def read_torch_dist(directory: Path) -> JSON:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return the files of a distributed checkpoint."""
+    """Return the files of a distributed checkpoint: metadata, common values and shards."""
     named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
     return [*named, *sorted(directory.glob("*.distcp"))]

@@ -137,7 +137,7 @@ class World:
             self._wakeups[rank].notify()
 
     def check(self) -> None:
-        """End this rank if another has failed."""
+        """End the calling rank if another rank has failed."""
         if self.failure is not None:
             raise _OtherRankFailed
 
@@ -151,7 +151,7 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as ended."""
+        """Mark a rank as ended, and let the others notice a deadlock."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 
@@ -177,7 +177,7 @@ class _Meeting:
 
 @dataclass
 class _Receipt:
-    """Pending receipt of one message into `tensor`."""
+    """Message that a rank expects and will copy into `tensor`."""
 
     world: World
     number: _Number

@@ -70,7 +70,8 @@ class Memory(FileSchema):
 
 
 class TrainingSummary(FileSchema):
-    """summary.json of a complete training run."""
+    """summary.json of a complete training: sizes, seed, layout, speed, memory and final
+    validation."""
 
     parameters: int
     iterations: int
@@ -161,5 +162,5 @@ def describe_end(run: Path) -> str:
 
 
 def read_summary(run: Path) -> TrainingSummary:
-    """Return the summary of a complete run."""
+    """Read the summary.json of a complete training."""
     return read_document(run / SUMMARY, TrainingSummary)

@@ -213,7 +213,7 @@ def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) 
 
 
 def recipe_of(training: Path) -> RunConfig:
-    """Return the configuration of a training."""
+    """Read the configuration in the manifest of a training's directory."""
     return parse_config(
         read_document(training / MANIFEST, Manifest).config,
         RunConfig,
@@ -254,8 +254,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
-    """Return the statistics of a tensor, as `engine.checkpoint.statistics` takes them before it is
-    written."""
+    """Return a tensor's norm, extremes, number of non-finite values and checksum, as
+    `engine.checkpoint.statistics` computes them before writing."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     odd = np.arange(1, 2 * len(bits), 2, dtype=np.int64)

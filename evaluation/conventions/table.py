@@ -268,7 +268,8 @@ class ReadText:
         self._counts = ~np.isin(targets, apart if axes["documents"] == UNSCORED else [])
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield every average of the scores: its name and a loss in nats."""
+        """Yield the name and the loss in nats of every average of the scores that programs
+        print."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
         counts, owners = np.add.reduceat(self._counts, scores.starts, dtype=np.int64), self._owners
         nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]

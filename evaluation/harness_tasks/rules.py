@@ -25,7 +25,7 @@ def wikitext103(**_: Any) -> Rows:
 
 
 def strided(row: JSON) -> JSON:
-    """Return a text that is to be read in windows of 32 new tokens."""
+    """Return a text with the stride 32, for the engine to read it in windows of 32 new tokens."""
     return {"text": row["text"], "stride": 32}
 
 

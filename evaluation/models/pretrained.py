@@ -87,7 +87,7 @@ class PretrainedTokenizer:
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text as `encode` does."""
+        """Encode each text, without the tokens that the tokenizer would add."""
         return [self.encode(text) for text in texts]
 
     def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -96,7 +96,7 @@ class PretrainedTokenizer:
         return [self._theirs(text, **settings).input_ids for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids."""
+        """Return the text of token ids, special tokens included."""
         numbers = [int(token) for token in ids]
         return str(
             self._theirs.decode(
@@ -198,7 +198,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """Length of a state."""
+        """Length of a state vector: the output layer's input, or the vocabulary if states are
+        logits."""
         return int(
             self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size
         )
@@ -215,11 +216,12 @@ class PretrainedModel(nn.Module):
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
-        """Return an empty cache of keys and values."""
+        """Return an empty key-value cache for this model."""
         return import_extra("transformers", EXTRA).DynamicCache(config=self.config)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Turn states [..., h] into logits [..., v]."""
+        """Turn states [..., h] into logits [..., v] by the output layer; states that are logits are
+        copied."""
         computed: Tensor = self._head(states) if self.cuts else states.clone()
         return computed
 

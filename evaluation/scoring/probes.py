@@ -148,5 +148,6 @@ def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, st
 
 
 def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Return the largest difference between two lists of rows."""
+    """Return the largest absolute difference between log-probabilities of two scorings of the same
+    rows."""
     return max(float(np.abs(row - other).max()) for row, other in zip(rows, others, strict=True))

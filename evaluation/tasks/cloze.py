@@ -169,12 +169,12 @@ class ClozeTask(Task):
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
     def text(self, index: int) -> str:
-        """Return the passage of a request."""
+        """Return the passage of the request at an index of `requests`."""
         return self._passages[self.chosen[index]]
 
     @property
     def counts(self) -> JSON:
-        """Counts of the result that need no scores."""
+        """Numbers of passages, sub-words and shortened passages, which need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
@@ -203,8 +203,8 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Return the numbers that follow from the loss of each target in nats, and from whether it is
-    right."""
+    """Return accuracy and perplexity with their standard errors and counts, from each target's loss
+    in nats and whether it is right."""
     target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
         "perplexity": target,

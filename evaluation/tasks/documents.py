@@ -54,12 +54,12 @@ class RunningText:
 
     @property
     def num_original_tokens(self) -> int:
-        """Number of words T_o, counted by `count_original_tokens`."""
+        """Number of the text's words T_o, as `count_original_tokens` counts them."""
         return count_original_tokens(self.text)
 
     @property
     def num_bytes(self) -> int:
-        """Number of UTF-8 bytes."""
+        """Number of bytes of the text in UTF-8."""
         return len(self.text.encode("utf-8"))
 
 

@@ -23,7 +23,8 @@ from mlm_repro.lineage.atomic import parse_json
 
 
 def openai_passages(path: Path) -> list[str]:
-    """Return the texts of OpenAI's file."""
+    """Read the passages in OpenAI's LAMBADA file. Raises IntegrityFailure for a file of other
+    content."""
     text = read_official(
         path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl"
     )

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class NamedProtocol(NamedTuple):
-    """One protocol of protocols.toml."""
+    """One entry of protocols.toml: a protocol's title, test file, and function that builds its
+    task."""
 
     title: str
     test_set: str
@@ -31,7 +32,7 @@ class NamedProtocol(NamedTuple):
     reason) → task."""
 
     def task(self, *arguments: Any) -> "Task":
-        """Call the protocol's function and return its task."""
+        """Build the protocol's task from the arguments of `function` and its settings."""
         return _made_by(self.function, *arguments, **self.settings)
 
 

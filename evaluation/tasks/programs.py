@@ -27,7 +27,8 @@ PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_T
 def program_perplexity(
     text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
-    """Build a program's task for documents, counted by the words of `text`, which consists of them.
+    """Build the task of scoring documents by the recipe of `program`. Words are counted in `text`,
+    the documents joined.
 
     Raises BadInput for a text that is shorter than a window.
     """
