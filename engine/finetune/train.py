@@ -228,6 +228,7 @@ class FineTuner:
         recipe, size = self.recipe, self.recipe.batch_size
         features = [feature for example in examples for feature in self.features(example)]
         steps = recipe.epochs * -(-len(features) // size)
+        # One iteration more than there are steps: the last step's rate would otherwise be 0.
         train = TrainConfig(
             iterations=steps + 1,
             warmup_iterations=int(recipe.warmup_share * steps),

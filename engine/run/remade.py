@@ -53,6 +53,7 @@ from mlm_repro.lineage.files import (
 from mlm_repro.lineage.kinds import NAME, PIECES, Kind, differing
 from mlm_repro.lineage.run import MANIFEST
 
+# The guards' SPIKE_WINDOW, which cannot be imported without torch.
 WINDOW = 128
 """Iterations whose loss and gradient norm a checkpoint keeps."""
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
