@@ -48,10 +48,10 @@ tags: [{family}, megatron-lm]
 {title}, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
 TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
-"""Family → the hub's name for what such a model does, and the model's."""
+"""Family → the hub's name for the task of such a model, and the model's name."""
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
 WINDOWS, LENGTH = 8, 64
-"""Windows of random tokens, and the tokens of one."""
+"""Number of windows of random tokens, and tokens per window."""
 TOLERANCE = 1e-4
 """Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that
 apart."""
@@ -62,8 +62,8 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     and return `out`.
 
     Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
-    if the checkpoint is incomplete or changed or the export is another model. Nothing is left there
-    then.
+    if the checkpoint is incomplete or changed or the export reads back as another model. A failure
+    leaves no part of `out`.
     """
     with new_output(out) as temporary:
         read_newest(checkpoint, lambda chosen: _export(chosen, temporary))
@@ -85,7 +85,7 @@ def import_checkpoint(
     """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return
     `out`.
 
-    transformers, if it is installed, reads a Hugging Face GPT-2 too and must compute the same.
+    For a Hugging Face GPT-2, transformers must compute the same losses if it is installed.
     """
     check_output(out)
     imported = read_published(directory, vocab, heads)
@@ -101,10 +101,10 @@ def import_checkpoint(
 def read_published(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed
-    checkpoint.
+    """Read the weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a
+    distributed checkpoint.
 
-    Raises BadInput for any other directory, and what the formats raise.
+    Raises BadInput for any other directory, and whatever the format's reader raises.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
@@ -114,7 +114,7 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card: what the hub needs to show the model, and the checkpoint's digest."""
+    """Write the model card: the fields that the hub reads, and the checkpoint's digest."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)
@@ -124,8 +124,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Raise IntegrityFailure naming the first weight, in order of the forward pass, that is written
-    otherwise."""
+    """Compare a model with its export. Raises IntegrityFailure naming the first weight, in the
+    order of the forward pass, with other values."""
     for name, parameter in model.named_parameters():
         ours, theirs = parameter.detach(), written.tensors[name]
         if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written
@@ -140,8 +140,9 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
 def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
     """Compare a model's losses with those that transformers computes from a directory.
 
-    Returns the programs and the largest difference; None if transformers is not installed. Raises
-    IntegrityFailure if it cannot read the directory, or if losses differ by more than TOLERANCE.
+    Returns the programs and the largest difference, or None if transformers is not installed.
+    Raises IntegrityFailure if transformers cannot read the directory, or if losses differ by more
+    than TOLERANCE.
     """
     try:
         library = import_extra("transformers", "bench")
@@ -174,8 +175,8 @@ def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
 
 @torch.inference_mode()
 def window_losses(config: ModelConfig, logits_of: Callable[[Tensor], Tensor]) -> list[float]:
-    """Mean cross-entropy of each window of random tokens, from a model's logits [s, v] of token ids
-    [1, s]."""
+    """Return the mean cross-entropy of each window of random tokens, from a model's logits [s, v]
+    of token ids [1, s]."""
     size = (WINDOWS, min(config.seq_length, LENGTH) + 1)
     windows = torch.from_numpy(np.random.RandomState(0).randint(config.vocab_size, size=size))
     pairs = (
