@@ -1,4 +1,4 @@
-"""Idioms that a reader stumbles over are rare in docstrings and comments, and reasons stand beside the code."""
+"""Idioms that readers stumble over are rare in docstrings and comments; reasons stand beside code."""
 
 import ast
 import io
@@ -14,7 +14,8 @@ from tests.architecture.test_imports import core_modules
 IDIOMS = {
     "a pronoun for a noun": r"\b(those|that) of\b",
     "an amount without a number": r"\bso (many|much)\b(?! (?:that|as))",
-    "absence without a condition": r"\b(is|are) none\b|\b(from|in|to|is|are) nowhere\b|\bfor no [a-z]+\b",
+    "absence without a condition": r"\b(is|are) none\b|\b(from|in|to|is|are) nowhere\b"
+    r"|\bfor no [a-z]+\b",
     "repetition without a verb of the field": r"\b(made|built|read) again\b",
     "a nested genitive": r"\bof (which|whom)\b|\bwhose [a-z]+ is of\b",
     "a thing that is not named": r"\bwhat (is|are|was|has|it|they)\b",
