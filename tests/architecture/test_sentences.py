@@ -1,4 +1,4 @@
-"""Idioms that readers stumble over are rare in docstrings and comments; reasons stand beside code."""
+"""Idioms that readers stumble over are rare, and reasons stand beside the code."""
 
 import ast
 import io
