@@ -1,4 +1,4 @@
-"""Microbatches of a run, in training and in validation."""
+"""Microbatches of a run for one rank, in training and in validation."""
 
 from collections.abc import Iterator
 from dataclasses import replace

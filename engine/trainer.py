@@ -48,7 +48,8 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 class Trainer:
-    """One rank's share of a training run."""
+    """Trainer of a run on one rank: it prepares, iterates, validates, writes checkpoints and seals
+    the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, inputs, checkpoint writer and guards. No step is computed and no checkpoint

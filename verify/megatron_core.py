@@ -572,7 +572,8 @@ class MegatronCore(Engine):
         return self.gpt.get_parameter(parameter).main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Update, then step the scheduler: the first update has the rate of step 0."""
+        """Clip, update and step the scheduler; return gradient norm and learning rate. The first
+        update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
         # Its next forward pass would gather the weights, and they are compared before.

@@ -41,7 +41,7 @@ class ParityLayout(ParallelConfig):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks of the layout."""
         return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property

@@ -368,8 +368,8 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration` and wait for it, as `CheckpointWriter` does. Every
-    rank calls it."""
+    """Write the checkpoint of `state.iteration` and wait until it is sealed. Every rank calls
+    it."""
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:

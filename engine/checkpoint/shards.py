@@ -71,7 +71,8 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return the entries of one rank's file, for the index and the statistics."""
+    """Return shape, dim, part, file and statistics of each tensor in one rank's file, by name, for
+    the index."""
     positions = {
         name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank}
         for name, p in parts

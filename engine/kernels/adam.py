@@ -15,7 +15,7 @@ VECTOR = 64
 
 @dataclass(frozen=True)
 class AdamStep:
-    """The numbers of one update."""
+    """Hyper-parameters and clipping factor of one Adam update."""
 
     learning_rate: float
     beta1: float
@@ -23,7 +23,7 @@ class AdamStep:
     epsilon: float
     weight_decay: float
     clipping: float
-    """Factor of the gradient."""
+    """Factor that the gradient is multiplied by."""
     steps: int
     """Updates so far, including this one."""
 

@@ -142,7 +142,7 @@ One number per query is kept. Backward recomputes scores and dropout mask (Dao e
 
 
 def _by_head(qkv: torch.Tensor) -> torch.Tensor:
-    """A view of [s, b, n, 3, d] as queries, keys and values, [3, b·n, s, d]."""
+    """Return a view of [s, b, n, 3, d] as queries, keys and values, [3, b·n, s, d]."""
     return qkv.flatten(1, 2).permute(2, 1, 0, 3)
 
 

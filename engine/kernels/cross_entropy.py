@@ -26,11 +26,11 @@ class VocabAxis(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of its ranks."""
+        """Number of ranks along the axis."""
 
     @property
     def rank(self) -> int:
-        """This rank's number among them."""
+        """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
         """Sum, or reduce by `op`, in place."""

@@ -30,7 +30,7 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """A BERT's inputs besides the tokens."""
+    """A BERT's inputs besides the tokens: token types, padding and the order of both parts."""
 
     token_types: Tensor
     """0 for tokens of the first part, 1 for tokens of the second, [b, s]."""

@@ -25,7 +25,7 @@ def end_of_schedule(train: TrainConfig) -> float:
 
 
 def learning_rate(train: TrainConfig, time: float) -> float:
-    """Rate at `time` of the clock: linear warm-up, then one fall to the minimum, or none.
+    """Return the rate at `time` of the clock: linear warm-up, then one fall to the floor, or none.
 
     With w warm-up steps of N and peak and floor rates:
 

@@ -26,7 +26,7 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks of the layout, tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
@@ -54,9 +54,9 @@ class PipelineStage:
     layers: range
     """Global numbers of its transformer layers."""
     is_first: bool = True
-    """Holds the embedding."""
+    """True if it holds the embedding."""
     is_last: bool = True
-    """Holds the final layer norm and the output head."""
+    """True if it holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:

@@ -30,7 +30,7 @@ class Role(Enum):
     VECTOR = "vector"
     """Vector that is no bias of a product: N(0, std), not decayed."""
     BIAS = "bias"
-    """0, not decayed."""
+    """Bias of a product: 0, not decayed."""
     NORM = "norm"
     """Scale of a norm: 1, not decayed."""
 

@@ -35,7 +35,8 @@ from mlm_repro.engine.pipeline.schedule import (
 
 
 class PartitionedModel:
-    """This rank's stages of a model. On a mesh of one rank, the serial model."""
+    """This rank's stages of a model, run over microbatches in training and evaluation. On a mesh of
+    one rank, the serial model."""
 
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
