@@ -61,8 +61,8 @@ class FamilySection(Config):
         """Raise ValueError if a model of this family cannot have these sizes."""
 
 
-# A section although it is empty: an option of a GPT-2 that stood in the base would be taken in
-# silence by every family.
+# A section although it is empty: an option that stood in the base class would apply to every
+# family, in silence.
 class GPT2Config(FamilySection):
     """Options of a GPT-2; it has none beside the shape."""
 

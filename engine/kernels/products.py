@@ -35,7 +35,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         t is not None and t.requires_grad for t in (x, weight, bias)
     )
     if not has_gradient and x.numel() == x.size(-1) > 0:
-        # Generation reads a weight at 27 GB/s so, at 17 through the libraries.
+        # Generation reads a weight at 27 GB/s this way, and at 17 through the libraries.
         return _one_row(x, weight, bias)
     # Without AVX-512 MKL is faster in float32; a processor that multiplies bf16 needs no help.
     if not onednn if x.dtype == torch.float32 else multiplies_bf16:

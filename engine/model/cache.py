@@ -98,8 +98,8 @@ def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
 def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
     """Return the outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q], which see
     keys up to their own."""
-    # A mask, because torch's `is_causal` aligns the first query with the first key.
+    # A mask [b or 1, 1, q, s], because torch's `is_causal` aligns the first query with the first
+    # key.
     is_past = torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]
-    # [b or 1, 1, q, s]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
     return context.permute(2, 0, 1, 3).flatten(2)
