@@ -86,7 +86,7 @@ def run(
     for name in dict.fromkeys(check.absent):
         print(f"not compared, as it is not here: {name}")
     for sentence in dict.fromkeys(check.left):
-        print(f"not made again: {sentence}")
+        print(f"not computed again: {sentence}")
     if strict and check.absent:
         check.broken.append(
             f"{path.name}: {len({*check.absent})} things that belong to it were not compared"
@@ -162,7 +162,7 @@ def parallel(
             help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.",
         ),
     ] = "all",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most ranks.")] = 8,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Largest number of ranks.")] = 8,
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")
     ] = 3,

@@ -356,6 +356,6 @@ def _verdict(first: Judged, second: Judged) -> str:
         default=0.0,
     )
     return (
-        "rounding: in float64 both runs compute the same; what they record is at most"
+        "rounding: in float64 both runs compute the same; their records are at most"
         f" {largest:.1g} of the loss apart"
     )

@@ -69,11 +69,7 @@ class RunCheck:
         # Inputs may be shared, or lead in a circle: each is checked once.
         self.seen.add(place.resolve())
         if not self.kind:
-            known = (
-                f"of the kind {self.word!r}, of which nothing is known"
-                if self.word
-                else "of no kind that is known"
-            )
+            known = f"of the unknown kind {self.word!r}" if self.word else "of no known kind"
             self.broken.append(f"{place} is {known}")
             return
         for part in self.kind.made if is_folder else (self.files, *self.kind.made):
@@ -134,9 +130,7 @@ class RunCheck:
                 parent.digest_of is read_digest
                 and read_object(place / MANIFEST)["created"] > made.created
             ):
-                self.broken.append(
-                    f"{self.place.name} was created before {place.name}, of which it was made"
-                )
+                self.broken.append(f"{self.place.name} was created before its input {place.name}")
         # After the digest, which belongs to this run and not to the input.
         if place.resolve() in self.seen:
             return

@@ -55,7 +55,7 @@ def batch() -> torch.Tensor:
 def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     return model(rows).square().mean()"""
 OWN = """theirs = {{}}
-exec(open({path!r}).read(), theirs)  # the program that was held against its serial run
+exec(open({path!r}).read(), theirs)  # the program that was compared with its serial run
 
 
 prepare = str  # nothing is prepared

@@ -329,16 +329,16 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
     if model.dropout:
         first, each = tuple(range(train.microbatch_size)), batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
-            "iteration in every one": lambda dropout: replace(dropout, iteration=0),
-            "microbatch in every one": lambda dropout: replace(dropout, samples=first),
-            "layer in every one": lambda dropout: OneLayer(**vars(dropout)),
-            "data-parallel rank on every one": lambda dropout: replace(
+            "iteration": lambda dropout: replace(dropout, iteration=0),
+            "microbatch": lambda dropout: replace(dropout, samples=first),
+            "layer": lambda dropout: OneLayer(**vars(dropout)),
+            "data-parallel rank": lambda dropout: replace(
                 dropout, samples=tuple(place % each for place in dropout.samples)
             ),
         }
         for of in list(reuses)[: 3 + (dp > 1)]:
             yield KnownFault(
-                f"dropout masks are reused: those of the first {of}", partial(_reused, reuses[of])
+                f"the first dropout masks are reused in every {of}", partial(_reused, reuses[of])
             )
     sizes = {
         dp * count: f"all {dp * count} microbatches",

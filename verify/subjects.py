@@ -95,7 +95,7 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     else:
         if given:
             raise BadInput(
-                f"--with is for megatron-core, transformers and torch; {name} builds what it builds"
+                f"--with is for megatron-core, transformers and torch; {name} has no fields to set"
             )
         build = function_of(name)
         beside = vars(sys.modules[build.__module__])
