@@ -322,14 +322,14 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
     )
     judged = [Judged(run, run.begin if common is None else run.start_at(common)) for run in runs]
     for number in sorted({number for run in runs for number in run.iterations}):
-        for each in judged:
-            begun = each.start.iteration
-            if number in each.run.iterations and number >= begun + bool(begun):
-                each.iterate(number)
-        if any(each.is_over for each in judged):
+        for replayed in judged:
+            begun = replayed.start.iteration
+            if number in replayed.run.iterations and number >= begun + bool(begun):
+                replayed.iterate(number)
+        if any(replayed.is_over for replayed in judged):
             break
-    for each in judged:
-        each.end()
+    for replayed in judged:
+        replayed.end()
     return judged
 
 

@@ -75,27 +75,27 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         print(f"{title}, {', '.join(asked.fields) or 'as it is'}, seed {seed}")
         print(TABLE_HEAD, flush=True)
         tried: list[Examined] = []
-        for each in examine(run_serial(kind, work), layouts):
+        for examined in examine(run_serial(kind, work), layouts):
             result = (
                 "LOST"
-                if each.lost
+                if examined.lost
                 else "DIFFERS"
-                if each.findings
+                if examined.findings
                 else "no"
-                if each.cannot_run
+                if examined.cannot_run
                 else "ok"
             )
-            print(table_row(each.outcome, result))
+            print(table_row(examined.outcome, result))
             for what, why in (
-                ("cannot run", each.cannot_run),
-                ("checkpoints were not asked", each.not_asked),
+                ("cannot run", examined.cannot_run),
+                ("checkpoints were not asked", examined.not_asked),
             ):
                 if why and not (tried and why == tried[0].not_asked):
                     print(f"  {what}: {why}")
-            for finding in each.findings:
+            for finding in examined.findings:
                 print(f"  {finding}")
             sys.stdout.flush()
-            tried.append(each)
+            tried.append(examined)
     return LayoutsReport(
         subject=title,
         program=asked.program,
@@ -103,15 +103,23 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         seed=seed,
         microbatches=asked.microbatches,
         fields=dict(text.partition("=")[::2] for text in asked.fields),
-        findings=[finding for each in tried for finding in each.findings],
-        compared={each.outcome.layout.name: len(each.outcome.rows) for each in tried},
+        findings=[finding for examined in tried for finding in examined.findings],
+        compared={examined.outcome.layout.name: len(examined.outcome.rows) for examined in tried},
         parameters=list(dict.fromkeys(part.tensor for part in tried[0].outcome.ranks[0].initial)),
-        cannot_run={each.outcome.layout.name: each.cannot_run for each in tried if each.cannot_run},
-        not_asked={each.outcome.layout.name: each.not_asked for each in tried if each.not_asked},
+        cannot_run={
+            examined.outcome.layout.name: examined.cannot_run
+            for examined in tried
+            if examined.cannot_run
+        },
+        not_asked={
+            examined.outcome.layout.name: examined.not_asked
+            for examined in tried
+            if examined.not_asked
+        },
         lost={
-            each.outcome.layout.name: each.cannot_run or each.not_asked
-            for each in tried
-            if each.lost
+            examined.outcome.layout.name: examined.cannot_run or examined.not_asked
+            for examined in tried
+            if examined.lost
         },
     )
 
@@ -140,13 +148,13 @@ def check(
     each cause, BadInput for a layout that cannot run.
     """
     sentences: list[str] = []
-    for each in examine(
+    for examined in examine(
         run_serial(HeldTraining(build, batch, loss, microbatches), small_work(seed, 3)),
         _layouts(layouts),
     ):
-        if each.cannot_run:
-            raise BadInput(f"{each.outcome.layout.name} cannot run: {each.cannot_run}")
-        sentences += [str(finding) for finding in each.findings]
+        if examined.cannot_run:
+            raise BadInput(f"{examined.outcome.layout.name} cannot run: {examined.cannot_run}")
+        sentences += [str(finding) for finding in examined.findings]
     assert not sentences, "\n".join(sentences)
 
 
@@ -348,7 +356,7 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             findings, not_asked, lost = _findings(outcome, serial), "", outcome.lost
             # A training that differs already would differ after a checkpoint for the same reason.
             if not outcome.failure and all(
-                each.probe in ("planted gradient", "dropout") for each in findings
+                finding.probe in ("planted gradient", "dropout") for finding in findings
             ):
                 more, not_asked, lost = through_checkpoints(layout, Path(folder))
                 findings += more
@@ -364,7 +372,7 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
     }
     allowed = {key: value if is_exact else 0.0 for key, value in serial.reference.allowed.items()}
     firsts: dict[tuple[str, str], LayoutFinding] = {}
-    for each in (
+    for finding in (
         *_unequal_copies(layout.name, "initial copies", [rank.initial for rank in ranks]),
         *_equal_parts(layout.name, [rank.initial for rank in ranks], serial.work.initial or {}),
         *_unequal_copies(layout.name, "copies", [rank.parts for rank in ranks], allowed),
@@ -372,7 +380,7 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
         *_planted(layout.name, ranks, serial.work.initial or {}),
         *_masks(layout, ranks),
     ):
-        firsts.setdefault((each.probe, each.parameter), each)
+        firsts.setdefault((finding.probe, finding.parameter), finding)
     return list(firsts.values())
 
 
@@ -432,8 +440,8 @@ def _equal_parts(
                 continue
             holder, other = seen.setdefault((part.tensor, part.value.tobytes()), (number, part))
             serial = [
-                weights[part.tensor][tuple(map(slice, each.start, each.end))]
-                for each in (part, other)
+                weights[part.tensor][tuple(map(slice, shard.start, shard.end))]
+                for shard in (part, other)
             ]
             if other.start != part.start and not serial[0].equal(serial[1]):
                 where = f"in the parts of rank {holder} and rank {number}"

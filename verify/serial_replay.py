@@ -69,7 +69,7 @@ class RecordedRun:
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
             self.validations[validation.iteration].append(validation)
-        self.checkpoints = {iteration_of(each): each for each in complete_checkpoints(self.path)}
+        self.checkpoints = {iteration_of(path): path for path in complete_checkpoints(self.path)}
         self.begin, seam = Start(), self.config.train.continues
         if origin := self.run.origin:
             place = resolve_checkpoint(origin.place)
