@@ -99,7 +99,8 @@ Kind = Callable[[Work, ParityLayout], "Engine"]
 
 
 class Engine:
-    """One rank of an engine."""
+    """Base of engines: one rank, which is trained, perturbed, recorded and compared in one way for
+    all."""
 
     names, place = NameMap(outputs={}, parameters={}), RankPlace()
     """Names of the modules whose outputs are recorded, and this rank's coordinates."""
@@ -259,7 +260,7 @@ class Engine:
 
 
 class Ours(Engine):
-    """This suite's own engine."""
+    """One rank of this suite's own engine."""
 
     names = read_names("ours")
 
