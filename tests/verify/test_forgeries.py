@@ -552,7 +552,7 @@ def kind_in(run: Path) -> str:
 
 
 EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "unknown kind": (as_a_forger_would(put(kind="work")), "of which nothing is known"),
+    "unknown kind": (as_a_forger_would(put(kind="work")), "of the unknown kind 'work'"),
     "no identity's sections": (
         as_a_forger_would(lambda it: it.pop("outside_identity")),
         "'outside_identity' is missing",
