@@ -37,7 +37,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
-    """Read `path` with what it extends, apply `section.key=value` overrides, and validate.
+    """Read `path` over the file that it extends, apply `section.key=value` overrides, and validate.
 
     Raises BadInput naming the dotted key, with the nearest known key where one is close.
     """

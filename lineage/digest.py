@@ -49,7 +49,7 @@ def bytes_below(directory: Path) -> int:
 def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """Write the completion marker of a finished directory and return its digest.
 
-    `known` has the SHA-256 of files that need not be read again, by name.
+    `known` has SHA-256 digests that need not be computed, by file name.
     """
     files = {}
     paths = _sealed_files(directory)
@@ -92,7 +92,7 @@ def sealed_files(directory: Path) -> dict[str, JSON]:
 def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
-    """Return the directory with this digest: `place`, one beside it, or one in `folders`; None if
+    """Return the directory with this digest: `place`, a sibling of it, or one in `folders`; None if
     none of them has it.
 
     The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that

@@ -39,7 +39,7 @@ def digest_of(*places: Path, facts: object = ()) -> str:
 
 
 def recall(name: str, made_of: str) -> bytes | None:
-    """Return the cached answer of that name, or None if there is none or its key is not
+    """Return the cached answer of that name, or None if it is absent or its key is not
     `made_of`."""
     with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         content = read_bytes(user_cache("answers") / name)

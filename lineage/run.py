@@ -248,7 +248,7 @@ class RunDirectory:
     def complete(self, known: Mapping[str, str] | None = None) -> str:
         """Seal the run, point `<root>/<name>` at it, and return its digest.
 
-        `known` has the SHA-256 of files that need not be read again, by name. Raises Interrupted if
+        `known` has SHA-256 digests that need not be computed, by file name. Raises Interrupted if
         the directory is no longer the one that this process locked.
         """
         check_held(self.path)
@@ -301,7 +301,7 @@ def asked_for(
     schema: int = 1,
 ) -> Manifest:
     """Return the manifest for this work, without the time and the environment of its beginning. The
-    arguments are those of `RunDirectory.begin`."""
+    arguments mean the same as in `RunDirectory.begin`."""
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,

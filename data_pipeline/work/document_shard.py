@@ -1,4 +1,4 @@
-"""The documents of one shard on disk: JSON lines, and the start of each."""
+"""The documents of one shard on disk: JSON lines, and the start of each line."""
 
 import os
 from array import array
@@ -34,7 +34,7 @@ class DocumentWriter:
 
     @property
     def end(self) -> int:
-        """Bytes that were written."""
+        """Number of bytes written."""
         return self._starts[-1]
 
     def __len__(self) -> int:
