@@ -81,6 +81,9 @@ def run(
 
 
 def _add_verb(name: str, summary: str) -> None:
+    """Add a command `name IN OUT` that runs the stage with this verb, or the measurement of
+    overlap."""
+
     def verb(
         source: Source,
         out: Out,
@@ -205,6 +208,8 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
+    """Return the words for what a finished directory holds: documents and tokens of each split, or
+    shares of test sets."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
@@ -263,6 +268,8 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
+    """Return the directory of a dataset. Raises BadInput if it is another kind of run,
+    IntegrityFailure if it is not complete."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 

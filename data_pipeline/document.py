@@ -21,7 +21,7 @@ class Document:
     source: str = ""
     """File and line, if the id does not give them."""
     metadata: dict[str, Any] | None = None
-    """Other keys of its line that the recipe keeps."""
+    """Other keys of the document's line that the recipe keeps."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the id, the text, and the other fields that are not empty."""
@@ -44,7 +44,7 @@ class Malformed:
 
     source: str
     line: int
-    """Line number from 1."""
+    """Line number from 1; 0 for the damage of a whole file."""
     reason: str
     excerpt: str
 

@@ -167,7 +167,7 @@ class NearDuplicates(FileSchema):
 
 
 class Ledger(FileSchema, frozen=False):
-    """ledger.json: the attrition of a dataset."""
+    """ledger.json: how many documents entered a dataset, and what each stage dropped."""
 
     source: str = ""
     stages: list[StageAttrition] = Field(min_length=1)
@@ -305,7 +305,7 @@ class TrainedOn(NamedTuple):
     """A dataset that a run names, and where it is now."""
 
     parent: str
-    """Name among the run's parents."""
+    """Name of the dataset among the run's parents."""
     place: Path
     """The directory with that digest: the one that the run names, or one beside it, beside the run
     or one folder above.

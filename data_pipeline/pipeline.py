@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages, in order."""
+        """Names of the recipe's stages, in order."""
         return self.config.stages
 
     def run(self) -> Self:
@@ -108,6 +108,8 @@ class Pipeline:
         }
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
+        """Run the first pass over all shards and enter it in the ledger. Raises BadInput if too
+        many files are damaged, too many lines are malformed, or no document is left."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
@@ -180,6 +182,8 @@ class Pipeline:
         )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
+        """Train or copy the tokenizer, and return its finished stage; None if no stage needs
+        one."""
         if not self.config.needs_tokenizer:
             return None
         config, shards = self.config.tokenizer, (self.compared, len(prepared.counts))
@@ -205,6 +209,8 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
+        """Run the second pass over all shards and enter it in the ledger. Raises BadInput if no
+        document is left."""
         config, search = self.config.deduplicate, self.config.decontaminate
         bands, rows = config.banding
         # The tasks rebuild this section without its threshold, so its recall is not checked there.
@@ -291,6 +297,7 @@ class Pipeline:
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
+        """Decide which documents are near-duplicates, and describe the search in the ledger."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -313,6 +320,8 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
+        """Decide which n-grams of the test sets are cut out, and describe the search in the
+        ledger."""
         counts, frequent = (
             [task_counts["documents"] for task_counts in measured.counts],
             self.config.decontaminate.frequent,
@@ -336,8 +345,8 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """Return the tasks that write the slices of the splits, and enter `split` and `tokenize` in
-        the ledger. Raises BadInput if one document is left to split."""
+        """Return the tasks that write the slices of the splits, and note the split and the
+        vocabulary in the ledger. Raises BadInput if one document is left to split."""
         config, counts = self.config.split, [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
@@ -405,6 +414,8 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
+        """Write the slices of the splits, and enter `split` and `tokenize` in the ledger with equal
+        shares of the time."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

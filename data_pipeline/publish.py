@@ -167,6 +167,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
+    """Return the amount of documents, bytes and tokens in each split."""
     amounts = {}
     for name, shards in pipeline.splits.items():
         amount = Amount()

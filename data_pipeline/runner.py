@@ -183,7 +183,7 @@ class Promise(NamedTuple):
     memory: int
     """Peak bytes of all processes together."""
     disk: dict[str, float]
-    """Bytes of the work, by stage."""
+    """Bytes on disk while the work lasts, by stage."""
 
 
 def promise(
@@ -256,11 +256,11 @@ class Rehearsed(NamedTuple):
     """Number of documents and processor seconds by stage, for a small build and for the build of
     the sample."""
     disk: dict[str, int]
-    """Bytes of the work, by stage."""
+    """Bytes on disk while the work lasts, by stage."""
     gathered: int
-    """Bytes of its slices, which are held in memory."""
+    """Bytes of the sample's slices, which are held in memory."""
     memory: int
-    """Peak bytes of this process."""
+    """Peak bytes of the process that built the sample."""
     unlike: int
     """Pairs of documents in one bucket that are not alike."""
 
@@ -514,12 +514,14 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
+    """Print that a run is complete already, renew its link, and return it."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run
 
 
 def _find_or_none(name: str) -> Path | None:
+    """Return the path of a test set, or None, with a warning, if it is missing."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

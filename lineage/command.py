@@ -69,6 +69,8 @@ class CommandLine(typer.Typer):
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
+    """Set the environment variables of the common options before `--`, and return the other
+    arguments."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:

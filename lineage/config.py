@@ -144,6 +144,8 @@ def _merge(base: JSON, over: JSON) -> JSON:
 
 
 def _parse_override(text: str) -> JSON:
+    """Return `section.key=value` as nested values. A value that is not TOML is taken as text.
+    Raises BadInput for any other form."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
         raise BadInput(f"override {text!r} is not of the form section.key=value")
@@ -166,6 +168,8 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return one sentence on what validation refused: the first unknown key, with the nearest known
+    one, or else the first error. Further errors are counted."""
     errors = error.errors()
     first = next((fault for fault in errors if fault["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])

@@ -162,6 +162,8 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
 
 
 def _read_marker(directory: Path) -> JSON:
+    """Return the completion marker of a directory. Raises IntegrityFailure if it is missing,
+    unreadable or of another form."""
     path = directory / MARKER
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")

@@ -39,7 +39,7 @@ class UserError(Exception):
 
     exit_code = 2
     on_every_rank = False
-    """True if every rank of a distributed run prints it, False if only rank 0 does."""
+    """True if every rank of a distributed run prints the error, False if only rank 0 does."""
 
     def __init__(self, sentence: object, on_every_rank: bool = False) -> None:
         super().__init__(sentence)

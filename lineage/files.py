@@ -158,7 +158,7 @@ class Absent(NamedTuple):
 
     name: str
     ever: bool = True
-    """False if it is never recomputed."""
+    """False for something that is never recomputed, True for something that is missing here."""
 
 
 class Parent(NamedTuple):
@@ -205,7 +205,7 @@ class Environment(FileSchema):
 
     mlm_repro: str = ""
     source: JSON = Field(default_factory=dict)
-    """The commit, and `dirty`, True if files differed from it."""
+    """The commit of the code; `dirty` is True if files differed from the commit."""
     python: str = ""
     platform: str = ""
     cpu: str = ""
@@ -242,7 +242,7 @@ class Attempt(FileSchema):
     and its command."""
 
     iteration: int
-    """Iterations that were finished when it began."""
+    """Number of iterations that were finished when the attempt began."""
     parallel: JSON = Field(default_factory=dict)
     ranks: int
     began: str = ""
@@ -253,7 +253,7 @@ class Attempt(FileSchema):
     machine: str = ""
     command: list[str] = Field(default_factory=list)
     before: str = ""
-    """Digest of the attempt before it; the first attempt has the run's identity here."""
+    """Digest of the attempt before this one; for the first attempt the run's identity."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())

@@ -31,7 +31,7 @@ KEYS = {
     "parents",
     "environment",
 }
-"""Keys of every manifest."""
+"""Keys that every manifest must have."""
 NAME = "[^/]+"
 PIECES = (
     rf"(model|optimizer|memory)-{NAME}\.safetensors|"
@@ -48,29 +48,30 @@ ALWAYS_FREE = (
 
 
 class Kind(NamedTuple):
-    """A kind of sealed directory."""
+    """The rules for one kind of sealed directory."""
 
     files: Mapping[str, type[FileSchema] | None]
     """Required files by name, each with its schema, or None if it is not a JSON document."""
     others: str = "(?!)"
     """Regular expression of the names of optional files."""
     name: Callable[[JSON], str] = lambda config: NAME
-    """Returns, for a configuration, the regular expression of the run's name."""
+    """Function from a configuration to the regular expression of the run's name."""
     outside: frozenset[str] = frozenset()
-    """Sections of its configuration that the identity does not cover."""
+    """Sections of the configuration that the identity does not cover."""
     settings: Callable[[JSON], JSON] = lambda config: config
-    """Returns, for a configuration, the values that differ from their defaults, which the identity
-    covers."""
+    """Function from a configuration to the values that differ from their defaults, which the
+    identity covers."""
     schema: int = 1
-    """Version of its schema under which this program reads its settings."""
+    """Version of the kind's schema under which this program reads settings."""
     free: tuple[str, ...] = ()
     """Files, each with keys, that no check can contradict; `mlm-verify run` prints them."""
     made: tuple[Callable[[Path], Comparisons], ...] = ()
-    """Checks that recompute its files from one another and from its inputs."""
+    """Checks that recompute files of the directory from one another and from the run's inputs."""
 
 
 def differing(model: type[BaseModel], values: JSON) -> JSON:
-    """Return the values that differ from the defaults of a model."""
+    """Return the plain values of a configuration that differ from the defaults of `model`, which
+    validates them."""
     return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
 
 

@@ -15,7 +15,7 @@ from mlm_repro.lineage.variables import is_first_rank
 QUIET = "MLM_QUIET"
 """Environment variable that `--quiet` sets, so that child processes are quiet too."""
 SHOWN_AFTER_SECONDS = 2.0
-"""Shorter work shows no progress."""
+"""Seconds below which finished work shows no progress."""
 BAR_COLUMNS = 24
 DRAWN_SECONDS, WRITTEN_SECONDS = 0.2, 15.0
 """Shortest time from one bar to the next on a terminal, and from one line to the next elsewhere."""
@@ -111,6 +111,7 @@ class Progress:
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
+        """Return count, rate and time left as text, or the whole time if the work is `final`."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
@@ -127,6 +128,7 @@ class Progress:
         return text
 
     def _show(self, message: str, final: bool = False) -> None:
+        """Draw the bar on a terminal, in place of the last one, or write a line elsewhere."""
         text = self._text(final) + (f" | {message}" if message else "")
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -30,7 +30,8 @@ class Record(Config):
     of the real program gives without a clock; computed: by a closed form, as the source itself did;
     scaled: on a shrunk twin; simulated: by the cost model; published: read from the source."""
     source: str
-    """The document of a published number; otherwise the name of the run directory."""
+    """Origin of the number: a document if it is published, otherwise the name of the run
+    directory."""
     unit: str = ""
     low: FiniteFloat | None = None
     """Lower end of an interval; `high` is the upper end. Nine in ten measurements lie in the

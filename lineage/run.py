@@ -29,8 +29,8 @@ from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
 LONGEST_NAME = 200
-"""Bytes of a run's name. File systems take 255; its identity and the marks of unfinished files need
-some of them."""
+"""Largest length of a run's name in bytes. File systems take 255; the identity and the marks of
+unfinished files need some of them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RunDirectory:
     is_new: bool = field(default=False, compare=False)
     """True if this call began the run."""
     made_directory: bool = field(default=False, compare=False)
-    """True if this call made the directory too."""
+    """True if this call also made the directory."""
 
     @classmethod
     def begin(
@@ -300,8 +300,8 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """Return the manifest for this work, without the time and the environment of its beginning. The
-    arguments mean the same as in `RunDirectory.begin`."""
+    """Return the manifest of the run that these arguments describe, as in `RunDirectory.begin`,
+    without the time and the environment of its beginning."""
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,

@@ -116,6 +116,7 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 
 def _text(path: Path, number: int, line: str) -> str:
+    """Return the `text` of a line of JSON. Raises BadInput if it has none."""
     try:
         record = parse_line(line.encode("utf-8"))
     except ValueError:

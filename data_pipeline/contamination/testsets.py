@@ -22,7 +22,7 @@ class PublishedFile(Config):
     """One file of published.toml: its path here, its digest, and its source on the hub."""
 
     place: str
-    """Path below a data directory."""
+    """Path of the file below a data directory."""
     sha256: str
     repository: str
     """Repository on the hub."""
@@ -122,11 +122,13 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 
 def cache_directory() -> Path:
-    """Return the folder for files from the hub."""
+    """Return the folder in which files from the hub are cached."""
     return Path.home() / ".cache" / "mlm-repro"
 
 
 def _find(file: PublishedFile) -> Path:
+    """Return the path of a published file, after a download if need be. Raises DataMissing if that
+    fails or the digest differs."""
     if data := os.environ.get("MLM_DATA_DIR"):
         path = Path(data) / file.place
         if path.is_file():
@@ -143,6 +145,8 @@ def _find(file: PublishedFile) -> Path:
 
 
 def _download(file: PublishedFile) -> bytes:
+    """Return the content of a published file from the hub. Raises DataMissing if the hub does not
+    give it."""
     if not hub_is_reachable():
         raise DataMissing(
             f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}"

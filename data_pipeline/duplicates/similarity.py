@@ -34,6 +34,7 @@ def shingle_keys(text: str, characters: int) -> Keys:
 
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
+    """Return the keys of all shingles of a text in UTF-8, in order, repetitions included."""
     all_keys = np.empty(data.shape[0], np.uint64)
     keys, starts, ends = (
         np.empty(CHUNK, np.uint64),

@@ -216,12 +216,16 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def fix_segment(segment: str, entities: bool) -> str:
+        """Return one of ftfy's segments repaired: by the cheap repairs if they suffice, else by
+        all."""
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
             settled = settle(decoded(segment, _passes()), entities)
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
+        """Return the whole text repaired, block by block, and segment by segment where a block
+        needs more."""
         tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
         fixed: list[str] = []

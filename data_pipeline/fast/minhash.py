@@ -24,7 +24,7 @@ LONGEST = 55
 LANES = 32
 """Number of strings that are hashed together."""
 WORDS, ROUNDS = 16, 80
-"""Words of a block, and rounds."""
+"""Number of words in a block of SHA-1, and of rounds."""
 OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 """FIPS 180-4's e, d and c, rotated left by 2, then b and a."""
 
@@ -56,6 +56,7 @@ def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]
 def _append(
     states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
 ) -> None:
+    """Append the state of one round of SHA-1: `mixed` is the round's function of b, c and d."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed
@@ -172,6 +173,8 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
+    """Return the function that signs texts with this number of permutations and this length of
+    shingles."""
     reference = partial(
         reference_signature,
         num_permutations=num_permutations,
@@ -191,6 +194,8 @@ def _permutations(count: int) -> dict[str, Numbers]:
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
+    """Return a function that signs a text by compiled loops. Texts without a whole shingle go to
+    `reference`."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -268,6 +273,7 @@ def _slot(key: np.uint64) -> np.int64:
 
 @compiled
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
+    """Lower each minimum, in place, to the smallest of the permuted hashes."""
     for permutation in range(minima.shape[0]):
         multiplier, offset, lowest = (
             multipliers[permutation],

@@ -9,7 +9,7 @@ from mlm_repro.lineage.loops import compiled
 CHUNK = 1024
 """Number of shingles packed at a time: their keys and positions stay in a core's first cache."""
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
-"""A value that is no shingle's key."""
+"""Marks a free slot in a table of keys, because no shingle has this key."""
 
 _BYTE = np.uint64(8)
 _LONG = np.uint64(0xFE << 56)

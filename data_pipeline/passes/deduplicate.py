@@ -88,7 +88,7 @@ class Corpus:
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the shard of a document, and its number there."""
+        """Return the shard that holds a document, and the document's number there."""
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         return shard, number - int(self._starts[shard])
 

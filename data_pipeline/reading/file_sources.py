@@ -53,7 +53,7 @@ SUFFIXES = {
     for kind, names in ENDINGS.items()
 }
 Files = list[tuple[str, Path | Remote]]
-"""Names and paths of files."""
+"""Names and paths, or addresses, of files."""
 
 
 class FileSource:
@@ -125,6 +125,7 @@ class FileSource:
         return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
+        """Return the remote files of this kind at an address. Raises BadInput if there are none."""
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: a dataset is read from this machine; copy it first"
@@ -202,7 +203,8 @@ class FileSource:
         return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Yield the files in order, cut where they can be."""
+        """Yield pieces of the files in order: lines and frames cut to about `shard_bytes`, tables
+        by row groups, other files whole."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -230,6 +232,8 @@ class FileSource:
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
+        """Yield name and path of the files of this kind below a directory, and warn of other files.
+        Raises BadInput for a link that leads out of it or to nothing."""
         resolved, others = path.resolve(), list[Path]()
         snapshots = [
             folder for folder in (resolved, *resolved.parents) if folder.name == "snapshots"
@@ -270,6 +274,8 @@ class FileSource:
             )
 
     def _written_by_a_verb(self, path: Path) -> Files:
+        """Return the shards of documents in a directory that mlm-data wrote. Raises BadInput if it
+        has none, IntegrityFailure if it is not complete."""
         if not path.is_dir():
             raise BadInput(f"source {self.name}: there is no such directory")
         below = [*self._below(path)]
@@ -300,6 +306,8 @@ class FileSource:
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
+        """Read a file once for its digest and the positions at which it can be cut. Raises
+        IntegrityFailure if it differs from the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -344,6 +352,8 @@ def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Pie
 
 
 def _content_bytes(path: Path | Remote) -> int:
+    """Return the uncompressed bytes of a Parquet table by its metadata, or the file's size if they
+    cannot be read."""
     import pyarrow
     from pyarrow import parquet
 

@@ -107,7 +107,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """A dataset on the hub."""
+    """Where a corpus lies on the hub."""
 
     repository: str
     subset: str | None
@@ -163,7 +163,7 @@ class HubSource:
         return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
-        """Return a description for people."""
+        """Return the corpus's name with its repository, subset and splits, for the ledger."""
         location = self._location
         splits = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
         return (
@@ -229,7 +229,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return the rows of each split, as streams."""
+    """Return a stream of rows for each split of a corpus on the hub."""
     from datasets import load_dataset
 
     return load_dataset(

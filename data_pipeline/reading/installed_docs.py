@@ -98,7 +98,8 @@ class InstalledDocs:
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
-        """Return a description for people, which is complete once the source has been read."""
+        """Return the versions of the documentation for the ledger, with the size of the sample once
+        it is drawn."""
         version, count = platform.python_version(), len(self._distributions)
         return (
             f"{self.name}: documentation of Python {version} and {count} installed"
@@ -107,7 +108,7 @@ class InstalledDocs:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes to read."""
+        """Approximate bytes of text: the recipe's limit, or a typical size."""
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
@@ -173,6 +174,7 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 
 def _standard_library_files() -> Iterator[Place]:
+    """Yield the wanted files of the standard library, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):

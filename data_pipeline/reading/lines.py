@@ -30,12 +30,12 @@ class Cut(NamedTuple):
     """A position at which a compressed file can be entered: the start of a frame."""
 
     start: int
-    """Byte of the file."""
+    """First byte of the frame in the compressed file."""
     content: int
     newlines: int
-    """Bytes of content, and newlines in them, before it."""
+    """Bytes of content, and newlines in them, before the frame."""
     is_inside: bool
-    """True if it lies inside of a line."""
+    """True if the frame begins inside of a line."""
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:

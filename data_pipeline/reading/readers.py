@@ -108,6 +108,8 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+    """Yield the items of a table, CSV file or archive. Raises Damaged for whatever its library
+    cannot read."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -202,6 +204,7 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+    """Yield the items of the lines that begin in the piece, and None for each blank line."""
     number, is_framed = piece.before, piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
     with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:

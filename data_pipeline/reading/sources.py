@@ -31,7 +31,7 @@ class OpenedSources:
     stand_in: str = ""
     """A sentence about the source that stands in for others; empty without one."""
     _cuts: dict[str, str] = field(default_factory=dict)
-    """Words that say where a source was cut off, by its name."""
+    """For each source that was cut off, by name, the words that say where."""
 
     def __post_init__(self) -> None:
         """Give files of one name below two sources names that begin with the path of their
@@ -111,6 +111,8 @@ class OpenedSources:
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """Yield a source's pieces up to the recipe's limits, and remember where the source was cut
+        off."""
         config = self.config
         if (
             source in self.compared

@@ -23,6 +23,7 @@ PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split",
 
 
 def _declared() -> Iterator[type[Stage]]:
+    """Yield the stages that the files of this folder declare, in order of the file names."""
     for file in iter_modules(__path__):
         module = import_module(f"mlm_repro.data_pipeline.stages.{file.name}")
         classes = (

@@ -1,4 +1,4 @@
-"""Repair of broken Unicode (the paper's ftfy step)."""
+"""The stage `clean`: repair of broken Unicode with ftfy, as in the paper."""
 
 from collections.abc import Callable
 from functools import cached_property

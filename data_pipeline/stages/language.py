@@ -1,4 +1,4 @@
-"""Language filter (the paper's langdetect step)."""
+"""The stage `language`: a filter by langdetect, as in the paper."""
 
 import platform
 from importlib.util import find_spec

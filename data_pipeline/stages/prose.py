@@ -103,10 +103,11 @@ class Prose(TextFilter):
         return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")
 
     def prose_of(self, text: str) -> list[str]:
-        """Return the paragraphs of prose."""
+        """Return the paragraphs of a text that are prose."""
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:
+        """Return True if a paragraph ends like a sentence and meets all limits of the settings."""
         if not paragraph.rstrip(CLOSING).endswith((".", "!", "?")):
             return False
         words, sentences = paragraph.split(), len(SENTENCE_END.findall(paragraph))

@@ -120,6 +120,8 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
+    """Write the start and end of each sentence, and each document's first sentence, as far as the
+    arrays have room. Returns the number of sentences."""
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count

@@ -49,7 +49,8 @@ def split_prefixes(directory: Path, split: str) -> list[Path]:
 
 
 def texts_of(prefix: Path) -> Path:
-    """Return the path of the documents behind a token file of a dataset."""
+    """Return the path of the JSON lines or Parquet file with the documents of a dataset's token
+    file."""
     name = prefix.name.removesuffix(TOKENS_OF)
     return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
 
@@ -117,6 +118,8 @@ class TokenFile:
         return self.tokens[start : start + int(self.sizes[sequence])]
 
     def _check(self, bin_path: Path, idx_path: Path) -> None:
+        """Raise IntegrityFailure unless sequences lie back to back, fill the `.bin`, and are
+        covered by the documents in order."""
         end, starts = 0, self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
             batch = slice(low, low + CHECKED_AT_ONCE)
@@ -224,6 +227,7 @@ class TokenFileWriter:
         sync(directory)
 
     def _write_index(self) -> None:
+        """Write the `.idx` under its temporary name and flush it to disk."""
         sizes = np.frombuffer(self._sizes, np.int32)
         offsets = np.cumsum(sizes, dtype=np.int64)
         offsets -= sizes

@@ -133,6 +133,8 @@ class Tokenizer:
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
+        """Read a `tokenizer.json`. Raises BadInput without the token that ends a text,
+        IntegrityFailure if it is unreadable or makes a text many times longer."""
         try:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)

@@ -27,7 +27,7 @@ class DocumentWriter:
         return self
 
     def append(self, document: Document) -> None:
-        """Write one document at the end."""
+        """Append a document to the shard."""
         line = orjson.dumps(document.to_json(), option=orjson.OPT_APPEND_NEWLINE)
         self._file.write(line)
         self._starts.append(self.end + len(line))
@@ -50,7 +50,7 @@ class DocumentShard:
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
-        """Start of each line, and the end."""
+        """Byte at which each line starts, then the size of the file, [documents + 1]."""
         self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
     def __getitem__(self, number: int) -> Document:

@@ -61,7 +61,7 @@ class Done:
 
     path: Path
     digest: str
-    """Digest of the files that it wrote."""
+    """Digest of the files that the task wrote."""
     counts: Counts
 
 
@@ -104,7 +104,8 @@ def finished(task: WorkTask, is_new: bool = False) -> Done | None:
 
 
 def _files(directory: Path) -> dict[str, list[Any]]:
-    """Return size and SHA-256 of each file of a task, by name."""
+    """Return size and SHA-256 of each file below a task's directory, by path, without the
+    marker."""
     written = sorted(
         path for path in directory.rglob("*") if path.is_file() and path.name != MARKER
     )

@@ -91,6 +91,8 @@ class LocalExecutor:
                 self._end()
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
+        """Give a task to the pool, which is started for the first task and replaced if it is
+        broken."""
         with _not_interrupted():
             self._pool = self._pool or ProcessPoolExecutor(
                 self.count, get_context("forkserver"), _watch_parent
@@ -123,7 +125,7 @@ def _not_interrupted() -> Iterator[None]:
 
 
 def _watch_parent() -> None:
-    """End this process when its parent has ended."""
+    """Start a thread that ends this process when its parent has ended."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 
