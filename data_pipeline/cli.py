@@ -226,7 +226,7 @@ def _counts(directory: Path) -> str:
         sentences.append(f"{prefix}{split.documents:,} documents{total}, {size}")
     if lost := ledger.malformed_lines:
         sentences.append(
-            f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl"
+            f"warning: {lost:,} of {ledger.lines:,} lines are not documents, see quarantine.jsonl"
         )
     return "; ".join(sentences)
 

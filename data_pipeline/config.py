@@ -122,7 +122,7 @@ class DataConfig(_WithFilters):
         for name in self.stages:
             if name not in BY_NAME:
                 hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
-                raise ValueError(f"`stages` names {name!r}, which is no stage; {hint}")
+                raise ValueError(f"`stages` names {name!r}, which is not a stage; {hint}")
             if self.stages.count(name) > 1:
                 raise ValueError(f"`stages` names {name!r} twice")
         for before, after in pairwise(self.stages):

@@ -160,7 +160,7 @@ class NearDuplicates(FileSchema):
         if not self.partly_compared_documents:
             return ""
         return (
-            "documents in buckets of more than they were compared with:"
+            "documents that share a bucket with more than they were compared with:"
             f" {self.partly_compared_documents:,}; pairs left out there: at most"
             f" {self.uncompared_pairs:,}, and duplicates may be among them"
         )

@@ -69,7 +69,8 @@ class Pipeline:
         return self.config.stages
 
     def run(self) -> Self:
-        """Run the tasks that are not done yet. Raises BadInput if no document is left."""
+        """Run all stages of the recipe; tasks that are done already are not repeated. Raises
+        BadInput if no document is left."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -139,8 +140,8 @@ class Pipeline:
         self.finished["prepare"] = prepared
         if damaged := [sentence for counts in prepared.counts for sentence in counts["damaged"]]:
             summary = (
-                f"{len(damaged)} of the files are damaged, and what comes after is left out:"
-                f" {'; '.join(damaged)}"
+                f"{len(damaged)} of the files are damaged, and the text after the damage is left"
+                f" out: {'; '.join(damaged)}"
             )
             if len(damaged) > limit:
                 raise BadInput(f"{summary}; sources.max_bad_files = {limit}")
@@ -165,7 +166,7 @@ class Pipeline:
         with quarantine.open("rb") as file:
             rows = [*map(orjson.loads, islice(file, 3))]
         raise BadInput(
-            f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction ="
+            f"{bad:,} of {lines:,} lines are not documents, more than sources.max_bad_fraction ="
             f" {limit:g} allows:"
             f" {'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them"
             f" are in {quarantine}"

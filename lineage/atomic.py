@@ -173,6 +173,7 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
     to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
+    # A rename cannot replace a directory that holds files.
     if path.exists() and any(path.iterdir()):
         old = hidden_beside(path, "old")
         os.replace(path, old)

@@ -69,7 +69,7 @@ class CommandLine(typer.Typer):
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
-    """Set the environment variables of the common options before `--`, and return the other
+    """Turn the common options before `--` into environment variables, and return the other
     arguments."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
@@ -111,6 +111,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         hear_stops()
         _refuse_non_text(arguments)
         check_numbers()
+        # Outside standalone mode typer raises its usage errors, so that they become JSON too.
         result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
         code = result if isinstance(result, int) else 0
     except SystemExit as end:
@@ -125,6 +126,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
                 _explain(error if isinstance(error, UserError) else _unforeseen(error)),
                 error,
             )
+    # From here on no signal may change the exit code.
     _ignore_stops()
     release_claims()
     sys.stdout.flush()

@@ -62,7 +62,7 @@ class Kind(NamedTuple):
     """Function from a configuration to the values that differ from their defaults, which the
     identity covers."""
     schema: int = 1
-    """Version of the kind's schema under which this program reads settings."""
+    """Current version of the kind's schema. Settings under another version are not recomputed."""
     free: tuple[str, ...] = ()
     """Files, each with keys, that no check can contradict; `mlm-verify run` prints them."""
     made: tuple[Callable[[Path], Comparisons], ...] = ()

@@ -177,6 +177,7 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
     if path.is_dir():
         raise BadInput(f"{option} {path} is a directory, not a file to write")
     real = os.path.realpath(path)
+    # A path may be a word of its own, or stand behind `--out=` or a source's `jsonl:`.
     named = [
         {word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]
     ]

@@ -208,7 +208,7 @@ class RunDirectory:
         try:
             return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
         except UnicodeEncodeError as error:
-            raise IntegrityFailure(f"{path} holds half a character, which is no text") from error
+            raise IntegrityFailure(f"{path} holds half a character, which is not text") from error
 
     @property
     def other_code(self) -> str:
@@ -268,6 +268,7 @@ class RunDirectory:
             return
         if (link.exists() and not link.is_symlink()) or (yields and is_sealed(link)):
             return
+        # A link cannot be changed in place. A new one is renamed over it: the name always exists.
         temporary = hidden_beside(self.path / link.name, "link")
         temporary.unlink(missing_ok=True)
         try:

@@ -32,7 +32,7 @@ class Ngrams:
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
-        """Return a set of exactly these n-grams, which may have different lengths."""
+        """Return an Ngrams that holds exactly these n-grams, which may have different lengths."""
         members = tuple(sorted(set(ngrams)))
         return cls(members, max((ngram.count(" ") + 1 for ngram in members), default=1))
 

@@ -83,6 +83,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     total = np.zeros(2, np.int64)
     lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
     prepared, measured, selected = inputs[1:]
+    # Documents are fetched in the order of the input, so that each shard is opened once.
     for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
         with ExitStack() as stack:
 

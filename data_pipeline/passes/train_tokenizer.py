@@ -9,7 +9,8 @@ from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 TRAINING_BYTES = 2 << 30
-"""Size to which a larger corpus is sampled down, which bounds the memory of training."""
+"""Approximate size, in bytes, to which a larger corpus is sampled down. It bounds the memory of
+training."""
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -88,7 +88,7 @@ class FileSource:
 
     @property
     def _root(self) -> Path:
-        """The path in its name, with `~` expanded."""
+        """The path in the source's name, with `~` expanded."""
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
@@ -177,8 +177,8 @@ class FileSource:
 
     @property
     def document_bytes(self) -> float:
-        """Mean bytes of a document, from the first megabyte of the first file, or from the first
-        100 documents of a table or of text files."""
+        """Mean bytes of a document, from the first megabyte of JSON lines, or from the first 100
+        documents of any other kind."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
@@ -282,7 +282,7 @@ class FileSource:
         shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
-            raise IntegrityFailure(f"{path} is not complete: give the command that makes it again")
+            raise IntegrityFailure(f"{path} is not complete: run the command that made it again")
         if not shards:
             raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
         return shards

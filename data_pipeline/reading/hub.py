@@ -96,7 +96,9 @@ def asking_for(what: str) -> Iterator[None]:
             f"{what} could not be read from the Hugging Face hub:"
             f" {str(error).partition(chr(10))[0]}"
         )
-        raise Interrupted(f"{sentence}; give the same command again, what came is kept") from error
+        raise Interrupted(
+            f"{sentence}; run the same command again: files that arrived are kept"
+        ) from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -189,8 +191,8 @@ class HubSource:
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file into a local one and yield its pieces. Raises the errors of
-        `asking_for`."""
+        """Stream each file of the corpus into a local file, and yield the pieces of the local
+        files. Raises the errors of `asking_for`."""
         with asking_for(self.name):
             of_split = _open(self._location)
         choose_splits(self.name, [*of_split], self._splits, is_whole=True)

@@ -158,7 +158,7 @@ def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
             if record.rec_type in ("conversion", "resource", "response"):
                 yield (
                     number,
-                    row if kind.startswith("text/plain") else f"{kind}, of which no text is taken",
+                    row if kind.startswith("text/plain") else f"{kind}, whose text is not read",
                 )
         file.read(1)  # raises EOFError for a cut file, which the library takes for its end
 

@@ -72,7 +72,7 @@ class Remote:
                 # fsspec says so of an unknown protocol, and has no class of error for it.
                 if isinstance(error, ValueError) and "rotocol" in str(error):
                     raise BadInput(
-                        f"{self.url} is not at a place that can be read: {error}"
+                        f"{self.url} is not an address that can be read: {error}"
                     ) from error
                 # fsspec's HTTP client raises FileNotFoundError for any failure of a connection too,
                 # with the failure as its cause.
@@ -84,7 +84,7 @@ class Remote:
             if pause is not None:
                 time.sleep(pause)
         where = f"broke off at byte {more['start']:,}" if more else "does not answer"
-        again = f"asked for {len(PAUSES_SECONDS) + 1} times; the same command goes on"
+        again = f"asked for {len(PAUSES_SECONDS) + 1} times; the same command continues"
         raise Interrupted(f"{self.url} {where}: {reason}, {again}")
 
     def stat(self) -> SimpleNamespace:

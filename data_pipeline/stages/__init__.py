@@ -61,7 +61,7 @@ def own_stage(name: str) -> type[Stage]:
     try:
         filter_class: type[Stage] = getattr(import_module(module), class_name)
         if not issubclass(filter_class, TextFilter | TokenFilter):
-            raise TypeError("it is no TextFilter and no TokenFilter")
+            raise TypeError("it is neither a TextFilter nor a TokenFilter")
     except Exception as error:  # the user's code may raise anything
         raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
     finally:

@@ -71,7 +71,7 @@ class DeduplicateConfig(Stage):
 
     @property
     def expected_recall(self) -> float:
-        """Share of the pairs at the threshold that are expected to share a band."""
+        """Probability that a pair at the threshold shares a band."""
         bands, rows = self.banding
         return float(1 - (1 - self.threshold**rows) ** bands)
 

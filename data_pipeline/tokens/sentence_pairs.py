@@ -29,7 +29,7 @@ Tokens = NDArray[np.int64]
 
 
 class PairSample(NamedTuple):
-    """One sample; its arrays are [s]."""
+    """A BERT sample: two runs of sentences, masked and padded; arrays are [seq_length]."""
 
     tokens: Tokens
     targets: Tokens

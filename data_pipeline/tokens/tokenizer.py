@@ -29,7 +29,8 @@ from mlm_repro.lineage.processes import heard
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 FOR_SENTENCEPIECE = (
-    f"transformers makes {FILE_NAME} of a SentencePiece model: AutoTokenizer, then save_pretrained"
+    f"transformers makes {FILE_NAME} from a SentencePiece model: AutoTokenizer, then"
+    " save_pretrained"
 )
 OTHER_IDS = (
     "dropout",
