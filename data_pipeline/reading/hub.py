@@ -109,7 +109,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a corpus lies on the hub."""
+    """Repository, subset and revision of a corpus on the hub."""
 
     repository: str
     subset: str | None

@@ -31,7 +31,7 @@ class OpenedSources:
     stand_in: str = ""
     """A sentence about the source that stands in for others; empty without one."""
     _cuts: dict[str, str] = field(default_factory=dict)
-    """For each source that was cut off, by name, the words that say where."""
+    """Words that say where a source was cut off, by the name of the source."""
 
     def __post_init__(self) -> None:
         """Give files of one name below two sources names that begin with the path of their
