@@ -278,9 +278,9 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
         "records.jsonl: 355m ",
     ),
     (RECORDS, record("training_loss", kind="published"), "(published)"),
-    (RECORDS, lambda lines: lines.clear(), " is None; what it is made of gives "),
+    (RECORDS, lambda lines: lines.clear(), " is None; its inputs give "),
     (RECORDS, lambda lines: lines.insert(-2, lines.pop()), "records.jsonl: "),
-    (RECORDS, lambda lines: lines.append(lines[-1]), "; what it is made of gives None"),
+    (RECORDS, lambda lines: lines.append(lines[-1]), "; its inputs give None"),
     (SUMMARY, put(mode="full"), "summary.json: mode is full; "),
     (SUMMARY, put(target="8.3b"), "summary.json: target is 8.3b"),
     (
