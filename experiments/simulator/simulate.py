@@ -187,11 +187,11 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
     if machine.fused_attention and workload.family == "gpt2":
         model = model.model_copy(
             update={"num_heads": 0}
-        )  # fused attention stores no scores, and backward recomputes them in tiles
+        )  # fused attention holds no scores, neither for backward nor when a layer is recomputed
     parallel = config.parallel.model_copy(update={"shard_parameters": workload.zero == 3})
     fullest = fullest_rank(model, config.train, parallel, workload.dp)
-    # under ZeRO 3 parameters are whole that compute, those that are next, and gradients of the
-    # former
+    # ZeRO 3 holds in full the parameters of the layer that computes and of the next one, and the
+    # gradients of the previous one
     elements = (
         max(machine.gathered_squares * workload.hidden, workload.padded_vocab) * workload.hidden
     )
