@@ -110,7 +110,7 @@ def gpu(
         ),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(min=1, help="End after so many seconds.")
+        float | None, typer.Option(min=1, help="End after this many seconds.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the items with their seconds.")
@@ -154,8 +154,8 @@ def fixes(
         Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")
     ] = None,
 ) -> None:
-    """Hold `mlm-verify layouts` against upstream's fixes of silent parallel faults: found before,
-    silent after.
+    """Test `mlm-verify layouts` on upstream's fixes of silent parallel faults: a finding before
+    each fix, silence after it.
 
     Takes about a minute a case. Ends with code 3 if a fix is followed by a finding that the table
     does not explain.
