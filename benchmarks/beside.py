@@ -43,10 +43,14 @@ def measure(rounds: int) -> Benchmark:
         )
     )
     for number, what in enumerate(("thread", "wall")):
-        more, less = ([block[number] for block in chosen] for chosen in (beside, without))
-        for name, times in (("with", more), ("without", less)):
+        with_save, without_save = (
+            [block[number] for block in chosen] for chosen in (beside, without)
+        )
+        for name, times in (("with", with_save), ("without", without_save)):
             case.series.append(series(name, f"{what} time of {EVERY} iterations", "s", *times))
-        case.ratios.append(ratio(f"{what} time × the ten without", more, less, less_is_better=True))
+        case.ratios.append(
+            ratio(f"{what} time × the ten without", with_save, without_save, less_is_better=True)
+        )
     return Benchmark(
         benchmark="checkpoints",
         title="Checkpoints written beside training",
@@ -86,7 +90,7 @@ def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float]]:
         setattr(Trainer, name, noted(getattr(Trainer, name)))
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
-        stated = [f"model.{each}" for each in SIZE]
+        stated = [f"model.{setting}" for setting in SIZE]
         stated += [
             f"train.iterations={iterations}",
             f"train.checkpoint_interval={2 * EVERY}",

@@ -133,6 +133,7 @@ def least(
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
     start = np.array([getattr(machine, name) for name in constants])
+    # The constants differ by many orders of magnitude; the solver sees each in a unit of its own.
     unit = np.where(start > 0, start, high / 100)
 
     def moved(point: Floats) -> Machine:
@@ -573,14 +574,14 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
     if fit.cluster == H100:
         moved = dict.fromkeys(fit.sources, ("transferred", f"the fit of {H100}"))
         lines["clusters/fitted/transferred.toml"] = _constants(moved, machine, Hardware)
-    return {path: "\n".join(each) + "\n" for path, each in lines.items()}
+    return {path: "\n".join(text_lines) + "\n" for path, text_lines in lines.items()}
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
     """Return the processors of a fit's rows, and the minimum and maximum of their nodes, positions
     and parameters."""
     cluster = load_cluster(fit.cluster)
-    each: dict[str, list[float]] = {
+    sizes: dict[str, list[float]] = {
         "nodes": [
             max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows
         ],
@@ -588,7 +589,7 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
         "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
     }
     return {"processors": [cluster.processor]} | {
-        name: [min(values), max(values)] for name, values in each.items()
+        name: [min(values), max(values)] for name, values in sizes.items()
     }
 
 
@@ -621,18 +622,20 @@ def _errors(
 ) -> list[Series]:
     """Return the errors of each set, table or figure, held out or apart, and the coverage of the
     intervals."""
-    of, inside = defaultdict(list), defaultdict(list)
+    errors_of, inside = defaultdict(list), defaultdict(list)
     for way, fold in held.items():
         for row, ratio in zip(_left_out(fit, way), fold["ratio"].tolist(), strict=True):
-            of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
+            errors_of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
     for row, ratio in zip(
         fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True
     ):
-        of[f"{row.experiment}, apart"].append(1 / ratio - 1)
+        errors_of[f"{row.experiment}, apart"].append(1 / ratio - 1)
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
-    series = [each for name, errors in of.items() for each in _scored(name, np.array(errors))]
+    series = [
+        each for name, errors in errors_of.items() for each in _scored(name, np.array(errors))
+    ]
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
         for measure in ("coverage", "score", "baseline"):

@@ -130,18 +130,18 @@ class OurLayout:
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a step of a model that was built already; the batch may have another size."""
         train, mesh = size.train, training.mesh
-        each = train.global_batch_size // self.microbatches
+        microbatch = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
             batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
             inputs = []
-            for start in range(0, train.global_batch_size, each):
+            for start in range(0, train.global_batch_size, microbatch):
                 masks = (
-                    Dropout(dropout, train.seed, iteration, tuple(range(start, start + each)))
+                    Dropout(dropout, train.seed, iteration, tuple(range(start, start + microbatch)))
                     if dropout
                     else None
                 )
-                tokens = batch[start : start + each]
+                tokens = batch[start : start + microbatch]
                 inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
             if self.is_captured and iteration == 0:
                 training.capture(inputs)
@@ -210,8 +210,8 @@ class Peer:
         weights = named_as_theirs(dict(network.named_parameters()), network.config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                whole = weights[f"transformer.{name}"]
-                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
+                weight = weights[f"transformer.{name}"]
+                parameter.copy_(weight.T if ".c_" in name and weight.dim() == 2 else weight)
         optimizer = adamw(model, train, fused=self.is_tuned)
         dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
         if self.is_compiled:

@@ -146,7 +146,7 @@ def _taken(runs: Path, process: int) -> int:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
             if line.endswith("(deleted)") and str(runs) in line:
-                start, end = (int(place, 16) for place in line.split()[0].split("-"))
+                start, end = (int(address, 16) for address in line.split()[0].split("-"))
                 size += end - start
     except OSError:
         return 0
@@ -166,13 +166,13 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     cases = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as fresh:
-            place, documents = Path(folder), round(part * SHAPES[name].documents)
-            corpus = fresh.apply(write_corpus, (place / "corpus.jsonl", name, documents))
-            recipe = write_recipe(place, corpus)
-            told = fresh.apply(promise_of, (recipe,))
-            peaks = used(recipe, place / "runs")
+            work, documents = Path(folder), round(part * SHAPES[name].documents)
+            corpus = fresh.apply(write_corpus, (work / "corpus.jsonl", name, documents))
+            recipe = write_recipe(work, corpus)
+            promised = fresh.apply(promise_of, (recipe,))
+            peaks = used(recipe, work / "runs")
             size = corpus.stat().st_size
-        expected = told.memory, sum(told.disk.values()), sum(told.seconds.values())
+        expected = promised.memory, sum(promised.disk.values()), sum(promised.seconds.values())
         rows = list(
             zip(
                 ("memory", "disk", "time"),

@@ -122,7 +122,7 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     small, single, double = ([each[index] for each in clock] for index in range(3))
     differing = ((expected - left) + (left - expected)).total()
     ours, plain = [many[1][0] for many in runs], sum(one_sample(case, PLAIN) for case in stages)
-    whole = Case(
+    pipeline = Case(
         name="whole beside the plain stages together",
         series=[
             series(OURS, "time", SECONDS, *ours),
@@ -147,11 +147,11 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
             ratio(f"of {FEW_SECONDS} s", small, [FEW_SECONDS] * rounds, 1, less_is_better=True)
         ],
     )
-    wrong = {case.name: case.setting["differing"] for case in [*stages, whole]}
+    wrong = {case.name: case.setting["differing"] for case in [*stages, pipeline]}
     return Benchmark(
         benchmark="data",
         title="Data pipeline beside the libraries it replaces",
-        cases=[*stages, start, workers, whole],
+        cases=[*stages, start, workers, pipeline],
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
         notes=NOTES,
         setting={

@@ -214,7 +214,7 @@ def compare_times(
 ) -> Case:
     """Time ours and a rival in turn; ours should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
-    seconds = {who: [each for each, _ in many] for who, many in taken.items()}
+    seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
     return Case(
         name=f"{name}, beside {list(runs)[1]}",

@@ -135,7 +135,9 @@ def measure(
                 flush=True,
             )
             if record:
-                ordered = Fixes(rows=tuple(rows[each] for each in table if each in rows))
+                ordered = Fixes(
+                    rows=tuple(rows[case_name] for case_name in table if case_name in rows)
+                )
                 write_text(record, ordered.model_dump_json(indent=1) + "\n")
     counts = [row.result for row in rows.values()]
     counted = ", ".join(f"{counts.count(result)} {result}" for result in dict.fromkeys(counts))
@@ -213,7 +215,7 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
         state, sentences = "cannot run", ["it ended without an answer"]
     child.kill()
     child.join()
-    shown = [each.replace(str(tree), "TREE") for each in sentences]
+    shown = [sentence.replace(str(tree), "TREE") for sentence in sentences]
     seconds = round(time.monotonic() - start, 1)
     return Said.model_validate({"state": state, "sentences": shown, "seconds": seconds})
 

@@ -183,8 +183,10 @@ class ItemRecord:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
         self.done[name] = source_state().get("commit") or "unknown"
-        self._disagreements |= dict.fromkeys(each for each in results if isinstance(each, str))
-        for case in (each for each in results if isinstance(each, Case)):
+        self._disagreements |= dict.fromkeys(
+            result for result in results if isinstance(result, str)
+        )
+        for case in (result for result in results if isinstance(result, Case)):
             self._cases[case.name] = case
             self.say(name, seconds=round(time.monotonic() - start, 2), case=case)
         if self.out:
@@ -315,9 +317,12 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 def compare_peers(name: str, b: int) -> Result:
     """Train a model with every contender in turn."""
+    # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
-    measured = {each.name: [time_contender(each, size, DROPOUT)] for each in CONTENDERS}
+    measured = {
+        contender.name: [time_contender(contender, size, DROPOUT)] for contender in CONTENDERS
+    }
     case = summarize(f"{name} beside peers", size, measured, GOALS[name])
     return [case, *differing_losses(name, measured, MASKED, COMPARED_LOSSES)]
 
@@ -346,7 +351,7 @@ def try_program() -> Result:
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
-        settings = [f"--set={each}" for each in (*TRIED.split(), f"data.dataset={dataset}")]
+        settings = [f"--set={setting}" for setting in (*TRIED.split(), f"data.dataset={dataset}")]
         command = [
             sys.executable,
             "-m",

@@ -139,6 +139,7 @@ def seconds_of(run: Callable[[], object]) -> float:
     wide = torch.ones(GEMM_WIDTH, GEMM_WIDTH, device=device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     run()
+    # A large product keeps the GPU busy while the host queues the timed runs.
     torch.mm(wide, wide)
     first.record()
     for _ in range(QUEUED):

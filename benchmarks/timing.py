@@ -89,6 +89,7 @@ def child_seconds(*command: object) -> float:
     """Return the processor seconds of a program and its children. Raises UserError with its last
     line if it fails."""
     offline = {
+        # One thread, and no request to the hub: the time is the program's own work.
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

@@ -244,8 +244,11 @@ class ReproductionScores(FileSchema):
 
     @model_validator(mode="after")
     def _is_of_its_models(self) -> Self:
-        if not all(0 <= each.smaller < each.larger < len(self.models) for each in self.comparisons):
-            raise ValueError("a comparison is of no model")
+        if not all(
+            0 <= comparison.smaller < comparison.larger < len(self.models)
+            for comparison in self.comparisons
+        ):
+            raise ValueError("the two models of a comparison are not in the list, smaller first")
         return self
 
     @property
@@ -267,7 +270,7 @@ class ReproductionScores(FileSchema):
             f" and {self.seeds} seeds" if self.seeds > 1 else ""
         )
         return [
-            *(f"{each.sentence(names)}." for each in self.comparisons),
+            *(f"{comparison.sentence(names)}." for comparison in self.comparisons),
             f"Intervals are over {over}.",
         ]
 

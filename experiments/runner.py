@@ -124,9 +124,9 @@ def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
     these parameters, and return its lines."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
-    told = {"experiment": experiment, "limit": limit}
+    available = {"experiment": experiment, "limit": limit}
     lines: list[Line] = make(
-        **{name: told[name] for name in told.keys() & signature(make).parameters.keys()}
+        **{name: available[name] for name in available.keys() & signature(make).parameters.keys()}
     )
     return lines
 

@@ -144,10 +144,13 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
     """
     ends = _by_model([record for record in records if record.quantity == END])
     findings = []
-    for (small, of), (large, less) in pairwise(ends.items()):
-        if len(of) > 1 and of.keys() == less.keys():
+    for (small, smaller), (large, less) in pairwise(ends.items()):
+        if len(smaller) > 1 and smaller.keys() == less.keys():
             effect = Effect(claim=f"{EXPERIMENT}/{large}", of=small, less=large, above=0.0)
-            differences = [math.log(record.value / less[seed].value) for seed, record in of.items()]
+            # The logarithm of a ratio of perplexities is a difference of losses in nats.
+            differences = [
+                math.log(record.value / less[seed].value) for seed, record in smaller.items()
+            ]
             first = next(iter(less.values()))
             about = {
                 "experiment": EXPERIMENT,

@@ -59,6 +59,7 @@ def seal_numbers(
     config = facts | {"experiment": experiment.model_dump(mode="json")}
     settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
     run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings)
+    # A record names its run only now: the run's name depends on the numbers.
     origin = {"source": run.path.name, "digest": sha256_json(config)}
     records = [record.model_copy(update=origin) for record in records]
     if run.is_complete:

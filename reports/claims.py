@@ -126,7 +126,7 @@ def described(claim: Claim) -> dict[str, str]:
     """Return the sentence, source, protocol, tolerance, class and note of a claim, by label; empty
     ones are left out."""
     allowed = claim.allowed
-    told = {
+    facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
         "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
         "Protocol": claim.protocol,
@@ -134,7 +134,7 @@ def described(claim: Claim) -> dict[str, str]:
         "Class": claim.says,
         "Note": claim.notes,
     }
-    return {label: text for label, text in told.items() if text not in ("", "exact")}
+    return {label: text for label, text in facts.items() if text not in ("", "exact")}
 
 
 def group_claims(claims: Claims) -> list[Group]:
@@ -177,7 +177,7 @@ def paper_parts(
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title, place = (
+            title, anchor = (
                 experiments[name].title if name else "Claims without an experiment",
                 name.replace("/", "-"),
             )
@@ -186,7 +186,7 @@ def paper_parts(
             )  # some have questions of our own alone
             parts.append(
                 PaperPart(
-                    title, place if place in ids else "", exhibit, asked.get(name, Claims(()))
+                    title, anchor if anchor in ids else "", exhibit, asked.get(name, Claims(()))
                 )
             )
         if theirs:
@@ -205,11 +205,11 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
     ]
     if not tried:
         return ""
-    told = ", ".join(
+    outcomes = ", ".join(
         f"the step to {verdict.claim.id.rpartition('/')[2]} is {named(verdict.outcome)}"
         for verdict in sorted(tried, key=lambda verdict: verdict.claim.id)
     )
-    return f"In other runs, whose forecast was sealed before they were trained, {told}."
+    return f"In other runs, whose forecast was sealed before they were trained, {outcomes}."
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:

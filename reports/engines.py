@@ -64,7 +64,7 @@ def engines_exhibit(*runs: Path) -> Exhibit:
         apart(results),
         "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance.",
     ]
-    told = [
+    notes = [
         *(line for each in results for line in (*setting_lines(each), each.environment.sentence)),
         *results[0].notes,
     ]
@@ -89,7 +89,7 @@ def engines_exhibit(*runs: Path) -> Exhibit:
                 1,
             )
         ],
-        [printable(line) for line in dict.fromkeys(told)],
+        [printable(line) for line in dict.fromkeys(notes)],
     )
 
 
@@ -135,6 +135,7 @@ def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
 
 
 def _points(values: Sequence[float]) -> tuple[Point, ...]:
+    # Zero cannot be drawn on the logarithmic axis of the differences.
     return tuple(Point(number, value) for number, value in enumerate(values, 1) if value > 0)
 
 

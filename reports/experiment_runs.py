@@ -80,6 +80,7 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         for path in every
         for run in ([path] if path != own and kind_of(path) else _newest(path))
     ]
+    # By resolved name, because a link and the directory that it leads to are one run.
     return own, list(
         {run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values()
     )

@@ -45,6 +45,7 @@ def write_report(report: Report, directory: Path) -> None:
     drawings = render_all(exhibits)
     figures = directory / "figures"
     figures.mkdir()
+    # A text may have lone surrogates, which UTF-8 cannot carry.
     (directory / "index.html").write_bytes(render_page(report, drawings).encode("utf-8", "replace"))
     for exhibit in exhibits:
         for form, content in files_of(exhibit, drawings.get(exhibit.name)).items():

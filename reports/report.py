@@ -126,13 +126,13 @@ class Report:
     @property
     def findings(self) -> list[tuple[str, str, str]]:
         """Return each finding in short: the id of its part, its name and a sentence."""
-        told = [("reproduction", "This run", order_of(self.reproduction))]
+        short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
-            told.append(("kept", "Kept with the code", order_of(self.kept)))
+            short.append(("kept", "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
-            told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
+            short.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
         return [
-            *told,
+            *short,
             *(
                 (f"{exhibit.name}-section", title, exhibit.caption[0])
                 for title, exhibit in self.sections.items()

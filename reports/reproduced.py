@@ -269,7 +269,7 @@ def twins_table(reproduction: Reproduction) -> Table:
     for record in reproduction.select("2019/table-3"):
         if record.quantity.endswith(TWINS) and record.seed is not None:
             cells[record.series, record.quantity].append(record)
-    units = {record.quantity: record.unit for of in cells.values() for record in of}
+    units = {record.quantity: record.unit for same in cells.values() for record in same}
     labels, models = reproduction.summary.labels, reproduction.summary.models
     rows = [
         [

@@ -289,8 +289,8 @@ def with_error(value: float | None, error: float | None) -> str:
         return f"over {MEANINGLESS:,}"
     if value is None or not error:
         return show(value)
-    places = 1 - floor(log10(error))
-    return " ± ".join(f"{round(each, places):,.{max(places, 0)}f}" for each in (value, error))
+    digits = 1 - floor(log10(error))
+    return " ± ".join(f"{round(number, digits):,.{max(digits, 0)}f}" for number in (value, error))
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ def cells_of(result: Result) -> tuple[str, ...]:
         )
         return (
             first,
-            *(with_error(each, None) for each in words),
+            *(with_error(perplexity, None) for perplexity in words),
             with_error(result.bits_per_byte, result.bits_per_byte_error),
         )
     assert isinstance(result, ClozeResult)

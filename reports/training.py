@@ -99,6 +99,7 @@ class Training:
     def listed(self) -> list[Table]:
         """Return a table of iterations, evenly spread up to the last if there are many, and one of
         validations."""
+        # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
         tables_of = ((title, TRAINED, shown), ("Validations", VALIDATED, self.validations))
@@ -203,6 +204,7 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     evaluations, samples = dict[str, Result](), []
     for path in sorted(run.parent.glob("*.json")):
         values: JSON = {}
+        # Other files than `mlm-eval`'s may lie beside the run.
         with suppress(UserError):
             values = read_object(path)
         several = values.get("results")

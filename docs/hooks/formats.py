@@ -36,8 +36,8 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
         for field in kind.model_fields.values():
             yield from models_in(field.annotation)
-    for part in get_args(kind):
-        yield from models_in(part)
+    for argument in get_args(kind):
+        yield from models_in(argument)
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:

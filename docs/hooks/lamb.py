@@ -50,15 +50,17 @@ def arms(results: Path) -> str:
         (name, rates[name], f"{fmean(early[name]):.3f}", f"{fmean(end[name]):.3f}") for name in end
     ]
     rows = []
-    for of, less in PAIRS:
-        effect, cells = Effect(claim="", of=of, less=less, above=0.0), []
+    for first, less in PAIRS:
+        effect, cells = Effect(claim="", of=first, less=less, above=0.0), []
         for losses in (early, end):
-            differences = [one - other for one, other in zip(losses[of], losses[less], strict=True)]
+            differences = [
+                loss - other for loss, other in zip(losses[first], losses[less], strict=True)
+            ]
             record = found(
                 effect, 0.95, differences, {"experiment": "", "source": "", "kind": "scaled"}
             ).record
             cells.append(f"{record.value:+.4f} ({record.low:+.4f} to {record.high:+.4f})")
-        rows.append((f"{of} − {less}", *cells))
+        rows.append((f"{first} − {less}", *cells))
     heads = ("correction, and what else", "rate", "loss after 5 %", "loss at the end")
     differences = table(("paired differences, nats", "after 5 %", "at the end"), rows)
     return f"{table(heads, means)}\n\n{differences}"

@@ -85,7 +85,7 @@ def notice() -> str:
 
 def bill(wheel: Path) -> dict[str, Any]:
     """Return the bill of materials of a wheel."""
-    whole = {
+    component = {
         "type": "application",
         "name": "mlm-repro",
         "version": VERSION,
@@ -113,7 +113,7 @@ def bill(wheel: Path) -> dict[str, Any]:
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {"component": whole},
+        "metadata": {"component": component},
         "components": parts,
     }
 

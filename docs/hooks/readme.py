@@ -145,13 +145,13 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 def rewrite(readme: str, results: Path = RESULTS) -> str:
     """Return the README with every block renewed. Raises BadInput if a marker is missing or a
     command fails."""
-    kept = load_reproduction(results)
+    reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin, end = f"<!--{name}-->", f"<!--/{name}-->"
         if begin not in readme or end not in readme:
             raise BadInput(f"README has no {begin} and {end}")
         before, rest = readme.split(begin, 1)
-        readme = f"{before}{begin}\n{block(kept)}\n{end}{rest.split(end, 1)[1]}"
+        readme = f"{before}{begin}\n{block(reproduction)}\n{end}{rest.split(end, 1)[1]}"
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
 
 

@@ -32,8 +32,8 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 def results(folder: Path) -> Iterator[str]:
     """Yield all kept results, without figures."""
-    for part in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
-        yield from part(folder)
+    for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
+        yield from section(folder)
 
 
 def markdown(shown: Table) -> str:
@@ -132,9 +132,9 @@ def _benchmarks(results: Path) -> Iterator[str]:
         result = read_benchmark(path)
         yield f"### {result.title}"
         yield " ".join((*result.disagreements, *sentences(result)))
-        whole = tables(result)
+        every = tables(result)
         yield from map(
-            markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole
+            markdown, [each for each in every if each.title in ("ratios", "not measured")] or every
         )
 
 

@@ -166,6 +166,7 @@ def doubts_of(
         bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
         if lost:
             doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")
+        # A better rate may lie beyond the edge of the rates that were tried.
         elif grid and not ablation.finder and rate / arm.of_rate in (min(grid), max(grid)):
             doubts.append(f"the rate of {arm.name}, {rate:g}, is at the edge of those tried")
         elif bigrams is None:

@@ -183,7 +183,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
     about = facts | {ABLATION: ablation.model_dump(mode="json")}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
-    parents = {f"dataset-{place}": digest for place, digest in enumerate(digests)}
+    parents = {f"dataset-{index}": digest for index, digest in enumerate(digests)}
     run = RunDirectory.begin(
         runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings
     )
@@ -203,8 +203,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     def search() -> EffectForecast:
         train_all(trials, run.path, runs)
         for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
-            place = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
-            steps = [step for step in read_steps(place) if not step.skipped]
+            index = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
+            steps = [step for step in read_steps(index) if not step.skipped]
             sweep = RateSweep(
                 rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps]
             )
@@ -300,14 +300,15 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
             config = trainings[training]
             if code := training.result():
                 raise StepFailed(f"training of {config.name}", code)
-            place = _directory_of(config, runs)
-            keep(place, folder)
+            directory = _directory_of(config, runs)
+            keep(directory, folder)
             loss, passed = (
-                read_validations(place)[-1].loss,
+                read_validations(directory)[-1].loss,
                 format_duration(time.monotonic() - start),
             )
             print(
-                f"{place.name}: validation loss {loss:.3f} ({done} of {len(waiting)}, {passed})",
+                f"{directory.name}: validation loss {loss:.3f}"
+                f" ({done} of {len(waiting)}, {passed})",
                 flush=True,
             )
     except BaseException as error:

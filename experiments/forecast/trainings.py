@@ -96,6 +96,8 @@ class Kept:
                     f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for:"
                     " the forecast was changed or made after its trainings"
                 )
+            # A requested configuration has no dataset, so it lacks the vocabulary that the training
+            # took from its own.
             vocabulary = {
                 name: getattr(training.config.model, name)
                 for name in ("vocab_size", "padded_vocab_size")
@@ -113,13 +115,14 @@ class Kept:
     def check_no_more(self) -> None:
         """Raise IntegrityFailure if a training is kept that `of` was never called for; trials may
         be kept."""
-        if more := [
+        if unrequested := [
             name
             for name, training in self.trained.items()
             if not (training.is_trial or name in self._asked)
         ]:
             raise IntegrityFailure(
-                f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for"
+                f"{self.folder.name} keeps {', '.join(unrequested)}, which its {FORECAST} does not"
+                " ask for"
             )
 
 

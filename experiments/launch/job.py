@@ -240,9 +240,9 @@ def describe_job(job: Job) -> str:
         f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}, at most {job.time_limit} at a time"
     )
     rate = 1e6 * job.disk_mb_per_second
-    whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
+    size = format_bytes(checkpoint_bytes(config.model, config.train.precision))
     line += (
-        f"\na checkpoint of {whole}, about {format_bytes(failures.checkpoint * rate)} by the rank"
+        f"\na checkpoint of {size}, about {format_bytes(failures.checkpoint * rate)} by the rank"
         " that writes most, "
     )
     line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
@@ -341,6 +341,7 @@ def slurm_script(job: Job, out: Path) -> str:
         f'--output="{quoted}/slurm-%j.txt"',
     ]
     head = [f"#SBATCH {option}" for option in options if option]
+    # `-P` keeps Python from importing modules of the folder that the job starts in.
     words = shlex.join([*command[:1], NODES, *command[1:], job.python, "-P", "-m"])
     return _script(head, "slurm.sh", words.replace(NODES, '--nodelist="$nodes"'), job, out)
 

@@ -185,25 +185,25 @@ def _kept(shape: str) -> list[Line]:
         for (form, tp, divided), value in measured.items()
         if form == "ours"
     }
-    whole, tensor, both = (
+    unreduced, tensor, both = (
         rows["no parallelism"],
         rows["tensor parallel"],
         rows[tuple(CONFIGURATIONS)[4]],
     )
     scores, full, stage = (
-        whole - measured["selective", 1, False],
+        unreduced - measured["selective", 1, False],
         rows["full recomputation"],
         SHAPES[shape][3],
     )
     numbers = {
         "score_bytes_per_element": scores,
-        "selective_activation_saving_percent": 100 * scores / whole,
+        "selective_activation_saving_percent": 100 * scores / unreduced,
         "memory_reduction": tensor / both,
         "memory_percent_of_baseline": 100 * both / tensor,
         "full_recomputation_percent_of_baseline": 100 * full / tensor,
         "memory_over_full_recomputation": both / full,
         "layers_per_checkpoint": min(
-            range(1, stage + 1), key=lambda n: stage / n * full + n * whole
+            range(1, stage + 1), key=lambda n: stage / n * full + n * unreduced
         ),
     }
     curve = (

@@ -113,5 +113,5 @@ def answers(divided: Path, tp: int) -> Answers:
 
 def collectives_per_layer() -> int:
     """Count the collectives of a layer's activations in a forward and a backward pass."""
-    _, whole = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
-    return whole.calls.total()
+    _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
+    return traffic.calls.total()

@@ -132,7 +132,9 @@ def measure_memory() -> list[Line]:
     for pp in PARTITIONS:
         layers = total // pp
         of_ranks = run_forked(peaks, pp, pp, plain, layers, (layers,), MICROBATCHES, SEQUENCES)
-        most = [max(each) for each in zip(*of_ranks, strict=True)]
+        most = [max(of_run) for of_run in zip(*of_ranks, strict=True)]
+        # The formula is linear in N/M: its slope is the recomputed layers, its intercept the
+        # inputs.
         again, always = statistics.linear_regression(
             [SEQUENCES / count for count in MICROBATCHES], most
         )

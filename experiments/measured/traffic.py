@@ -76,7 +76,11 @@ class Traffic(TorchDispatchMode):
             ]
             objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
             if tensors:
-                group = next(each for each in objects if "ProcessGroup" in str(each._type()))
+                group = next(
+                    script_object
+                    for script_object in objects
+                    if "ProcessGroup" in str(script_object._type())
+                )
                 size, largest = (
                     ProcessGroup.unbox(group).size(),
                     max(tensor.nbytes for tensor in tensors),
@@ -128,7 +132,7 @@ def iteration(
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
     """Return the traffic that a layer adds on one tensor-parallel rank, in forward passes alone and
     in a whole iteration."""
-    whole, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
+    layers, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
     for trains in (False, True):
         # The models differ by two layers, so embedding and head cancel in the difference.
         deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
@@ -137,8 +141,8 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
             *((traffic.calls, traffic.bytes) for traffic in (layer, deep, shallow)), strict=True
         ):
             counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
-        whole.append(layer)
-    return whole[0], whole[1]
+        layers.append(layer)
+    return layers[0], layers[1]
 
 
 def measure_traffic() -> list[Line]:
@@ -156,10 +160,10 @@ def measure_traffic() -> list[Line]:
 def _tensor() -> list[Line]:
     series, numbers = "tensor parallel", []
     for tp in WIDTHS:
-        forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
-        elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
+        forward, training = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
+        elements = training.sent / ELEMENT / BSH / ((tp - 1) / tp)
         numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
-    first, both = forward.calls.total(), whole.calls.total()
+    first, both = forward.calls.total(), training.calls.total()
     counts = {
         "all_reduces_forward": first,
         "all_reduces": both,
@@ -170,13 +174,13 @@ def _tensor() -> list[Line]:
 
 def _sequence() -> list[Line]:
     tp = WIDTHS[0]
-    forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp, sequence_parallel=True))[0]
+    forward, training = run_forked(of_layer, tp, ParallelConfig(tp=tp, sequence_parallel=True))[0]
     plain, _ = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
     values = {"forward_traffic_ratio": forward.sent / plain.sent}
     for name, word in (("all_gathers", "allgather"), ("reduce_scatters", "reduce_scatter")):
         first, both = (
             sum(n for (op, _), n in traffic.calls.items() if word in op)
-            for traffic in (forward, whole)
+            for traffic in (forward, training)
         )
         values |= {f"{name}_forward": first, f"{name}_backward": both - first}
     return lines("tensor and sequence parallel", values)
@@ -240,7 +244,7 @@ def measure_sent_bytes() -> list[Line]:
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
     numbers: list[Line] = []
-    at_least: dict[str, float] = {}
+    with_one_microbatch: dict[str, float] = {}
     announce(
         f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)}"
         " batches"
@@ -250,12 +254,14 @@ def measure_sent_bytes() -> list[Line]:
             for batch in BATCHES:
                 sent = [rank.sent for rank in run_forked(iteration, RANKS, MODEL, parallel, batch)]
                 measured = sum(sent) / RANKS
-                at_least.setdefault(name, measured)
+                # The first batch has one microbatch a rank, for which the ratios of ZeRO's stages
+                # are stated.
+                with_one_microbatch.setdefault(name, measured)
                 note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
                 position = {"x": float(batch), "x_name": "global_batch", "note": note}
                 numbers += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **position)
             progress.advance()
     for stage, series in STAGES.items():
-        ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
+        ratio = with_one_microbatch[f"ZeRO stage {stage}"] / with_one_microbatch["data parallel"]
         numbers += lines(series, {"communication_ratio": ratio}, note="one microbatch to a rank")
     return numbers

@@ -222,9 +222,9 @@ def results_of(
     """
     lines, results = read_evaluations(reproduction), {}
     for model in summary.models:
-        for task, of in RESULTS.items():
+        for task, schema in RESULTS.items():
             name = steps.evaluation_name(model.name, task)
-            results[name] = parse_document(lines.get(name), of, f"{name} in {EVALUATIONS}")
+            results[name] = parse_document(lines.get(name), schema, f"{name} in {EVALUATIONS}")
     return results
 
 

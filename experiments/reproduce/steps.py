@@ -178,6 +178,7 @@ def run_step(program: str, *arguments: str) -> None:
             hear_stops()
 
     with when_stopped(leave):
+        # Until `process` is bound, a stop could not be passed on to it.
         with held_back():
             process = subprocess.Popen(command, preexec_fn=prepare)
         status = process.wait(

@@ -79,6 +79,7 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
     """Yield layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and
     everything divides evenly. Only the layers over stages of one chunk may differ a little."""
     t, is_modern = template, cluster.constants.fused_attention.value == 1
+    # Fused attention keeps no scores, the only part that selective recomputation would drop.
     modes = ("none", "full") if is_modern else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
         if t.heads % tp or t.inner % tp:
@@ -110,12 +111,12 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
     """Return a text that names the layout that lacks the least memory, and how much it lacks."""
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
-    more = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
+    lacking = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
         f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero},"
         f" recompute {w.recompute}"
     )
-    return f": the smallest, {layout}, lacks {more:.1f} GiB; {prediction.reason}"
+    return f": the smallest, {layout}, lacks {lacking:.1f} GiB; {prediction.reason}"
 
 
 def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
@@ -221,7 +222,7 @@ def format_plan(
         else ""
     )
     tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
-    whole = flops_of(first.workload._replace(recompute="none")) / per_iteration
+    flops_per_token = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
     stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
@@ -252,7 +253,7 @@ def format_plan(
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * run.tokens / per_iteration
-        rate = per_iteration / p.seconds / gpus * whole
+        rate = per_iteration / p.seconds / gpus * flops_per_token
         lines.append(
             f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6} "
             f" {w.recompute:<10}"
