@@ -620,8 +620,8 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return the errors of each set, table or figure, held out or apart, and the coverage of the
-    intervals."""
+    """Return, as series, the relative errors of the predictions in each set, table or figure, held
+    out or apart, and the coverage and score of the intervals."""
     errors_of, inside = defaultdict(list), defaultdict(list)
     for way, fold in held.items():
         for row, ratio in zip(_left_out(fit, way), fold["ratio"].tolist(), strict=True):

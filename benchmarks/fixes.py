@@ -74,14 +74,15 @@ class Left(Config):
 
 
 class Cases(Config):
-    """The table of cases."""
+    """The table of cases, and of published faults that have no case."""
 
     case: tuple[Case, ...]
     left: tuple[Left, ...] = ()
 
 
 class Said(Config):
-    """The answer of the layouts on one tree."""
+    """The answer of `mlm-verify layouts` on one tree: its findings, or the reason why it cannot
+    run."""
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]
@@ -101,7 +102,7 @@ class Row(Config):
 
 
 class Fixes(Config):
-    """The record of a run."""
+    """The record of `benchmarks fixes`: a row for each case that was run."""
 
     rows: tuple[Row, ...]
 
@@ -199,8 +200,8 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 
 
 def ask(tree: Path, case: Case, beside: Path) -> Said:
-    """Return the answer of the layouts on a tree. They run in a process of their own, which alone
-    imports the package."""
+    """Return the answer of `mlm-verify layouts` on a tree. It runs in a process of its own, which
+    alone imports the tree's package."""
     start, (receive, send) = time.monotonic(), Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
     child.start()

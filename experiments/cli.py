@@ -368,5 +368,5 @@ def _result_folders(given: list[Path] | None) -> list[Path]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of `mlm-experiment`."""
     run_command(app)

@@ -20,7 +20,7 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """Claims with their verdicts."""
+    """A tuple of claims with their verdicts, which can be counted and grouped."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:

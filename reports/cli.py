@@ -127,5 +127,5 @@ def _assemble(runs: list[Path] | None) -> "Report":
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of `mlm-report`."""
     run_command(app)

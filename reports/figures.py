@@ -72,7 +72,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Panel:
-    """Layers over one pair of axes."""
+    """A chart: layers over one pair of axes, with their labels."""
 
     layers: Sequence[Layer]
     x_label: str

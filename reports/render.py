@@ -65,7 +65,8 @@ def _drawn_with() -> str:
 
 
 def _draw(exhibit: Exhibit) -> bytes:
-    """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
+    """Draw the figure as SVG, with its layout, in one pass; `savefig` would draw a figure with a
+    layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with figure_style(exhibit.name):

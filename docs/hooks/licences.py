@@ -119,7 +119,7 @@ def bill(wheel: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry point."""
+    """Write NOTICE, or with `--bill WHEEL FILE` the wheel's bill of materials."""
     if arguments[:1] == ["--bill"]:
         wheel, file = map(Path, arguments[1:])
         file.write_text(json.dumps(bill(wheel), indent=1) + "\n", encoding="utf-8")

@@ -128,7 +128,7 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Return a row of a Markdown table."""
+    """Join cells to a row of a Markdown table."""
     return f"|{'|'.join(cells)}|"
 
 

@@ -153,7 +153,7 @@ class Job(Config):
 
     @property
     def limit_seconds(self) -> int:
-        """Time limit of one attempt."""
+        """Return the time limit of one attempt, in seconds."""
         *days, hours, minutes, seconds = map(int, re.split("[-:]", self.time_limit))
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 

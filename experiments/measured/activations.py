@@ -214,8 +214,8 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Count the products of an iteration with torch's counter, in a layer of the published shape
-    and in a model of four layers."""
+    """Return the FLOP coefficients of an iteration and of recomputation. They come from products
+    that torch counts, in a layer of the published shape and in a model of four layers."""
     s, heads, h, _ = SHAPES[shape]
     config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
     layers, v = config.num_layers, config.padded_vocab_size

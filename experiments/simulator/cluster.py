@@ -27,7 +27,8 @@ Number = TypeVar("Number", Constant, float)
 
 
 def unmeasured(value: float) -> Any:
-    """Return a field for a constant that a file may omit; its default was not measured."""
+    """Return a pydantic field for a constant that a file may omit; its default is `value`, which
+    was not measured."""
     return Field(
         {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
     )
