@@ -66,7 +66,7 @@ do."""
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
     """Return a table for each benchmark that has records: a column for each published source, and
-    one for models of that size."""
+    one for our models of the published size."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)

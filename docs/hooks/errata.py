@@ -41,7 +41,7 @@ def errata() -> Iterator[str]:
         yield erratum.text.strip()
         yield f"Found {erratum.found}. Answered: {erratum.answered}."
         yield f"```sh\n{erratum.command}\n```"
-    yield "## What looks like an erratum and is none"
+    yield "## Suspected and cleared"
     for each in read_errata().cleared:
         yield f"> {each.words}\n>\n> — {each.place}"
         yield each.reason
