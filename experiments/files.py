@@ -101,7 +101,7 @@ class KeptRun(FileSchema):
                 raise IntegrityFailure(f"{self.name}: its {name} is not the one that was sealed")
         if sha256_json(self.seal["files"]) != self.seal["digest"]:
             raise IntegrityFailure(
-                f"{self.name}: the digest of its seal is not that of the files in it"
+                f"{self.name}: the digest of its seal does not match the files in it"
             )
 
 

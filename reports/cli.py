@@ -58,7 +58,7 @@ def build(
             "--kept shows the results that are kept with the code: name no runs beside it"
         )
     if out and out.exists() and not (out / SOURCES).is_file():
-        raise BadInput(f"{out} is there and is no report: name a new folder with --out")
+        raise BadInput(f"{out} exists and is not a report: name a new folder with --out")
     report = _assemble([KEPT[0]] if kept else runs)
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(

@@ -113,7 +113,7 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
         if not (origin and record.digest and origin.experiment == record.experiment):
             number = f"{record.series}, {record.quantity}"
             raise IntegrityFailure(
-                f"a number ({number}) has no digest, or is of another run or experiment"
+                f"a number ({number}) has no digest, or belongs to another run or experiment"
             )
         by_run[record.source].append(record)
     shown = [

@@ -123,7 +123,9 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
         manifest.config["experiment"]["name"],
         manifest.config[ABLATION],
     ):
-        raise IntegrityFailure(f"{FORECAST} of {folder.name} is of other work than its {MANIFEST}")
+        raise IntegrityFailure(
+            f"{FORECAST} of {folder.name} belongs to another experiment than its {MANIFEST}"
+        )
     trained, seeds = Kept(folder), seeds_of(folder / FORECAST, ablation.seeds)
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(f"{FORECAST} of {folder.name} has other rates than its search gives")

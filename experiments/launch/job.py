@@ -148,7 +148,7 @@ class Job(Config):
                 f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line"
             )
         if odd := [name for name in names if not HOST.fullmatch(name)]:
-            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is no name of a host")
+            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is not a host's name")
         return names
 
     @property
