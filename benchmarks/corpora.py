@@ -85,6 +85,7 @@ SHAPES = {
     "crawl": Shape(crawl, 2_000_000),
     "templates": Shape(templates, 200_000),
     "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
+    # A book is so short that the smallest rehearsal of a dry run holds two.
     "books": Shape(
         lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(50, 80))), 1_000
     ),

@@ -54,6 +54,7 @@ def reproduce(
 ) -> None:
     """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
     recipe = _recipe(data) if data else None
+    # Imports follow the checks of arguments, so that a mistake is named at once.
     from mlm_repro.experiments.reproduce.plan import make_plan
     from mlm_repro.experiments.runner import carry_out
 

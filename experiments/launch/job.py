@@ -401,6 +401,7 @@ def jobset(job: Job, out: Path) -> str:
         ],
     }
     text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
+    # JSON is YAML too, and quotes every text.
     return _filled(text, {key: json.dumps(value) for key, value in values.items()})
 
 

@@ -69,6 +69,7 @@ FACTORS = (
 )
 """Factors by which the twins of a reproduction are shrunk: the largest then sees at least five
 tokens a parameter."""
+# Two seeds, so that a reproduction's intervals are over seeds as well as over articles.
 TWIN = Size(
     RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, seeds=2, rates=RATES
 )

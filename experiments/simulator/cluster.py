@@ -54,6 +54,7 @@ class Hardware(Config, Generic[Number]):
     """Start of an all-reduce inside a node."""
     node_rank_latency_seconds: Number
     """Latency added for each rank beyond the first."""
+    # A share of the link's bandwidth, so that it can be transferred to a machine with other links.
     node_efficiency: Number
     """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n ·
     bytes/seconds."""

@@ -61,6 +61,7 @@ def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) 
     added, so gradients never take longer for being divided further.
     """
     groups = np.minimum(w.t, machine.gpus_per_node)
+    # One share for every number of groups below a full node was tried first: times then jumped.
     apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** ADAPTERS_POWER
     used = (machine.network_share + (1 - machine.network_share) * apart) / groups
     network = machine.network_bytes_per_second * machine.network_efficiency * used
