@@ -74,8 +74,8 @@ def _vocabulary() -> list[str]:
 
 
 class Shape(NamedTuple):
-    """A kind of text, by a function of a generator and a number, and how many documents of it are
-    built."""
+    """A kind of text: the function that makes a text from a generator and a number, and how many
+    documents are built."""
 
     text: Callable[[random.Random, int], str]
     documents: int
@@ -99,7 +99,7 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """Return `documents` texts of a shape."""
+    """Return the first `documents` texts of a shape, one at a time."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 

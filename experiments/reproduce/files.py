@@ -13,7 +13,8 @@ LADDER = ("355m", "2.5b", "8.3b")
 
 
 class ModelShape(FileSchema):
-    """A model's shape and size, and the length and learning rate of its training."""
+    """A model's shape and size, and the length and learning rate of its training. None stands for
+    an unknown value."""
 
     num_layers: int | None = None
     hidden_size: int | None = None
