@@ -172,7 +172,7 @@ def doubts_of(
         elif grid and not ablation.finder and rate / arm.of_rate in (min(grid), max(grid)):
             doubts.append(f"the rate of {arm.name}, {rate:g}, is at the edge of those tried")
         elif bigrams is None:
-            doubts.append(f"no count of bigrams was kept to compare {arm.name} with")
+            doubts.append(f"no count of bigrams was kept to hold {arm.name} against")
         elif loss >= bigrams and arm.name in effect.better:
             doubts.append(
                 f"{arm.name} learned no more than a count of bigrams ({loss:.3f}, {bigrams:.3f}"
