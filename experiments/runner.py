@@ -1,5 +1,5 @@
-"""Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no
-torch."""
+"""Runs an experiment and writes its numbers, each with its kind, into a sealed run directory.
+Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -19,13 +19,15 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
-    """Simulate and compute everything the experiment names.
+    """Simulate and compute every number that the experiment names, and seal them as a run.
 
-    Returns its sealed run and the counts of its numbers and of the rows that could not run. An
-    existing run with the same numbers is returned as it is.
+    Returns the run, the number of its numbers and the number of rows that could not run. A complete
+    run with the same numbers is returned as it is.
     """
     worked = work_out(experiment)
-    numbers = [each.record.model_dump(exclude={"source", "digest"}) for each in worked.numbers]
+    numbers = [
+        computed.record.model_dump(exclude={"source", "digest"}) for computed in worked.numbers
+    ]
     simulated = {
         "clusters": {
             name: cluster.model_dump(mode="json") for name, cluster in worked.clusters.items()
@@ -38,10 +40,11 @@ def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, in
 
 
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
-    """Simulate, compute and measure all of each experiment that this machine can, and print its
-    numbers.
+    """Simulate, compute and measure everything in the experiments that this machine can, and print
+    the numbers.
 
-    The runs of several become one study, without those that train or that score released weights.
+    Several experiments are gathered into one study, which skips those that train models or score
+    released weights.
     """
     if len(experiments) == 1:
         for run in _runs_of(experiments[0], runs, limit, several=False):
@@ -49,19 +52,24 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
         return
     announce(f"{len(experiments)} experiments one after the other, without those that train models")
     made: list[RunDirectory] = []
+    # The study copies the manifest, seal and records of each run, so the runs need not stay.
     with TemporaryDirectory() as folder:
         try:
             for experiment in experiments:
                 made += _runs_of(experiment, Path(folder), limit, several=True)
         finally:
-            if made:  # what was finished before an error or a stop is not lost
+            if made:  # keep the runs that finished before an error or a stop
                 print(gather(made, runs).path)
 
 
 def _runs_of(
     experiment: Experiment, runs: Path, limit: int | None, several: bool
 ) -> Iterator[RunDirectory]:
-    """Carry out an experiment, print its numbers, and give their sealed runs."""
+    """Run an experiment, print its numbers and yield its sealed runs.
+
+    With `several`, an experiment that trains models is skipped with a message. Raises BadInput for
+    a single ablation, which has a command of its own.
+    """
     if several and (why := _left_out(experiment)):
         print(f"{experiment.name}: left out; {why}")
     elif experiment.reproduction:
@@ -79,8 +87,8 @@ def _runs_of(
 
 
 def _left_out(experiment: Experiment) -> str:
-    """The reason for leaving it out of several experiments, with its own command; empty if it is
-    run."""
+    """Return why an experiment is skipped when several are run, with the command that runs it;
+    empty if it is not skipped."""
     if experiment.reproduction:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
@@ -91,8 +99,12 @@ def _left_out(experiment: Experiment) -> str:
 def _measured(
     experiment: Experiment, runs: Path, limit: int | None, may_lack: bool
 ) -> Iterator[RunDirectory]:
-    """Make its measurement on this machine. Raises what says that files or a library are missing,
-    or prints it."""
+    """Make the experiment's measurement on this machine, print its numbers and yield their sealed
+    run.
+
+    With `may_lack`, a measurement that takes long, or lacks files or a library, is skipped with a
+    message. Otherwise raises DataMissing or ExtraMissing if files or a library are missing.
+    """
     if may_lack and (long := TAKES_LONG.get(experiment.measures)):
         print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` {long}")
         return
@@ -108,18 +120,20 @@ def _measured(
 
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """The lines of its measurement, called with the parameters that it has."""
+    """Call the experiment's measurement function with `experiment` and `limit`, as far as it has
+    these parameters, and return its lines."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
-    told = {"experiment": experiment, "limit": limit}
+    available = {"experiment": experiment, "limit": limit}
     lines: list[Line] = make(
-        **{name: told[name] for name in told.keys() & signature(make).parameters.keys()}
+        **{name: available[name] for name in available.keys() & signature(make).parameters.keys()}
     )
     return lines
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
-    """Print the plan of a reproduction, unless quiet, and make it."""
+    """Print the plan of a reproduction, then make it. A dry run only prints the plan; in quiet mode
+    only a dry run prints it."""
     if dry_run or not is_quiet():
         print_plan(plan)
     if not dry_run:

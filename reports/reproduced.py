@@ -16,23 +16,23 @@ from mlm_repro.reports.figures import Layer, Panel, layers_of
 from mlm_repro.reports.load import Reproduction
 
 NAMES: dict[str, str] = {"scaled": "scaled twins"}
-"""Names of kinds in figures and captions, where that is not the kind's own."""
+"""Names of kinds in figures and captions, if they differ from the kind's own."""
 VALIDATED = (
     "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
 )
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
-"""Ends of the names of quantities that mean something at any size."""
+"""Last words of the quantities that mean something at any size."""
 MOST_PACKAGES = 4
-"""Packages with another text that a caption names."""
+"""Largest number of differing packages that a caption names."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Exhibits by name; one without numbers is absent."""
+    """Return the exhibits by name; those without numbers are left out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Perplexities by kind, published last."""
+    """Return a panel of perplexity curves for each kind, published last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -52,25 +52,25 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
             "2019-figure-6",
             "Validation perplexity against iterations",
             [
-                said := _ends(curves),
+                sentence := _ends(curves),
                 VALIDATED.format(_means(curves, ", means of several seeds with the bands of all")),
             ],
             tables.records_data(perplexities),
             reproduction.command,
             by_kind(curves),
-            f"Line charts of validation perplexity over iterations, logarithmic. {said}",
+            f"Line charts of validation perplexity over iterations, logarithmic. {sentence}",
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := _labelled(losses, reproduction):
-        said = _ends(curves) + _means(curves, " Lines are means of several seeds.")
+        sentence = _ends(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
-            [said],
+            [sentence],
             tables.records_data(losses),
             reproduction.command,
             [Panel(curves, "iteration", "training loss (nats per token)")],
-            f"Line chart of training loss against iterations. {said}",
+            f"Line chart of training loss against iterations. {sentence}",
         )
 
 
@@ -93,13 +93,13 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
             "2019-table-3", "WikiText-103 and LAMBADA", tables.records_data(benchmarks), shown
         )
     if ours := [record for record in benchmarks if record.kind != "published"]:
-        said = (
+        sentences = (
             reproduction.scores.sentences(reproduction.summary.labels)
             if reproduction.scores
             else ()
         )
         title, data = "The models on the same texts", tables.records_data(ours)
-        yield exhibit("2019-twins", title, data, [twins_table(reproduction)], said)
+        yield exhibit("2019-twins", title, data, [twins_table(reproduction)], sentences)
     if further:
         yield exhibit(
             "further-numbers", "Further numbers", data := tables.records_data(further), [data]
@@ -121,7 +121,8 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Tables of results by protocol, the models in this order and under their labels."""
+    """Return tables of results by protocol, with the models in this order and under their
+    labels."""
     data, shown = (
         tables.evaluations_data(evaluations),
         tables.evaluations_tables(evaluations, order, labels or {}),
@@ -130,7 +131,8 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """The table of what each stage kept, and of why documents were dropped."""
+    """Return the table of documents that each stage kept, and of reasons for dropping the
+    others."""
     data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
     return Exhibit(
         "data-ledger", "What each stage kept and dropped", (), data, command, tables=shown
@@ -138,7 +140,7 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Curves by kind and series; those of trained models have their sizes in their names."""
+    """Return the curves by kind and series; the names of trained models include their sizes."""
     labels = reproduction.summary.labels
     return [
         (
@@ -156,31 +158,35 @@ def _ends(curves: Sequence[Layer]) -> str:
     return f"At the end: {'; '.join(ends)}."
 
 
-def _means(curves: Sequence[Layer], said: str) -> str:
-    return said if any(curve.repeats > 1 for curve in curves) else ""
+def _means(curves: Sequence[Layer], sentence: str) -> str:
+    return sentence if any(curve.repeats > 1 for curve in curves) else ""
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """The order of the sizes in a reproduction, as a sentence."""
+    """Return a sentence on the order of the sizes in a reproduction."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
 def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
-    """The result that is kept with the code beside another one: how far they are apart, and why."""
+    """Return tables that compare this reproduction with the one kept with the code: how far they
+    are apart, and whether their texts differ."""
     rows, apart = [], []
     for name in kept.order:
         for quantity in (END, kept.scores.quantity if kept.scores else ""):
             mine, theirs = (
                 [
-                    each
-                    for each in run.records
-                    if (each.series, each.quantity) == (name, quantity) and each.seed is not None
+                    record
+                    for record in run.records
+                    if (record.series, record.quantity) == (name, quantity)
+                    and record.seed is not None
                 ]
                 for run in (own, kept)
             )
             if mine and theirs:
                 gap = 100 * (
-                    fmean(each.value for each in mine) / fmean(each.value for each in theirs) - 1
+                    fmean(record.value for record in mine)
+                    / fmean(record.value for record in theirs)
+                    - 1
                 )
                 apart.append(abs(gap))
                 shown = (tables.cell_of(records, "{:.4g}".format) for records in (mine, theirs))
@@ -196,7 +202,7 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
         (
             "Both were trained on the same text, byte for byte."
             if texts[0][-1] == texts[1][-1]
-            else _unlike(own, kept)
+            else _differing_packages(own, kept)
         ),
     ]
     text = Table(("text", "source", "documents", "tokens", "SHA-256"), texts, 2)
@@ -205,9 +211,9 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
     )
 
 
-def _unlike(own: Reproduction, kept: Reproduction) -> str:
-    """How much of the kept text is in packages whose text is another here, and which packages these
-    are."""
+def _differing_packages(own: Reproduction, kept: Reproduction) -> str:
+    """Return a sentence on the share of the kept text in packages whose text differs here, with the
+    largest of these packages."""
     mine, theirs = own.card.packages, kept.card.packages
     if not mine or not theirs:
         return (
@@ -241,7 +247,8 @@ def _unlike(own: Reproduction, kept: Reproduction) -> str:
 
 
 def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
-    """Source, documents and tokens of a training text, and the beginning of its digest."""
+    """Return the source, documents and tokens of a training text, and the first digits of its
+    digest."""
     train = reproduction.card.splits.get("train")
     file = reproduction.card.files.get("documents/train.jsonl")
     return (
@@ -253,16 +260,16 @@ def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """A row for each model with what means something at its size, and one of a guess that is even
-    over the vocabulary.
+    """Return a row for each model with the quantities that mean something at its size, and a row
+    for an even guess over the vocabulary.
 
-    Several seeds are shown as their mean with the least and the greatest.
+    Several seeds are shown as their mean, minimum and maximum.
     """
     cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in reproduction.select("2019/table-3"):
         if record.quantity.endswith(TWINS) and record.seed is not None:
             cells[record.series, record.quantity].append(record)
-    units = {record.quantity: record.unit for of in cells.values() for record in of}
+    units = {record.quantity: record.unit for same in cells.values() for record in same}
     labels, models = reproduction.summary.labels, reproduction.summary.models
     rows = [
         [

@@ -183,7 +183,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
     about = facts | {ABLATION: ablation.model_dump(mode="json")}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
-    parents = {f"dataset-{place}": digest for place, digest in enumerate(digests)}
+    parents = {f"dataset-{index}": digest for index, digest in enumerate(digests)}
     run = RunDirectory.begin(
         runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings
     )
@@ -203,8 +203,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     def search() -> EffectForecast:
         train_all(trials, run.path, runs)
         for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
-            place = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
-            steps = [step for step in read_steps(place) if not step.skipped]
+            index = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
+            steps = [step for step in read_steps(index) if not step.skipped]
             sweep = RateSweep(
                 rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps]
             )
@@ -253,12 +253,12 @@ def try_forecast(
     judge: Callable[[], list[Record]],
     ranks: int = 1,
 ) -> None:
-    """Seal the run's forecast, train below `runs` with so many seeds that it gives, and seal the
-    records of `judge`.
+    """Seal the run's forecast, train below `runs` with the first `seeds` seeds that it gives, and
+    seal the records of `judge`.
 
-    `make_forecast` trains what the forecast needs; `trainings` returns the configurations that the
-    forecast is about. Finished parts are reused. Raises StepFailed if a training fails, Interrupted
-    after SIGTERM or Ctrl-C.
+    `make_forecast` makes the trainings that the forecast needs and returns it; `trainings` returns
+    the configurations that the forecast is about. Finished parts are reused. Raises StepFailed if a
+    training fails, Interrupted after SIGTERM or Ctrl-C.
     """
     path = run.path / FORECAST
     if not path.is_file():
@@ -285,10 +285,10 @@ def try_forecast(
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, and keep the outcome in `folder`.
+    """Train each configuration below `runs`, one to a core, and keep the outcomes in `folder`.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
-    or killed and StepFailed if it failed, after stopping the others.
+    or killed and StepFailed if one failed, after stopping the others.
     """
     done_before, start = read_runs(folder), time.monotonic()
     waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
@@ -300,14 +300,15 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
             config = trainings[training]
             if code := training.result():
                 raise StepFailed(f"training of {config.name}", code)
-            place = _directory_of(config, runs)
-            keep(place, folder)
+            directory = _directory_of(config, runs)
+            keep(directory, folder)
             loss, passed = (
-                read_validations(place)[-1].loss,
+                read_validations(directory)[-1].loss,
                 format_duration(time.monotonic() - start),
             )
             print(
-                f"{place.name}: validation loss {loss:.3f} ({done} of {len(waiting)}, {passed})",
+                f"{directory.name}: validation loss {loss:.3f}"
+                f" ({done} of {len(waiting)}, {passed})",
                 flush=True,
             )
     except BaseException as error:
@@ -323,8 +324,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Bits per byte for each nat per token, for each dataset's validation text; 0 if its card does
-    not say.
+    """Return the bits per byte for each nat per token, for each dataset's validation text; 0 if its
+    card does not state it.
 
     Raises BadInput unless all datasets have the same text.
     """
@@ -334,13 +335,13 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
         for card in cards
     }
     if len(texts) > 1:
-        raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
+        raise BadInput(f"{' and '.join(map(str, datasets))} do not hold the same text")
     return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
 
 
 def bigram_loss(dataset: Path) -> float:
-    """Nats per token of the validation text by bigrams counted in the training text, smoothed as
-    Witten and Bell do.
+    """Return the validation text's loss in nats per token by bigrams counted in the training text,
+    smoothed as Witten and Bell do.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -356,8 +357,8 @@ def bigram_loss(dataset: Path) -> float:
     kinds = np.bincount(pairs // size, minlength=size)
     first, second = valid[:-1], valid[1:]
     asked = first * size + second
-    place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
-    seen = np.where(pairs[place] == asked, counts[place], 0)
+    index = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
+    seen = np.where(pairs[index] == asked, counts[index], 0)
     follows = np.maximum(kinds, 1)[first]
     return float(-np.log((seen + follows * share[second]) / (before[first] + follows)).mean())
 
@@ -367,16 +368,16 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train_on(config: RunConfig, runs: Path, ranks: int) -> Path:
-    """Train in processes of this many ranks; the training's directory. Raises StepFailed if it
-    failed."""
+    """Train in processes of this many ranks and return the training's directory. Raises StepFailed
+    if it failed."""
     if code := launch(partial(_train, config, runs, ranks), ranks):
         raise StepFailed(f"training of {config.name}", code)
     return _directory_of(config, runs)
 
 
 def _train(config: RunConfig, runs: Path, ranks: int) -> None:
-    """Train on this many ranks; a loss that is no longer finite ends the training without an
-    error."""
+    """Train on this many ranks. A loss that is not finite ends the training with a message and
+    without an error."""
     try:
         train(resolve(config, ranks), runs)
     except NotFinite as error:
@@ -384,7 +385,8 @@ def _train(config: RunConfig, runs: Path, ranks: int) -> None:
 
 
 def _begin_alone() -> None:
-    """Prepare a forked process that trains on one thread."""
+    """Prepare a forked process for trainings on one thread, without output, that ends with its
+    parent."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
@@ -392,8 +394,8 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train without output; the exit code. A training that is stopped ends its process, so that no
-    other begins."""
+    """Train without output and return the exit code. A training that is stopped ends its process,
+    so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs, ranks=1)

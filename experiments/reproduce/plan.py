@@ -28,14 +28,14 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 SEED_MARK = "-seed-"
 """Mark in the name of a training with another seed than its recipe's."""
 SEEDS = "seeds"
-"""Folder of those trainings beside a reproduction, so that the folder of runs shows one training a
+"""Folder for trainings with further seeds, so that the folder of runs shows one training a
 model."""
 
 RATES = RateLaw(
     rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32
 )
-"""The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of
-each of five sizes that were tried at the same rates, so it favours none."""
+"""Learning rates by the rule that `results/ladder` found, rounded: a line through the best rate of
+each of five sizes. All sizes were tried at the same rates, so the rule favours no size."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of
 days."""
@@ -43,7 +43,8 @@ days."""
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a scaled reproduction is run."""
+    """Settings of one scale of a reproduction (smoke or twin): the recipe, its overrides, the
+    number of evaluation examples and of seeds."""
 
     recipe: Path
     suffix: str
@@ -53,10 +54,10 @@ class Size:
     examples: int
     """LAMBADA examples scored for each model."""
     seeds: int = 1
-    """Trainings of each model where no other number is asked for."""
+    """Trainings of each model by default."""
     rates: RateLaw | None = None
-    """The rule of its learning rates, with which goes the ladder's initial deviation; None keeps
-    those of the twins."""
+    """Rule of the learning rates, which comes with the ladder's initial deviation; None keeps the
+    twins' own rates and deviation."""
 
 
 FACTORS = (
@@ -68,6 +69,7 @@ FACTORS = (
 )
 """Factors by which the twins of a reproduction are shrunk: the largest then sees at least five
 tokens a parameter."""
+# Two seeds, so that a reproduction's intervals are over seeds as well as over articles.
 TWIN = Size(
     RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, seeds=2, rates=RATES
 )
@@ -91,7 +93,8 @@ SMOKE = Size(
 
 @dataclass(frozen=True)
 class Plan:
-    """A reproduction, decided."""
+    """The plan of a reproduction: the target, full or scaled size, the data recipe and the models
+    to train."""
 
     target: str
     mode: str
@@ -101,13 +104,13 @@ class Plan:
     size: Size | None
     """None for the full size."""
     published: tuple[RunConfig, ...]
-    """The published recipe of each of `configs`: those up to the target, smallest first, again for
-    every seed."""
+    """The published recipe of each item of `configs`: all models up to the target, smallest first,
+    repeated for every seed."""
     configs: tuple[RunConfig, ...]
     """Recipe of each model: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
-        """The overrides under which `mlm-train` runs one of `configs`."""
+        """Return the overrides with which `mlm-train` runs one of `configs`."""
         if not self.size:
             return []
         seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
@@ -117,12 +120,11 @@ class Plan:
 def make_plan(
     target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None
 ) -> Plan:
-    """Decide between the full size and twins by looking at the hardware.
+    """Decide between the full size and twins by this machine's GPUs, and list the models to train.
 
-    Twins are trained with so many seeds, or as many as their size has, from the recipe's own on.
-    Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is
-    asked for together with the smallest size, and where several seeds are asked for and the full
-    size is chosen.
+    Twins are trained with `seeds` seeds, by default as many as their size states, counting up from
+    the recipe's own seed. Raises HardwareMissing if the full size is asked for and does not fit.
+    Raises BadInput if it is asked for with `smoke`, or if it is chosen together with several seeds.
     """
     if smoke and mode == "full":
         raise BadInput("--smoke is a size of twins; it does not go with --mode full")
@@ -155,26 +157,29 @@ def make_plan(
 
 
 def model_name(training: str) -> str:
-    """The name under which a reproduction keeps a training: its model's, with a seed that is not
-    the recipe's own."""
+    """Return the name under which a reproduction keeps a training: its model's name, followed by
+    the seed if it is not the recipe's own."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """The folder in which a reproduction keeps a training of this name."""
+    """Return the folder that holds the directory of a training of this name."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 
 def training_place(run: str, runs: Path) -> Path:
-    """The directory of a reproduction's training; earlier versions kept every seed beside the
-    reproduction."""
+    """Return the directory of a reproduction's training. Earlier versions kept every seed beside
+    the reproduction, so a sealed directory there comes first."""
     beside = runs / run
     return beside if is_sealed(beside) else folder_of(run, runs) / run
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
-    """Overrides by which a twin has the ladder's rate, with the same share of it at the end, and
-    initial deviation."""
+    """Return overrides that give a twin the ladder's learning rate and initial deviation.
+
+    The final rate is the same share of the rate as before. Empty if the size keeps the twins' own
+    rates.
+    """
     if not size.rates:
         return []
     train, rate = config.train, _rate(config, size.rates)
@@ -192,11 +197,12 @@ def _rate(config: RunConfig, rates: RateLaw) -> float:
 
 
 def twin_rule(config: RunConfig) -> str:
-    """The rule that shrank a recipe, in words; empty if none did."""
+    """Return the rule that shrank a recipe, in words; empty if it was not shrunk."""
     if not config.twin:
         return ""
-    # A text has its vocabulary.
-    if not math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):
+    if not math.isclose(
+        config.train.learning_rate, _rate(config, RATES), rel_tol=0.05
+    ):  # the vocabulary, and so the rate, depends on the text
         return describe_scale(config.twin)
     return describe_scale(
         config.twin,
@@ -207,14 +213,14 @@ def twin_rule(config: RunConfig) -> str:
 
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
-    """How a published model is trained on this machine's GPUs."""
+    """Return the job that trains a published model on this machine's GPUs."""
     here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
     job = load_config(manifest_file(config.name), Job)
     return job.model_copy(update={"runs": runs, "dataset": dataset, **here})
 
 
 def manifest_file(name: str) -> Path:
-    """The manifest by which a published model is trained on the paper's cluster."""
+    """Return the job manifest that trains a published model on the paper's cluster."""
     return HOME / "experiments" / "jobs" / f"{name}.toml"
 
 
@@ -233,7 +239,7 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
+    """Print mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
     time."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
@@ -264,8 +270,8 @@ def print_plan(plan: Plan) -> None:
 
 
 def expected_seconds(plan: Plan) -> list[float]:
-    """Rough seconds of each step of a reproduction: first results, text, each training, scores,
-    page."""
+    """Return rough seconds of each step of a reproduction: first results, text, each training,
+    scores, page."""
     trainings = [_training_seconds(plan, config) for config in plan.configs]
     windows, examples = (plan.size.windows, plan.size.examples) if plan.size else (8_000, 5_153)
     text, page = (15.0, 25.0) if plan.size == SMOKE else (60.0, 45.0)
@@ -281,7 +287,7 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> float:
-    """Disk that the checkpoints of a training take."""
+    """Return the bytes of disk that a training's checkpoints take."""
     return float(
         config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)
     )
