@@ -28,9 +28,8 @@ for absent in (
 ):
     sys.modules.setdefault(absent, MagicMock())  # its experts do not use these
 histogram = torch.histc
-torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(
-    of.dtype
-)  # it takes no integers on a CPU
+# It takes no integers on a CPU.
+torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(of.dtype)
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 

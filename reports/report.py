@@ -167,9 +167,8 @@ def assemble(inputs: Inputs) -> Report:
         for experiment in experiments.values()
         for number in worked_out(experiment).numbers
     ]
-    known = {
-        _position(record) for record in worked
-    }  # a run's computed numbers are the same, or an earlier version's
+    # A run's computed numbers are the same, or an earlier version's.
+    known = {_position(record) for record in worked}
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _position(record) not in known]

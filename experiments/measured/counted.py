@@ -122,9 +122,8 @@ def measure_words() -> list[Line]:
     )
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     words = count_original_tokens(text)
-    predicted = (
-        len(tokenizer.encode(detokenize_wikitext(text))) - 1
-    )  # the first sub-word is not predicted
+    # The first sub-word is not predicted.
+    predicted = len(tokenizer.encode(detokenize_wikitext(text))) - 1
     values = {
         "wikitext103_original_tokens": words,
         "wikitext103_bpe_tokens": predicted,

@@ -86,9 +86,8 @@ class Traffic(TorchDispatchMode):
                     max(tensor.nbytes for tensor in tensors),
                 )
                 self.calls[name, size] += 1
-                self.bytes[name, size] += largest * (
-                    size if name == "allgather" else 1
-                )  # it lists a tensor for each rank
+                # It lists a tensor for each rank.
+                self.bytes[name, size] += largest * (size if name == "allgather" else 1)
         return func(*args, **(kwargs or {}))
 
     @property

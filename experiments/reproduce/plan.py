@@ -200,9 +200,8 @@ def twin_rule(config: RunConfig) -> str:
     """Return the rule that shrank a recipe, in words; empty if it was not shrunk."""
     if not config.twin:
         return ""
-    if not math.isclose(
-        config.train.learning_rate, _rate(config, RATES), rel_tol=0.05
-    ):  # the vocabulary, and so the rate, depends on the text
+    # The vocabulary, and so the rate, depends on the text.
+    if not math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):
         return describe_scale(config.twin)
     return describe_scale(
         config.twin,

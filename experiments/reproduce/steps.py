@@ -161,9 +161,8 @@ def run_step(program: str, *arguments: str) -> None:
     words = shlex.join([program, *arguments])
     if not is_quiet():
         print(f"\n$ {words}", flush=True)
-    own = Path(sys.executable).with_name(
-        program
-    )  # this environment's command of that name, or the system's
+    # This environment's command of that name, or the system's.
+    own = Path(sys.executable).with_name(program)
     command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
     stopped: list[int] = []
 
@@ -181,9 +180,8 @@ def run_step(program: str, *arguments: str) -> None:
         # Until `process` is bound, a stop could not be passed on to it.
         with held_back():
             process = subprocess.Popen(command, preexec_fn=prepare)
-        status = process.wait(
-            math.inf
-        )  # a limit makes `wait` poll: another thread may have taken the signal
+        # A limit makes `wait` poll: another thread may have taken the signal.
+        status = process.wait(math.inf)
     if status:
         raise StepFailed(words, status, bool(stopped))
     if stopped:

@@ -184,9 +184,8 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
     reason if a GPU does not."""
     model, available = config.model, machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
-        model = model.model_copy(
-            update={"num_heads": 0}
-        )  # fused attention holds no scores, neither for backward nor when a layer is recomputed
+        # Fused attention holds no scores, neither for backward nor when a layer is recomputed.
+        model = model.model_copy(update={"num_heads": 0})
     parallel = config.parallel.model_copy(update={"shard_parameters": workload.zero == 3})
     fullest = fullest_rank(model, config.train, parallel, workload.dp)
     # ZeRO 3 holds in full the parameters of the layer that computes and of the next one, and the
