@@ -77,7 +77,8 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
-        self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
+        self.saved = time.monotonic()
+        self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every
@@ -131,9 +132,12 @@ class Trainer:
         """
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
-        name, every = self.config.name, self.config.record.log_interval
         progress = Progress(
-            name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
+            self.config.name,
+            train.iterations,
+            "iterations",
+            quiet=not self.mesh.is_first,
+            every=self.config.record.log_interval,
         )
         seam = train.continues
         earlier = seam.run if seam and seam.iteration == first else None

@@ -53,12 +53,12 @@ def write_shard(
     # As the library pads it, so that the file is the library's own, byte for byte.
     text += b" " * (-len(text) % 8)
     # Lazily: the library's own writer takes all tensors at once, which doubles the memory of a
-    # rank.
-    flat = (
-        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors
+    # rank. Without a copy as bytes, during which no other thread could run Python.
+    flat: Iterator[Any] = (
+        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy() for tensor in tensors
     )
     with path.open("wb") as file:
-        for data in chain((len(text).to_bytes(8, "little"), text), flat):
+        for data in chain([len(text).to_bytes(8, "little") + text], flat):
             digest.update(data)
             file.write(data)
         file.flush()
@@ -70,12 +70,15 @@ def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
     """Entries of one rank's file, for the index and the statistics."""
-    places = {
-        name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank}
-        for name, p in parts
-    }
     return {
-        name: {**place, "file": file, "numbers": numbers[name]} for name, place in places.items()
+        name: {
+            "shape": list(p.global_shape),
+            "dim": p.dim,
+            "part": p.axis.rank,
+            "file": file,
+            "numbers": numbers[name],
+        }
+        for name, p in parts
     }
 
 
