@@ -201,7 +201,8 @@ class Trainer:
         if self.mesh.is_first:
             path = self.directory.path
             checkpoint.remove_old(path, train.keep_checkpoints)
-            run, seconds = self.run, self.state.seconds
+            run = self.run
+            seconds = self.state.seconds
             summary = TrainingSummary(
                 parameters=run.parameters,
                 iterations=train.iterations,
@@ -389,7 +390,8 @@ class Trainer:
     def _console(self, line: Step) -> str:
         """The numbers of an iteration that a person watches; rates are those of all ranks
         together."""
-        skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
+        skipped = self.state.iteration - self.state.optimizer_steps
+        norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][
             -(self.config.record.log_interval or 20) :
         ] or [line.loss]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, parameter_count
 from mlm_repro.engine.parallel.layout import split_layers
-from mlm_repro.engine.pipeline.schedule import Op, compute_orders
+from mlm_repro.engine.pipeline.schedule import Op, pass_orders, passes
 from mlm_repro.experiments.simulator import collectives
 from mlm_repro.experiments.simulator.cluster import Cluster, Machine, machine_of
 from mlm_repro.experiments.simulator.compute import (
@@ -89,7 +89,8 @@ class Walk(NamedTuple):
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
-    layer, head = layer_passes(machine, w), head_passes(machine, w)
+    layer = layer_passes(machine, w)
+    head = head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(walks, layer, head, message)
@@ -119,13 +120,16 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     comes once, at its ends. The embedding, gathered once, has nothing to hide behind.
     """
     hidden = machine.gradient_overlap
-    own, embedding = layer_weights(w), (w.v + w.s) * w.h
-    element, gradient = machine.element_bytes, machine.gradient_bytes or machine.element_bytes
+    own = layer_weights(w)
+    embedding = (w.v + w.s) * w.h
+    element = machine.element_bytes
+    gradient = machine.gradient_bytes or machine.element_bytes
 
     def half(elements: Floats, size: float) -> Floats:
         return collectives.data_all_reduce_seconds(machine, w, elements * size) / 2
 
-    gather, scatter = half(own, element), half(own, gradient)
+    gather = half(own, element)
+    scatter = half(own, gradient)
     sent = Passes(gather, gather + scatter)
     pairs = list(zip(layer, sent, strict=True))
     taken = (np.maximum(*both) + (1 - hidden) * np.minimum(*both) for both in pairs)
@@ -147,7 +151,8 @@ def simulate(
     `run` is what the workloads are layouts of, if not of a GPT-2 that shards nothing: memory is its
     own. Times of a BERT are a GPT-2's. With `only_fitting`, one that lacks memory gets no time.
     """
-    predictions, runnable = [Prediction()] * len(workloads), []
+    predictions = [Prediction()] * len(workloads)
+    runnable = []
     machine = machine_of(cluster)
     with Progress("workloads checked", len(workloads), "workloads") as progress:
         for place, workload in enumerate(workloads):
@@ -176,7 +181,8 @@ def simulate(
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
     """The bytes of the fullest pipeline rank, and whether a GPU has them."""
-    model, has = config.model, machine.memory_bytes
+    model = config.model
+    has = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
         model = model.model_copy(
             update={"num_heads": 0}
@@ -238,18 +244,10 @@ chunk."""
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
     """The engine's order of computation, not to be changed: 1F1B, interleaved where there are
     several chunks."""
-    orders = compute_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
-    return np.array(
-        [
-            [
-                [c.op is Op.BACKWARD for c in order],
-                [c.microbatch for c in order],
-                [c.chunk for c in order],
-            ]
-            for order in orders
-        ],
-        np.int32,
-    )
+    every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
+    codes = np.array(every, np.int32).T
+    orders = pass_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
+    return np.array([codes[:, order] for order in orders])
 
 
 @cache
@@ -271,7 +269,8 @@ def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
         done = np.full((2, stages, count * ranks // (2 * stages)), -1.0)
         position = np.zeros(ranks, np.int64)
         free = np.zeros(ranks)
-        finished, before = 0, -1
+        finished = 0
+        before = -1
         while finished != before:
             before = finished
             for rank in range(ranks):

@@ -66,7 +66,9 @@ class Workload(NamedTuple):
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
         """An iteration of a run on so many GPUs."""
-        model, train, parallel = config.model, config.train, config.parallel
+        model = config.model
+        train = config.train
+        parallel = config.parallel
         row = cls(
             gpus,
             train.global_batch_size,
