@@ -80,7 +80,8 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
-        self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
+        self.saved = time.monotonic()
+        self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, then load the checkpoint that the run resumes or starts from.
@@ -146,9 +147,12 @@ class Trainer:
         train, first = self.config.train, self.state.iteration
         # Earlier sessions count, because the summary states the time of the whole training.
         begun = time.monotonic() - self.state.seconds
-        name, every = self.config.name, self.config.record.log_interval
         progress = Progress(
-            name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
+            self.config.name,
+            train.iterations,
+            "iterations",
+            quiet=not self.mesh.is_first,
+            every=self.config.record.log_interval,
         )
         seam = train.continues
         # At its first session a continued run takes over the earlier run's curve; later it has it
@@ -220,7 +224,8 @@ class Trainer:
         if self.mesh.is_first:
             path = self.directory.path
             checkpoint.remove_old(path, train.keep_checkpoints)
-            run, seconds = self.run, self.state.seconds
+            run = self.run
+            seconds = self.state.seconds
             summary = TrainingSummary(
                 parameters=run.parameters,
                 iterations=train.iterations,
@@ -419,8 +424,8 @@ class Trainer:
     def _console(self, line: Step) -> str:
         """Format an iteration for the progress line: loss, gradient norm, learning rate and the
         speed of all ranks together."""
-        skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
-        # An fp16 overflow is not among the recent losses, so at first there may be none.
+        skipped = self.state.iteration - self.state.optimizer_steps
+        norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][
             -(self.config.record.log_interval or 20) :
         ] or [line.loss]

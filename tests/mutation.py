@@ -20,7 +20,6 @@ from unittest.mock import patch
 from pydantic import Field
 
 from mlm_repro.engine.launch.threads import RanksFailed
-from mlm_repro.engine.pipeline.schedule import Compute, Op
 from mlm_repro.experiments.catalogue import Claim, Experiment, every_claim, load_experiments
 from mlm_repro.experiments.runner import measure
 from mlm_repro.experiments.scores import outcome_of
@@ -127,10 +126,8 @@ ORDER: Planted = (
     "a microbatch waits for the one before",
     {
         f"{SCHEDULE}:_warmup": lambda warmup: lambda pp, rank, chunks: 0,
-        f"{SCHEDULE}:_gpipe": lambda gpipe: (
-            lambda pp, rank, chunks, count: (
-                Compute(op, number) for number in range(count) for op in Op
-            )
+        f"{SCHEDULE}:pass_orders": lambda orders: (
+            lambda name, *sizes: orders("1f1b" if name == "gpipe" else name, *sizes)
         ),
         f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4,
         f"{MEASURED}.bubble:SCHEDULES": lambda all_: {

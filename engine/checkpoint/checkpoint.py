@@ -22,7 +22,7 @@ import torch
 from pydantic import Field, NonNegativeInt, field_validator
 
 from mlm_repro.engine.checkpoint import shards, statistics
-from mlm_repro.engine.checkpoint.statistics import Numbers
+from mlm_repro.engine.checkpoint.statistics import NOTHING, Loaded, Numbers
 from mlm_repro.engine.checkpoint.stream_memory import StreamMemory
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.kernels.identity import numerics_identity
@@ -47,8 +47,7 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one
-short batch."""
+"""The probe has the first validation sequences, at most 8 and at most 64 tokens of each."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference of a loss that another layout, machine or library makes, by number
 format."""
@@ -84,8 +83,7 @@ class Probe(FileSchema):
         Raises IntegrityFailure if the loss is not near: the weights changed.
         """
         change = (
-            f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when"
-            " it was saved"
+            f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
         )
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(
@@ -152,6 +150,9 @@ class CheckpointWriter:
         streams: StreamMemory | None = None,
     ) -> None:
         """Make room for the copy, which is kept from one checkpoint to the next."""
+        # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
+        # would pass each time while the writer forms its JSON.
+        sys.setswitchinterval(1e-4)
         self._optimizer, self._mesh, self._streams = optimizer, mesh, streams
         # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its
         # own part. The tied embedding's copy is left out, or two files would hold one tensor and
@@ -464,12 +465,11 @@ def start_from(
         index = read_object(path / INDEX)
 
         def fill(tensors: Sequence[tuple[ShardedParameter, str, int, torch.Tensor]]) -> None:
-            precise = [(f"master.{p.name}", p, start, tensor) for p, _, start, tensor in tensors]
-            shards.read_into(
-                path,
-                index,
-                [(n if n in index else p.name, p, i, tensor) for n, p, i, tensor in precise],
-            )
+            named = []
+            for p, _, start, tensor in tensors:
+                precise = f"master.{p.name}"
+                named.append((precise if precise in index else p.name, p, start, tensor))
+            shards.read_into(path, index, named)
 
         fill([(p, "", 0, p.local.data) for p in parameters])
         optimizer.restore(0, fill, ("master",))
@@ -486,10 +486,7 @@ def load_checkpoint(
     saved ones; parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
-    weights, moments = (
-        dict[str, tuple[ShardedParameter, Numbers]](),
-        dict[str, tuple[ShardedParameter, Numbers]](),
-    )
+    weights, moments = Loaded(), Loaded()
     is_checked = statistics.has_checksums(path)
     _check_files(
         path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors"))
@@ -498,24 +495,15 @@ def load_checkpoint(
         state, index = _read_state(path), read_object(path / INDEX)
 
         def fill(
-            loaded: JSON, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]
+            loaded: Loaded, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]
         ) -> None:
             shards.read_into(path, index, tensors)
             stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})
-            loaded.update(
-                (
-                    n,
-                    (
-                        p,
-                        (
-                            statistics.measure(part.to(stored), p, i)
-                            if len(part)
-                            else statistics.NOTHING
-                        ),
-                    ),
-                )
-                for n, p, i, part in tensors
-            )
+            for name, parameter, start, part in tensors:
+                loaded[name] = parameter, NOTHING
+                if len(part):
+                    own = statistics.measure(part.to(stored), parameter, start)
+                    loaded[name] = parameter, own
 
         with torch.no_grad():
             fill(weights, [(p.name, p, 0, p.local.data) for p in parameters])
@@ -555,8 +543,5 @@ def _read_state(path: Path) -> TrainingState:
 
 def read_probe(path: Path) -> Probe | None:
     """Return the probe stored with a checkpoint; None for imported weights."""
-    return (
-        parse_document(read_object(path / PROBE), Probe, str(path / PROBE))
-        if (path / PROBE).is_file()
-        else None
-    )
+    place = path / PROBE
+    return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

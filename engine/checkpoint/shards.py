@@ -54,12 +54,12 @@ def write_shard(
     # As the library pads it, so that the file is the library's own, byte for byte.
     text += b" " * (-len(text) % 8)
     # Lazily: the library's own writer takes all tensors at once, which doubles the memory of a
-    # rank.
-    flat = (
-        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors
+    # rank. Without a copy as bytes, during which no other thread could run Python.
+    flat: Iterator[Any] = (
+        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy() for tensor in tensors
     )
     with path.open("wb") as file:
-        for data in chain((len(text).to_bytes(8, "little"), text), flat):
+        for data in chain([len(text).to_bytes(8, "little") + text], flat):
             digest.update(data)
             file.write(data)
         file.flush()
@@ -73,13 +73,15 @@ def describe(
 ) -> dict[str, Entry]:
     """Return shape, dim, part, file and statistics of each tensor in one rank's file, by name, for
     the index."""
-    positions = {
-        name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank}
-        for name, p in parts
-    }
     return {
-        name: {**position, "file": file, "numbers": numbers[name]}
-        for name, position in positions.items()
+        name: {
+            "shape": list(p.global_shape),
+            "dim": p.dim,
+            "part": p.axis.rank,
+            "file": file,
+            "numbers": numbers[name],
+        }
+        for name, p in parts
     }
 
 

@@ -6,13 +6,19 @@ import os
 import signal
 import threading
 import time
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from mlm_repro.engine.checkpoint import checkpoint, shards
+from mlm_repro.engine.checkpoint import checkpoint, shards, statistics
+from mlm_repro.engine.inputs import ValidationSplit
 from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.run.files import read_metrics
 from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints
@@ -22,6 +28,7 @@ from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import RunDirectory
 from tests.engine.small_run import (
     mlm_train,
+    resolved,
     small_config,
     start,
     train,
@@ -190,3 +197,50 @@ def test_a_signal_waits_for_the_one_that_is_written(dataset: Path, tmp_path: Pat
     assert first.name == "iter_0000020"
     assert int(last.name[5:]) > 20
     assert f"stopped after iteration {int(last.name[5:])} of 4000" in err
+
+
+def test_bytes_of_a_tensor_are_written_without_a_copy(tmp_path: Path) -> None:
+    """A copy would be made while no other thread runs Python, training among them."""
+    tensors = [torch.zeros(1 << 20), torch.ones(1 << 18)]
+    shapes = {str(number): (each.dtype, each.shape) for number, each in enumerate(tensors)}
+    tracemalloc.start()
+    try:
+        written = shards.write_shard(tmp_path / "file", shapes, tensors)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 18
+    assert written == sha256_file(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("dim", "ranks"), [(None, 2), (0, 1), (0, 2), (1, 2), (1, 4)])
+def test_a_checksum_is_of_bits_and_of_their_position_in_the_whole_tensor(
+    dim: int | None, ranks: int
+) -> None:
+    whole = torch.randn(12, statistics.PART // 8, generator=torch.Generator().manual_seed(1))
+    positions = np.arange(whole.numel(), dtype=np.uint64).reshape(whole.shape)
+    for rank in range(ranks):
+        local, places = whole, positions
+        if dim is not None:
+            local = whole.chunk(ranks, dim)[rank].contiguous()
+            places = np.split(positions, ranks, dim)[rank]
+        parameter: Any = SimpleNamespace(
+            dim=dim, local=local, axis=SimpleNamespace(size=ranks, rank=rank)
+        )
+        bits = local.view(torch.int32).long().numpy().astype(np.uint64)
+        expected = int((bits * (2 * places + 1)).sum(dtype=np.uint64))
+        halves = [local.flatten()[:1000], local.flatten()[1000:]]
+        numbers = [statistics.measure(local, parameter), statistics.measure(halves[0], parameter)]
+        numbers.append(statistics.measure(halves[1], parameter, 1000))
+        assert numbers[0][4] == expected
+        assert statistics.merge(numbers[1:])[4] == expected
+
+
+@pytest.mark.parametrize(("batch_size", "samples"), [(8, 1), (64, 2), (128, 4), (1024, 8)])
+def test_a_probe_has_a_sixteenth_of_an_iteration_at_most(
+    batch_size: int, samples: int, dataset: Path
+) -> None:
+    run = resolved(small_config(dataset, global_batch_size=batch_size))
+    files = run.data.token_files("valid")
+    split = ValidationSplit(run.config, files, serial_mesh(), run.data.tokenizer)
+    assert np.shape(split.probed) == (samples, 33)
