@@ -110,10 +110,7 @@ def link(
                 other = heads[chain]
                 linked = _first(forest, members[other]) == _first(forest, document)
                 while not linked and other >= 0:
-                    linked = (
-                        agreement(sketches[members[other]], sketches[document], required)
-                        >= required
-                    )
+                    linked = agreement(sketches[members[other]], sketches[document]) >= required
                     unlike += not linked
                     other = following[other]
                 if linked:
@@ -168,6 +165,8 @@ class Resolution(NamedTuple):
     uncompared: int
     """Pairs of these that were not compared, at most: one is counted for each bucket that it
     shares."""
+    offered: int
+    """How often a bucket offered a document to a later one."""
 
 
 class _Held:
@@ -212,21 +211,21 @@ class _Held:
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
         self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
 
-    def candidates(self, place: int) -> tuple[list[int], int]:
+    def candidates(self, place: int) -> tuple[list[int], int, int]:
         """Held documents, in order, that share a bucket with this document and agree with it often
         enough.
 
         Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
-        may be.
+        may be, and how often a bucket offered one.
         """
         where = (self._buckets, self._slots, self._sketches, self._members)
-        ranked, left = _candidates(
+        ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen
         )
         if len(ranked) > MOST_COMPARED:
             left += len(ranked) - MOST_COMPARED
             ranked = np.partition(ranked, MOST_COMPARED)[:MOST_COMPARED]
-        return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left
+        return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left, offered
 
     def hold(self, place: int) -> None:
         """Hold a document in each of its buckets that has room."""
@@ -251,25 +250,26 @@ def _candidates(
     most: int,
     found: Forest,
     seen: NDArray[np.int32],
-) -> tuple[Forest, int]:
-    """Places of candidates, their disagreement above PLACE_BITS; and how often a full bucket did
-    not offer one."""
-    count, left, own = 0, 0, sketches[members[place]]
+) -> tuple[Forest, int, int]:
+    """Places of candidates, their disagreement above PLACE_BITS; how often a full bucket did not
+    offer one; and how often one was offered."""
+    count, left, every, own = 0, 0, 0, sketches[members[place]]
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
         if start < 0:
             continue
         offered = min(slots[band, start], most)
         left += slots[band, start] - offered
+        every += offered
         for slot in range(start + 1, start + 1 + offered):
             other = np.int64(slots[band, slot])
             if seen[other] != place:
                 seen[other] = place
-                agreeing = agreement(own, sketches[members[other]], required)
+                agreeing = agreement(own, sketches[members[other]])
                 if agreeing >= required:
                     found[count] = ((8 * own.shape[0] - agreeing) << PLACE_BITS) | other
                     count += 1
-    return found[:count], left
+    return found[:count], left, every
 
 
 @compiled
@@ -334,10 +334,11 @@ def resolve(
 
     texts = ShingledTexts(text, config.shingle_characters)
     compared, partly, uncompared = np.zeros(HISTOGRAM_BINS, np.int64), np.zeros(size, np.bool_), 0
-    best, forest = np.zeros(size), np.arange(size if is_published else 0)
+    best, forest, every = np.zeros(size), np.arange(size if is_published else 0), 0
     decisions, dropped = np.empty(size, DECISION), 0
     for place, document in enumerate(members.tolist()):
-        others, left = held.candidates(place) if document >= held_before else ([], 0)
+        others, left, offered = held.candidates(place) if document >= held_before else ([], 0, 0)
+        every += offered
         similarities = np.empty(0)
         if others:
             similarities = texts.similarities(
@@ -369,4 +370,4 @@ def resolve(
             members[forest[gone]],
         )
         decisions["jaccard"][:dropped] = best[gone]
-    return Resolution(decisions[:dropped], compared, members[partly], uncompared)
+    return Resolution(decisions[:dropped], compared, members[partly], uncompared, every)

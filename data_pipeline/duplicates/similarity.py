@@ -4,7 +4,7 @@ A key of up to eight bytes is the shingle itself (`shingles.pack`). A longer shi
 56 bits, so about one comparison in ten million of two long texts could count a shingle too many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from mlm_repro.lineage.loops import compiled
 
-MOST_REMEMBERED = 1 << 23
-"""Keys, of eight bytes: those of the 4,096 documents that a bucket offers, of two thousand
-characters each."""
+MOST_REMEMBERED = 1 << 24
+"""Keys, of eight bytes, at most: those of sixteen thousand documents, which the full buckets of one
+template offer, of a thousand characters each."""
 WHOLE = np.uint64(0xFF << 56)
 """The lowest key of a text that is shorter than a shingle; all others are below."""
 
 Keys = NDArray[np.uint64]
+Span = tuple[int, int]
 
 
 def shingle_keys(text: str, characters: int) -> Keys:
@@ -49,9 +50,41 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 
 @compiled
-def count_shared(left: Keys, right: Keys) -> int:
-    """How many keys two ascending arrays share; no step depends on a branch, which could not be
-    foreseen."""
+def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
+    """Similarity of ascending keys to each of others, which lie in `keys` at `spans` [others, 2]:
+    shared keys over all keys, up to the first or second that is `enough`.
+
+    No step depends on a branch, which could not be foreseen, and the two texts that are compared
+    at once do not wait for each other.
+    """
+    similar, size, number = np.empty(spans.shape[0] + 1), own.shape[0], 0
+    while number < spans.shape[0]:
+        other = min(number + 1, spans.shape[0] - 1)
+        left, left_end = spans[number, 0], spans[number, 1]
+        right, right_end = spans[other, 0], spans[other, 1]
+        every, every_too = size + left_end - left, size + right_end - right
+        shared, place, shared_too, place_too = 0, 0, 0, 0
+        while left < left_end and right < right_end and max(place, place_too) < size:
+            key, theirs = own[place], keys[left]
+            shared += key == theirs
+            place += key <= theirs
+            left += theirs <= key
+            key, theirs = own[place_too], keys[right]
+            shared_too += key == theirs
+            place_too += key <= theirs
+            right += theirs <= key
+        shared += _count_shared(own[place:], keys[left:left_end])
+        shared_too += _count_shared(own[place_too:], keys[right:right_end])
+        similar[number] = shared / (every - shared)
+        similar[number + 1] = shared_too / (every_too - shared_too)
+        number += 2
+        if max(similar[number - 2], similar[number - 1]) >= enough:
+            break
+    return similar[: min(number, spans.shape[0])]
+
+
+@compiled
+def _count_shared(left: Keys, right: Keys) -> int:
     shared, place, other = 0, 0, 0
     while place < left.shape[0] and other < right.shape[0]:
         key, theirs = left[place], right[other]
@@ -68,28 +101,35 @@ class ShingledTexts:
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
     ) -> None:
-        self._text_of, self._characters, self._most = text_of, characters, most
-        self._known, self._held = dict[int, Keys](), 0
-
-    def _keys(self, number: int) -> Keys:
-        if number not in self._known:
-            keys = shingle_keys(self._text_of(number), self._characters)
-            self._held += len(keys)
-            if self._held > self._most:
-                self._known.clear()
-                self._held = len(keys)
-            self._known[number] = keys
-        return self._known[number]
+        self._text_of, self._characters = text_of, characters
+        self._keys, self._spans, self._end = np.empty(most, np.uint64), dict[int, Span](), 0
 
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
         """Shared keys over all keys of a text and each other, up to the first that is `enough`."""
-        own, similar = self._keys(number), list[float]()
-        for other in others:
-            theirs = self._keys(other)
-            shared = count_shared(own, theirs)
-            similar.append(shared / (len(own) + len(theirs) - shared))
-            if similar[-1] >= enough:
-                break
-        return np.array(similar)
+        (start, end) = [*self._find([number])][-1][0]
+        own = self._keys[start:end].copy()
+        every = np.concatenate(
+            [compare(own, self._keys, np.array(some), enough) for some in self._find(others)]
+        )
+        found = np.flatnonzero(every >= enough)
+        return every[: found[0] + 1] if len(found) else every
+
+    def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
+        """Where the keys of texts lie, in lists of which each ends before all are forgotten."""
+        some: list[Span] = []
+        for number in numbers:
+            if number not in self._spans:
+                keys = shingle_keys(self._text_of(number), self._characters)
+                if self._end + len(keys) > len(self._keys):
+                    if some:
+                        yield some
+                    self._spans, self._end, some = {}, 0, []
+                    if len(keys) > len(self._keys):
+                        self._keys = np.empty(len(keys), np.uint64)
+                start, self._end = self._end, self._end + len(keys)
+                self._keys[start : self._end] = keys
+                self._spans[number] = start, self._end
+            some.append(self._spans[number])
+        yield some
