@@ -52,46 +52,30 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 @compiled
 def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
     """Similarity of ascending keys to each of others, which lie in `keys` at `spans` [others, 2]:
-    shared keys over all keys, up to the first or second that is `enough`.
+    shared keys over all keys, up to the first that is `enough`.
 
-    No step depends on a branch, which could not be foreseen, and the two texts that are compared
-    at once do not wait for each other.
+    No step depends on a branch, which could not be foreseen, and steps from the front do not wait
+    for those from the back.
     """
-    similar, size, number = np.empty(spans.shape[0] + 1), own.shape[0], 0
-    while number < spans.shape[0]:
-        other = min(number + 1, spans.shape[0] - 1)
-        left, left_end = spans[number, 0], spans[number, 1]
-        right, right_end = spans[other, 0], spans[other, 1]
-        every, every_too = size + left_end - left, size + right_end - right
-        shared, place, shared_too, place_too = 0, 0, 0, 0
-        while left < left_end and right < right_end and max(place, place_too) < size:
-            key, theirs = own[place], keys[left]
-            shared += key == theirs
-            place += key <= theirs
-            left += theirs <= key
-            key, theirs = own[place_too], keys[right]
-            shared_too += key == theirs
-            place_too += key <= theirs
-            right += theirs <= key
-        shared += _count_shared(own[place:], keys[left:left_end])
-        shared_too += _count_shared(own[place_too:], keys[right:right_end])
-        similar[number] = shared / (every - shared)
-        similar[number + 1] = shared_too / (every_too - shared_too)
-        number += 2
-        if max(similar[number - 2], similar[number - 1]) >= enough:
-            break
-    return similar[: min(number, spans.shape[0])]
-
-
-@compiled
-def _count_shared(left: Keys, right: Keys) -> int:
-    shared, place, other = 0, 0, 0
-    while place < left.shape[0] and other < right.shape[0]:
-        key, theirs = left[place], right[other]
-        shared += key == theirs
-        place += key <= theirs
-        other += theirs <= key
-    return shared
+    similar = np.empty(spans.shape[0])
+    for number in range(spans.shape[0]):
+        theirs = keys[spans[number, 0] : spans[number, 1]]
+        shared, place, other = 0, 0, 0
+        last, other_last = own.shape[0] - 1, theirs.shape[0] - 1
+        while place <= last and other <= other_last:
+            left, right = own[place], theirs[other]
+            shared += left == right
+            place += left <= right
+            other += right <= left
+            if place < last and other < other_last:
+                left, right = own[last], theirs[other_last]
+                shared += left == right
+                last -= left >= right
+                other_last -= right >= left
+        similar[number] = shared / (own.shape[0] + theirs.shape[0] - shared)
+        if similar[number] >= enough:
+            return similar[: number + 1]
+    return similar
 
 
 class ShingledTexts:
@@ -108,13 +92,13 @@ class ShingledTexts:
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
         """Shared keys over all keys of a text and each other, up to the first that is `enough`."""
-        (start, end) = [*self._find([number])][-1][0]
-        own = self._keys[start:end].copy()
-        every = np.concatenate(
-            [compare(own, self._keys, np.array(some), enough) for some in self._find(others)]
-        )
-        found = np.flatnonzero(every >= enough)
-        return every[: found[0] + 1] if len(found) else every
+        ((start, end),) = [*self._find([number])][-1]
+        own, similar = self._keys[start:end].copy(), []
+        for some in self._find(others):
+            similar.append(compare(own, self._keys, np.array(some), enough))
+            if similar[-1][-1] >= enough:
+                break
+        return np.concatenate(similar)
 
     def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
         """Where the keys of texts lie, in lists of which each ends before all are forgotten."""
