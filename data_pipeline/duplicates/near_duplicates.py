@@ -89,14 +89,11 @@ def link(
     not compared, whose later documents are marked in `partly` [documents of the corpus], and the
     number of pairs that were compared and are not alike.
     """
-    uncompared, unlike, longest = 0, 0, 0
-    for bucket in range(starts.shape[0] - 1):
-        longest = max(longest, starts[bucket + 1] - starts[bucket])
-    longest = min(longest, most)
+    uncompared, unlike = 0, 0
     following, heads, tails = (
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
     )
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]

@@ -33,8 +33,6 @@ class C4(TextFilter):
     name = verb = "c4"
     examples = (
         Example(f"{PAGE}\nHome | News | About us\nPlease enable JavaScript to see this.", PAGE),
-        Example(f"{PAGE}\nLorem ipsum", Drop("lorem ipsum")),
-        Example(f"{PAGE}\nmain() {{", Drop("curly bracket")),
         Example("", Drop("fewer than 3 sentences")),
     )
 
