@@ -17,6 +17,7 @@ passes/         the tasks of a build
 remade.py       how the files of a dataset follow from one another
 pipeline.py     their order
 publish.py      the files of a finished dataset
+page.py         a page on a dataset, and a README for the hub
 imported.py     token files of others as a dataset
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`

@@ -1,11 +1,9 @@
-"""What a dataset looks like, for people: a page, and a README in the form of the Hugging Face
-hub."""
+"""Writes a page on a dataset for people, and a README in the form of the Hugging Face hub."""
 
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
 
-import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mlm_repro.data_pipeline.document import written_documents
@@ -13,7 +11,7 @@ from mlm_repro.data_pipeline.fast.language import probability
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
 from mlm_repro.data_pipeline.publish import DUPLICATES
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes, texts_of
-from mlm_repro.lineage.atomic import new_directory
+from mlm_repro.lineage.atomic import new_directory, parse_json
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
 
@@ -43,7 +41,7 @@ def write_page(dataset: Path, out: Path) -> None:
     duplicates, survivors = dataset / DUPLICATES, Counter[str]()
     if duplicates.is_file():
         with duplicates.open("rb") as lines:
-            survivors.update(orjson.loads(line)["survivor"] for line in lines)
+            survivors.update(parse_json(line)["survivor"] for line in lines)
     environment = Environment(
         loader=PackageLoader("mlm_repro.data_pipeline"),
         autoescape=True,

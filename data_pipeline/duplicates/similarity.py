@@ -101,7 +101,7 @@ class ShingledTexts:
         return np.concatenate(similar)
 
     def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
-        """Where the keys of texts lie, in lists of which each ends before all are forgotten."""
+        """Spans of the keys of texts, in lists; each list ends before all are forgotten."""
         some: list[Span] = []
         for number in numbers:
             if number not in self._spans:

@@ -44,9 +44,9 @@ class C4(TextFilter):
         if "{" in text:
             return Drop("curly bracket")
         lines = (MARKER.sub("", line).strip() for line in text.split("\n"))
-        kept = "\n".join(filter(_is_kept, lines))
-        enough = len(SENTENCE_END.findall(kept)) >= MIN_SENTENCES
-        return kept if enough else Drop(f"fewer than {MIN_SENTENCES} sentences")
+        page = "\n".join(filter(_is_kept, lines))
+        enough = len(SENTENCE_END.findall(page)) >= MIN_SENTENCES
+        return page if enough else Drop(f"fewer than {MIN_SENTENCES} sentences")
 
 
 def _is_kept(line: str) -> bool:
