@@ -51,9 +51,9 @@ ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
 """Most disk space that the work takes, as a multiple of the input; more where a token may be a
 byte."""
 SMALL_VOCABULARY = 8192
-RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
+RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS, OFFER_SECONDS = 300, 48, 1.2e-8, 4e-8
 """Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to
-compare sketches."""
+tell unlike sketches apart and to look at a document that a bucket offers."""
 CACHE_BYTES = 56 << 20
 """Bytes by which the tables of words and shingles of a process grow, at most, after a rehearsal."""
 REST = "the rest"
@@ -224,13 +224,13 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED, MOST_OFFERED
 
     (fewer, _, few), (many, _, counted) = rehearsed.took
-    sketches, pairs = counted["unlike"] + counted["offered"], counted["compared"]
+    offers, pairs = OFFER_SECONDS * counted["offered"], counted["compared"]
     full = min(times, max(1.0, MOST_OFFERED / max(1, counted["largest"])))
-    more = sketches * (full * (2 * times - full) - times)
+    more = (offers + COMPARISON_SECONDS * counted["unlike"]) * (full * (2 * times - full) - times)
     power = math.log((1 + pairs) / (1 + few["compared"])) / math.log(max(2.0, many / fewer))
     most = min(times ** min(2.0, power) * pairs, MOST_COMPARED * times * counted["members"])
-    each = (counted["seconds"] - COMPARISON_SECONDS * counted["offered"]) / max(1, pairs)
-    return COMPARISON_SECONDS * more + max(0.0, each * (most - times * pairs))
+    each = (counted["seconds"] - offers) / max(1, pairs)
+    return more + max(0.0, each * (most - times * pairs))
 
 
 def forecast(config: DataConfig) -> None:
