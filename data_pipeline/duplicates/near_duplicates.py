@@ -90,14 +90,11 @@ def link(
     compared, whose later documents are marked in `partly` [documents of the corpus], and the number
     of pairs that were compared and are not alike.
     """
-    uncompared, unlike, longest = 0, 0, 0
-    for bucket in range(starts.shape[0] - 1):
-        longest = max(longest, starts[bucket + 1] - starts[bucket])
-    longest = min(longest, most)
+    uncompared, unlike = 0, 0
     following, heads, tails = (
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
     )
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]
@@ -111,10 +108,7 @@ def link(
                 other = heads[chain]
                 linked = _first(forest, members[other]) == _first(forest, document)
                 while not linked and other >= 0:
-                    linked = (
-                        agreement(sketches[members[other]], sketches[document], required)
-                        >= required
-                    )
+                    linked = agreement(sketches[members[other]], sketches[document]) >= required
                     unlike += not linked
                     other = following[other]
                 if linked:
@@ -167,8 +161,10 @@ class Resolution(NamedTuple):
     partly: NDArray[np.int64]
     """Documents that share a bucket with more earlier ones than they were compared with."""
     uncompared: int
-    """Upper bound on the pairs of these documents that were not compared: a pair counts once for
-    each bucket that it shares."""
+    """Pairs of these that were not compared, at most: one is counted for each bucket that it
+    shares."""
+    offered: int
+    """How often a bucket offered a document to a later one."""
 
 
 class _Held:
@@ -213,20 +209,21 @@ class _Held:
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
         self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
 
-    def candidates(self, place: int) -> tuple[list[int], int]:
-        """Return the held documents, ascending, that share a bucket with this document and agree
-        with it often enough, and how many more there may be.
+    def candidates(self, place: int) -> tuple[list[int], int, int]:
+        """Held documents, in order, that share a bucket with this document and agree with it often
+        enough.
 
-        Of more than MOST_COMPARED, those that agree most often are returned.
+        Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
+        may be, and how often a bucket offered one.
         """
         where = (self._buckets, self._slots, self._sketches, self._members)
-        ranked, left = _candidates(
+        ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen
         )
         if len(ranked) > MOST_COMPARED:
             left += len(ranked) - MOST_COMPARED
             ranked = np.partition(ranked, MOST_COMPARED)[:MOST_COMPARED]
-        return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left
+        return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left, offered
 
     def hold(self, place: int) -> None:
         """Add a document to each of its buckets; a full bucket only counts it."""
@@ -251,25 +248,26 @@ def _candidates(
     most: int,
     found: Forest,
     seen: NDArray[np.int32],
-) -> tuple[Forest, int]:
-    """Return the indices of candidates, with their disagreement above PLACE_BITS, and how often a
-    full bucket did not offer one."""
-    count, left, own = 0, 0, sketches[members[place]]
+) -> tuple[Forest, int, int]:
+    """Places of candidates, their disagreement above PLACE_BITS; how often a full bucket did not
+    offer one; and how often one was offered."""
+    count, left, every, own = 0, 0, 0, sketches[members[place]]
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
         if start < 0:
             continue
         offered = min(slots[band, start], most)
         left += slots[band, start] - offered
+        every += offered
         for slot in range(start + 1, start + 1 + offered):
             other = np.int64(slots[band, slot])
             if seen[other] != place:
                 seen[other] = place
-                agreeing = agreement(own, sketches[members[other]], required)
+                agreeing = agreement(own, sketches[members[other]])
                 if agreeing >= required:
                     found[count] = ((8 * own.shape[0] - agreeing) << PLACE_BITS) | other
                     count += 1
-    return found[:count], left
+    return found[:count], left, every
 
 
 @compiled
@@ -334,10 +332,11 @@ def resolve(
 
     texts = ShingledTexts(text, config.shingle_characters)
     compared, partly, uncompared = np.zeros(HISTOGRAM_BINS, np.int64), np.zeros(size, np.bool_), 0
-    best, forest = np.zeros(size), np.arange(size if is_published else 0)
+    best, forest, every = np.zeros(size), np.arange(size if is_published else 0), 0
     decisions, dropped = np.empty(size, DECISION), 0
     for place, document in enumerate(members.tolist()):
-        others, left = held.candidates(place) if document >= held_before else ([], 0)
+        others, left, offered = held.candidates(place) if document >= held_before else ([], 0, 0)
+        every += offered
         similarities = np.empty(0)
         if others:
             similarities = texts.similarities(
@@ -369,4 +368,4 @@ def resolve(
             members[forest[gone]],
         )
         decisions["jaccard"][:dropped] = best[gone]
-    return Resolution(decisions[:dropped], compared, members[partly], uncompared)
+    return Resolution(decisions[:dropped], compared, members[partly], uncompared, every)

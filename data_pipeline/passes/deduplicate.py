@@ -7,6 +7,7 @@ workers.
 """
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
@@ -245,9 +246,10 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
     forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
-    counts = np.zeros(2, np.int64)
+    counts, largest = np.zeros(2, np.int64), 0
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
+        largest = max(largest, int(np.diff(starts).max(initial=0)))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
             batch = starts[first : first + BUCKETS_AT_ONCE + 1]
             counts += link(forest, documents, batch, sketches, required_agreement(config), partly)
@@ -256,7 +258,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
     np.save(directory / PARTLY, np.flatnonzero(partly))
-    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True))
+    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True)) | {"largest": largest}
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -302,7 +304,8 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     def text_of(document: int) -> str:
         return corpus[int(numbers[document])].text
 
-    *arrays, uncompared = resolve(
+    start = time.perf_counter()
+    *arrays, uncompared, offered = resolve(
         members,
         starts - starts[0],
         keys_of,
@@ -316,7 +319,13 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     )
     for name, array in zip((DECISIONS, COMPARED, PARTLY), arrays, strict=True):
         np.save(directory / name, array)
-    return {"uncompared": uncompared}
+    return {
+        "uncompared": uncompared,
+        "offered": offered,
+        "compared": int(arrays[1].sum()),
+        "members": len(members),
+        "seconds": time.perf_counter() - start,
+    }
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
