@@ -388,9 +388,6 @@ class Experiment(Config):
     """Claims that follow from other claims."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
-    extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Axis over which some of its claims are predicted from the others
-    (`mlm_repro.experiments.forecast.published`)."""
     ablation: Ablation | None = None
     """Trainings that `mlm-experiment ablate` makes for it."""
     measures: str = ""
@@ -407,13 +404,9 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """True if a run of it gives numbers of this quantity."""
-        return bool(
-            self.reproduction
-            or self.extrapolates
-            or self.ablation
-            or self.measures
-            or self.arithmetic
-        ) or any(quantity in (*part.simulated, *part.computed) for part in self.parts)
+        return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
+            quantity in (*part.simulated, *part.computed) for part in self.parts
+        )
 
 
 @cache

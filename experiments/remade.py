@@ -2,12 +2,10 @@
 what they were made of. Imports no torch."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
 from pydantic import BaseModel
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, named_datasets
@@ -23,17 +21,13 @@ from mlm_repro.experiments.files import (
     EXPERIMENTS,
     FORECAST,
     NOT_RUN,
-    PLAN,
     RUNS,
     SCORES,
-    LadderResult,
     ReproductionScores,
     read_evaluations,
     read_runs,
 )
-from mlm_repro.experiments.files import LADDER as LADDER_RESULT
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.ladder import derive, read_scores
 from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
@@ -48,7 +42,7 @@ from mlm_repro.experiments.reproduce.reproduction import (
     shape_of,
 )
 from mlm_repro.experiments.reproduce.steps import evaluation_name
-from mlm_repro.experiments.sealed import digest_of_numbers
+from mlm_repro.experiments.sealed import SCHEMA, digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import JSON, parse_json
@@ -311,21 +305,6 @@ def values_of(records: Iterable[Record]) -> dict[str, float]:
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
-def ladder(run: Path) -> Comparisons:
-    """Derive result and records again from the kept trainings, whose scores are of one text."""
-    sizes: dict[str, list[float]] = defaultdict(list)
-    for scores in read_scores(run).values():
-        for text, score in scores.texts.items():
-            sizes[text].append(sum(score.nll) / score.bits_per_byte / sum(score.words))
-    for text, bytes_of in sizes.items():
-        if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
-            yield f"the bits per byte of {text} in {run.name} are not of the losses beside them"
-    result, derived = derive(run)
-    yield Remade(LADDER_RESULT, read_document(run / LADDER_RESULT, LadderResult), result)
-    yield Remade(RECORDS, read_records(run / RECORDS), derived)
-    yield from _kept_trainings(run)
-
-
 def ablation(run: Path) -> Comparisons:
     """Derive the records again from the kept trainings, whose seeds follow from the forecast."""
     load_results([run])
@@ -367,6 +346,7 @@ KINDS = {
         r"not_run\.json",
         lambda config: f"{_experiment(config)}(-measured)?",
         settings=_settings("experiment", Experiment),
+        schema=SCHEMA,
         made=(numbers,),
     ),
     EXPERIMENTS: Kind(
@@ -383,12 +363,6 @@ KINDS = {
         lambda config: f"{_experiment(config)}-effects",
         settings=_settings(ABLATION, Ablation),
         made=(ablation,),
-    ),
-    "ladder": Kind(
-        {DATASET: DataCard, **dict.fromkeys((PLAN, FORECAST, LADDER_RESULT, RUNS, RECORDS))},
-        r"evaluations\.jsonl|report/ladder\.\w+",
-        lambda config: "ladder",
-        made=(ladder,),
     ),
     "reproduction": Kind(
         {DATASET: DataCard, LEDGER: Ledger, RECORDS: None, SUMMARY: ReproductionSummary},

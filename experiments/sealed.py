@@ -13,6 +13,9 @@ from mlm_repro.lineage.numbers import aligned, show
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
+SCHEMA = 2
+"""Version of the configuration of an experiment's run; version 1 had curves predicted from other
+curves, `extrapolates`."""
 Line = JSON
 """The fields of a record that a measurement knows."""
 
@@ -55,7 +58,7 @@ def seal_numbers(
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
     config = facts | {"experiment": experiment.model_dump(mode="json")}
     settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
-    run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings)
+    run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings, schema=SCHEMA)
     origin = {"source": run.path.name, "digest": sha256_json(config)}
     records = [record.model_copy(update=origin) for record in records]
     if run.is_complete:

@@ -1,6 +1,6 @@
 """Numbers that follow from the catalogue and the shipped constants alone: closed forms, arithmetic
-of claims, and predictions by the cost model and by laws. Verdicts work them out each time, so they
-do not depend on earlier runs. Imports no torch.
+of claims, and predictions by the cost model. Verdicts work them out each time, so they do not
+depend on earlier runs. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ import numpy as np
 
 from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment
 from mlm_repro.experiments.files import FITTED, HELD_OUT
-from mlm_repro.experiments.forecast.published import extrapolated
 from mlm_repro.experiments.published import Row, position, published_rows, workload_rows
 from mlm_repro.experiments.quantities import FORMULAS, LAYER, layer_values, simulated_values
 from mlm_repro.experiments.ranges import Range, as_range
@@ -32,9 +31,9 @@ from mlm_repro.experiments.simulator.workload import Workload, flops_of
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.records import Record
 
-CONSTANT, BUBBLE, UNCHANGED = "constant throughput", "bubble alone", "the last point known"
+CONSTANT, BUBBLE = "constant throughput", "bubble alone"
 """Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
-bubble of the pipeline is lost besides; a curve stays where it is known last."""
+bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)
 UNKNOWN: Mapping[str, Range] = {}
 
@@ -43,8 +42,7 @@ class Worked(NamedTuple):
     """A number that was worked out."""
 
     record: Record
-    """The digest is of what it was worked out of: numbers of one workload, or of one curve, are one
-    prediction."""
+    """The digest is of what it was worked out of: numbers of one workload are one prediction."""
     range: Range
     """The ends between which the rounding of the printed digits leaves a computed number."""
     baselines: Mapping[str, Range]
@@ -102,9 +100,6 @@ def work_out(experiment: Experiment) -> WorkedOut:
         ours = each.worked_out(claim.says)
         place = {"series": claim.series, "quantity": claim.quantity, "x": claim.x}
         add(place | {"kind": "computed", "value": ours.value}, ours)
-    if experiment.extrapolates:
-        for line, known in extrapolated(experiment.claims, experiment.extrapolates):
-            add(line, None, (experiment.name, line["series"]), {UNCHANGED: as_range(known)})
     return WorkedOut(tuple(numbers), tuple(refused), clusters)
 
 

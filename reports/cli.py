@@ -16,9 +16,7 @@ from mlm_repro.lineage.shipped import HOME
 if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
-KEPT = tuple(
-    HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against")
-)
+KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ablations", "against"))
 """Results that are kept with the code, which every page has: a reproduction, and what stands beside
 one."""
 
@@ -105,17 +103,10 @@ def figure(
     form: Annotated[Literal["svg", "csv"], typer.Option("--format", help="What to write.")] = "svg",
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
-    """Write one figure or table of the page as NAME.FORMAT.
-
-    A ladder alone gives its figure `ladder`.
-    """
-    from mlm_repro.reports.experiment_runs import LADDER, kind_of
-    from mlm_repro.reports.ladder import ladder_exhibit
+    """Write one figure or table of the page as NAME.FORMAT."""
     from mlm_repro.reports.render import export_exhibit
 
-    is_ladder = runs and len(runs) == 1 and kind_of(runs[0]) == LADDER
-    exhibits = [ladder_exhibit(runs[0])] if runs and is_ladder else _assemble(runs).all_exhibits
-    print(export_exhibit(exhibits, name, form, out))
+    print(export_exhibit(_assemble(runs).all_exhibits, name, form, out))
 
 
 def _assemble(runs: list[Path] | None) -> "Report":

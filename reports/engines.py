@@ -128,7 +128,7 @@ def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
             differences,
             "iteration",
             "difference of the losses, where there is one",
-            logarithmic="y",
+            is_logarithmic=True,
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Runs of experiments, ladders and engines, the origins of the page's numbers."""
+"""Runs of experiments and engines, the origins of the page's numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,6 @@ from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import read_engines
 from mlm_repro.reports.load import newest_reproduction
 
-LADDER = "ladder"
-"""Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of
-2019."""
 AGAINST = "against"
 """Kind of a run of `mlm-verify against`."""
 
@@ -39,11 +36,7 @@ class Origin:
     @property
     def experiment(self) -> str:
         """Name of the experiment that its numbers are of."""
-        return (
-            "2019/figure-6"
-            if self.manifest.kind == LADDER
-            else str(self.manifest.config["experiment"]["name"])
-        )
+        return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
@@ -63,7 +56,7 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
     """
     given = {path: kind_of(path) for path in paths}
     for path, kind in given.items():
-        if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, LADDER, AGAINST):
+        if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, AGAINST):
             advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
             raise BadInput(
                 f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}"
@@ -141,10 +134,10 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Runs of experiments, engines and a ladder that links lead to, and those without a link."""
+    """Runs of experiments and engines that links lead to, and runs without a link."""
     here = [
         path
-        for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*", LADDER)
+        for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*")
         for path in sorted(folder.glob(start))
         if path.is_dir()
     ]

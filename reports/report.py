@@ -33,12 +33,10 @@ from mlm_repro.reports.engines import engines_exhibit, layouts_exhibit
 from mlm_repro.reports.exhibit import Exhibit
 from mlm_repro.reports.experiment_runs import (
     AGAINST,
-    LADDER,
     Origin,
     load_experiment_runs,
     seeds_of,
 )
-from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
 
@@ -49,7 +47,7 @@ class Sources(FileSchema):
     """sources.json of a report: its other inputs, by paths relative to the reproduction."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments, ladders and engines."""
+    """Runs of experiments and engines."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Inputs:
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments, ladders and engines."""
+    """Runs of experiments and engines."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
@@ -173,14 +171,12 @@ def assemble(inputs: Inputs) -> Report:
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _place(record) not in known]
-    drawn = _drawn(experiments, claims, (*worked, *beside), exhibits)
+    drawn = _drawn(experiments, claims, (*worked, *beside))
     papers = paper_parts(claims, experiments, drawn, exhibits)
     sections: dict[str, Exhibit] = {}
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for origin in sorted(run_origins, key=lambda origin: origin.manifest.created):
         by_kind[origin.manifest.kind].append(origin.path)
-    if LADDER in by_kind:
-        sections["How loss falls with size"] = ladder_exhibit(by_kind[LADDER][-1])
     if AGAINST in by_kind:
         sections["Beside other engines"] = engines_exhibit(*by_kind[AGAINST])
     if faults := layouts_exhibit(HOME / "results" / "layouts"):
@@ -215,21 +211,16 @@ def _place(record: Record) -> tuple[str, str, str, str, float | None]:
 
 
 def _drawn(
-    experiments: Mapping[str, Experiment],
-    claims: Claims,
-    every: Sequence[Record],
-    reproduced: Mapping[str, Exhibit],
+    experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Tables and figures of experiments, with what was run and worked out; one that the
-    reproduction makes too is named NAME-runs."""
+    """Tables and figures of experiments, with what was run and worked out, without those that the
+    reproduction itself makes."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
-        records = [record for record in every if record.experiment == name]
-        if experiment.reproduction and not records:
+        if experiment.reproduction:
             continue
+        records = [record for record in every if record.experiment == name]
         numbers = ExperimentNumbers(experiment, records, by_experiment.get(name, ()))
         missing = "" if records else f"No run of {name} was given: only what is published is shown."
-        exhibit = catalogue_exhibit(numbers)
-        own = f"{exhibit.name}-runs" if exhibit.name in reproduced else exhibit.name
-        drawn[name] = replace(exhibit, name=own, missing=missing)
+        drawn[name] = replace(catalogue_exhibit(numbers), missing=missing)
     return drawn

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import (
@@ -14,7 +15,6 @@ from mlm_repro.engine.costs import (
 )
 from mlm_repro.engine.run.resolved import default_ranks, read_run_config
 from mlm_repro.engine.twin import describe_scale, initial_deviation, twin_seconds
-from mlm_repro.experiments.files import RateLaw
 from mlm_repro.experiments.launch.job import Job, format_days
 from mlm_repro.experiments.reproduce.files import LADDER
 from mlm_repro.lineage.config import load_config, override_config
@@ -31,11 +31,37 @@ SEEDS = "seeds"
 """Folder of those trainings beside a reproduction, so that the folder of runs shows one training a
 model."""
 
+
+class RateLaw(NamedTuple):
+    """rate(N, D) = rate · (N / parameters)^-size_exponent · (D / tokens)^-length_exponent."""
+
+    rate: float
+    """Learning rate of a model with this many `parameters` that is trained on this many
+    `tokens`."""
+    parameters: float
+    size_exponent: float
+    tokens: float
+    length_exponent: float
+
+    def at(self, parameters: float, tokens: float) -> float:
+        """The learning rate for a size and a length, to three digits."""
+        by_size = (parameters / self.parameters) ** -self.size_exponent
+        return float(f"{self.rate * by_size * (tokens / self.tokens) ** -self.length_exponent:.3g}")
+
+    def __str__(self) -> str:
+        return (
+            f"learning rate = {self.rate:.3g} · (N /"
+            f" {self.parameters:,.0f})^-{self.size_exponent:.3f} · (tokens /"
+            f" {self.tokens:,.0f})^-{self.length_exponent:g}"
+        )
+
+
 RATES = RateLaw(
     rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32
 )
-"""The rule of learning rates that `results/ladder` found, rounded: a line through the best rate of
-each of five sizes that were tried at the same rates, so it favours none."""
+"""The rule of learning rates that a ladder of small models gave, rounded: a line through the best
+rate of each of five sizes that were tried at the same rates, so it favours none. Its run is
+results/ladder of commit 59d8d8b4."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of
 days."""

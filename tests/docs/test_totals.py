@@ -114,7 +114,6 @@ def test_a_newcomer_s_page_has_the_same_totals(expected: Totals, tmp_path: Path)
         "reproduction",
         "kept",
         "2019-size",
-        "ladder-section",
         "engines-section",
         "layouts-section",
         "errata-section",

@@ -26,10 +26,12 @@ from mlm_repro.experiments.ranges import as_range
 from mlm_repro.experiments.runner import measure, run_experiment
 from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
 from mlm_repro.experiments.verdicts import (
+    COST_MODEL,
     Verdict,
     format_verdicts,
     judge,
     load_results,
+    skill_sentence,
     skills,
     totals,
     unanswered,
@@ -272,16 +274,16 @@ def test_the_same_prediction_in_two_exhibits_is_one_fact() -> None:
 
 
 def test_a_prediction_stands_beside_simpler_rules() -> None:
-    cost_model, law = skills(judge(load_experiments().values(), load_results([])))
-    assert [each.name for each in cost_model.baselines] == ["constant throughput", "bubble alone"]
-    assert [each.name for each in law.baselines] == ["the last point known"]
-    for each in (cost_model, law):
-        for rule in each.baselines:
-            assert each.ours.error < rule.error
-            assert each.ours.score < rule.score
-            assert each.ours.tried == rule.tried
-    assert cost_model.ours.tried > 50
-    assert f"{cost_model.ours.inside} lie in its 90 % interval" in cost_model.sentence
+    skill = skills(judge(load_experiments().values(), load_results([])))
+    assert [*skill] == [COST_MODEL, "constant throughput", "bubble alone"]
+    ours, *rules = skill.values()
+    for rule in rules:
+        assert ours.error < rule.error
+        assert ours.score < rule.score
+        assert ours.tried == rule.tried
+    assert ours.tried > 50
+    assert f"{ours.inside} lie in its 90 % interval" in skill_sentence(skill)
+    assert skills([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_an_interval_score_is_width_and_twenty_times_the_distance_beyond(
     one = verdict(tmp_path)
     claim = one.claim.model_copy(update={"value": Decimal(number)})
     one = replace(one, claim=claim, baselines={"rule": as_range(number)})
-    ((ours, (rule,)),) = skills([one])
+    ours, rule = skills([one]).values()
     assert ours.score == pytest.approx(score)
     assert ours.inside == (low <= number <= high)
     assert (rule.score, rule.error) == (0, 0)
