@@ -181,7 +181,8 @@ class Pipeline:
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
         if not self.config.needs_tokenizer:
             return None
-        config, shards = self.config.tokenizer, (self.compared, len(prepared.counts))
+        config = self.config.tokenizer
+        shards = (self.compared, len(prepared.counts))
         if config.origin not in ("gpt2", "path"):
             size = self.ledger.stages[-1].bytes_out
             settings = {
@@ -204,7 +205,8 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        config, search = self.config.deduplicate, self.config.decontaminate
+        config = self.config.deduplicate
+        search = self.config.decontaminate
         bands, rows = config.banding
         banding = {
             "bands": bands,
@@ -294,7 +296,8 @@ class Pipeline:
         )
         self.finished["decisions"] = decisions
         banding = self.ledger.near_duplicates = describe_banding(self.config.deduplicate, compared)
-        recall, against = banding.expected_recall, self.config.deduplicate.against
+        recall = banding.expected_recall
+        against = self.config.deduplicate.against
         expected = ", ".join(f"{recall[j]:.3f} at {j}" for j in recall)
         self.ledger.stage("deduplicate").note = (
             f"{banding.bands} bands of {banding.rows} rows, {banding.compared_pairs:,} pairs"
@@ -310,15 +313,14 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        counts, frequent = (
-            [each["documents"] for each in measured.counts],
-            self.config.decontaminate.frequent,
-        )
+        counts = [each["documents"] for each in measured.counts]
+        frequent = self.config.decontaminate.frequent
         settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
         searched = [name for name, path in self.test_sets.items() if path is not None]
         missing = [name for name, path in self.test_sets.items() if path is None]
-        documents, common = rare.counts[0]["documents"], rare.counts[0]["common"]
+        documents = rare.counts[0]["documents"]
+        common = rare.counts[0]["common"]
         note = (
             f"searched for {' and '.join(searched) or 'no test set'}: {documents:,} documents"
             " matched"

@@ -70,7 +70,8 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         ]
         pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")
         files[DUPLICATES] = pipeline.joined(DUPLICATES, "duplicates")
-    card, written = None, JSON()
+    card = None
+    written = JSON()
     if "tokenize" in stages:
         kinds = (
             ["tokens"]
@@ -115,12 +116,11 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl,
     parquet or tokens."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
-    name, kind = settings["name"], settings["kind"]
+    name = settings["name"]
+    kind = settings["kind"]
     (directory / "documents").mkdir()
-    path, slices = (
-        directory / "documents" / f"{name}.{kind}",
-        (folder / SLICE_LINES for folder in folders),
-    )
+    path = directory / "documents" / f"{name}.{kind}"
+    slices = (folder / SLICE_LINES for folder in folders)
     if kind == "tokens":
         merge_token_files(
             [folder / SLICE_TOKENS for folder in folders], directory / f"{name}{TOKENS_OF}"
@@ -142,7 +142,8 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     ]
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in own.tolist():
-            gone, stays = corpus[document], corpus[survivor]
+            gone = corpus[document]
+            stays = corpus[survivor]
             places = [
                 f" ({each.source})" if gone.id == stays.id and each.source else ""
                 for each in (gone, stays)
@@ -200,7 +201,8 @@ def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, Pack
             texts[owner].append((document.id, document.text))
     facts = {}
     for name, own in sorted(texts.items()):
-        size, digest = sum(size_bytes(text) for _, text in own), sha256_json(sorted(own))
+        size = sum(size_bytes(text) for _, text in own)
+        digest = sha256_json(sorted(own))
         facts[name] = PackageText(
             version=versions[name], documents=len(own), bytes=size, sha256=digest
         )

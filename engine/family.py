@@ -30,12 +30,10 @@ class ClosedForms:
     is_causal = True
 
     def __init__(self, model: ModelConfig) -> None:
-        self.model, self.s, self.h, self.v = (
-            model,
-            model.seq_length,
-            model.hidden_size,
-            model.padded_vocab_size,
-        )
+        self.model = model
+        self.s = model.seq_length
+        self.h = model.hidden_size
+        self.v = model.padded_vocab_size
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Parameters on one tensor-parallel rank of a stage. The last stage has a copy of the word
@@ -101,7 +99,8 @@ def _training_order(
     from mlm_repro.engine.batch_schedule import BatchSchedule
     from mlm_repro.engine.data.batches import TrainingOrder, text_of
 
-    train, schedule = config.train, BatchSchedule(config.train)
+    train = config.train
+    schedule = BatchSchedule(config.train)
     samples = training_samples(
         parts, schedule.samples_before(iterations), config.model.seq_length, train.seed
     )

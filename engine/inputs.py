@@ -70,7 +70,8 @@ class ValidationSplit:
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path
     ) -> None:
-        self.mesh, self._vocab_size = mesh, config.model.vocab_size
+        self.mesh = mesh
+        self._vocab_size = config.model.vocab_size
         self.batch_size = max(TOKENS_AT_ONCE // config.model.seq_length, 1)
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
         self.num_samples = order.num_samples

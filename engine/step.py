@@ -55,7 +55,8 @@ class TrainingStep:
     def __init__(
         self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False
     ) -> None:
-        self.model, self.mesh = model, model.mesh
+        self.model = model
+        self.mesh = model.mesh
         self.optimizer = build_optimizer(
             model.parameters, train, model.storage_mesh, shard_optimizer
         )

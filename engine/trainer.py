@@ -67,7 +67,8 @@ class Trainer:
         self.writer = CheckpointWriter(
             self.model.parameters, self.step.optimizer, self.model.storage_mesh, self.inputs.streams
         )
-        self.state, self.recent = TrainingState(), RecentIterations()
+        self.state = TrainingState()
+        self.recent = RecentIterations()
         self.updated_samples = 0
         """Samples of the updates so far."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
@@ -77,7 +78,9 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
-        self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
+        self.saved = time.monotonic()
+        self.is_save_due = False
+        self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every
@@ -88,7 +91,8 @@ class Trainer:
 
     def _rehearse(self) -> None:
         parallel = self.config.parallel
-        microbatches, most_held = self.inputs.of(self.config.train.iterations - 1), 2 * parallel.pp
+        microbatches = self.inputs.of(self.config.train.iterations - 1)
+        most_held = 2 * parallel.pp
         rehearsed = microbatches if parallel.schedule == "gpipe" else microbatches[:most_held]
         computing, updating = self.step.rehearse(rehearsed)
         self.writer.copy()
@@ -107,10 +111,12 @@ class Trainer:
         )
         place = checkpoint_path(self.directory.path, self.state.iteration)
         if run.origin and not self.state.iteration:
-            place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
+            place = resolve_checkpoint(run.origin.place)
+            is_whole = run.origin.kind == "continues"
             self.state = checkpoint.start_from(place, run.origin.digest, *own, is_whole)
         if self.state.iteration:
-            batch_size, dp = self.schedule.batch_size(self.state.iteration - 1), self.mesh.dp
+            batch_size = self.schedule.batch_size(self.state.iteration - 1)
+            dp = self.mesh.dp
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.inputs.streams.load(place, groups, layers)
@@ -131,7 +137,8 @@ class Trainer:
         """
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
-        name, every = self.config.name, self.config.record.log_interval
+        name = self.config.name
+        every = self.config.record.log_interval
         progress = Progress(
             name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
         )
@@ -197,7 +204,8 @@ class Trainer:
         if self.mesh.is_first:
             path = self.directory.path
             checkpoint.remove_old(path, train.keep_checkpoints)
-            run, seconds = self.run, self.state.seconds
+            run = self.run
+            seconds = self.state.seconds
             summary = TrainingSummary(
                 parameters=run.parameters,
                 iterations=train.iterations,
@@ -222,7 +230,8 @@ class Trainer:
 
     def _estimate(self, first: int) -> str:
         train = self.config.train
-        left, sequences = train.iterations - first, self.validation.num_samples
+        left = train.iterations - first
+        sequences = self.validation.num_samples
         sequences += (left // train.validation_interval + 1) * min(
             train.validation_samples, sequences
         )
@@ -245,7 +254,8 @@ class Trainer:
         rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
-        minutes, ranks = self.config.record.checkpoint_minutes, self.mesh.world.size
+        minutes = self.config.record.checkpoint_minutes
+        ranks = self.mesh.world.size
         is_due = (
             minutes is not None
             and self.mesh.is_first
@@ -256,14 +266,16 @@ class Trainer:
         signal = self.stop_requested + place * (is_due + place * self.writer.is_ready)
         gradient = self.step.gradient(microbatches, signal)
         signals, stops = divmod(gradient.signals, place)
-        self.is_save_due, self.is_ready = signals % place > 0, signals // place == ranks
+        self.is_save_due = signals % place > 0
+        self.is_ready = signals // place == ranks
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)
         self.updated_samples += is_updated * iteration.batch_size
         self.inputs.streams.commit()
         seconds = time.monotonic() - start
-        model, size = self.config.model, iteration.batch_size
+        model = self.config.model
+        size = iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         iteration.line = Step(
             kind="train",

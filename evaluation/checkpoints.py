@@ -101,7 +101,8 @@ class EvaluatedCheckpoint:
             if not self.is_open:
                 raise BadInput(f"{beyond}, where it has no positions")
             said = f"{beyond}: its positions are computed there too, but it was not made for them"
-            notes, checked = (*notes, said), checked | {"window": said}
+            notes = (*notes, said)
+            checked = checked | {"window": said}
         return replace(
             self, model=replace(self.model, seq_length=window), notes=notes, checked=checked
         )
@@ -146,7 +147,8 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    mesh, directory = build_mesh(settings.layout), place.directory
+    mesh = build_mesh(settings.layout)
+    directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
         mesh = serial_mesh(_device(settings.device))
@@ -176,7 +178,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
             f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads"
         )
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
-    network, tokenizer = loaded.model, loaded.tokenizer
+    network = loaded.model
+    tokenizer = loaded.tokenizer
     if not row_by_row:
         network.pack_weights()
     sizes = tokenizer.vocab_size, loaded.context, network.hidden_size

@@ -172,8 +172,12 @@ class Task(ABC):
         requests: Sequence[Request],
         texts: Sequence[str],
     ) -> None:
-        self.source, self.tokenizer, self.requests, self._texts = source, tokenizer, requests, texts
-        self.name, self.note = source.task, source.note
+        self.source = source
+        self.tokenizer = tokenizer
+        self.requests = requests
+        self._texts = texts
+        self.name = source.task
+        self.note = source.note
         self.whole = len(requests)
         """Number of requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
@@ -232,7 +236,8 @@ class Task(ABC):
         """Fields of a result of any kind."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
-        literals, size = literal_tokens(self.tokenizer, self._texts), self.tokenizer.vocab_size
+        literals = literal_tokens(self.tokenizer, self._texts)
+        size = self.tokenizer.vocab_size
         misload = (
             f"perplexity per sub-word is {subword:,.0f} with {size:,} sub-words to choose from: "
             "the checkpoint is untrained or was loaded wrongly"

@@ -180,7 +180,8 @@ class Claim(Config):
                 else (-math.inf, -math.ulp(0.0))
             )
         value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
-        low, high = min(self.printed.low, value - below), max(self.printed.high, value + above)
+        low = min(self.printed.low, value - below)
+        high = max(self.printed.high, value + above)
         relation = self.relation
         return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
 
@@ -207,7 +208,8 @@ class Claim(Config):
     def _tolerances(self) -> tuple[float, float]:
         """Allowed distance below and above the value, in the claim's unit, beyond which rounding
         may still go."""
-        text, value = self.allowed.tolerance, abs(float(self.value))
+        text = self.allowed.tolerance
+        value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
         if not ends:
             return 0.0, 0.0

@@ -22,9 +22,13 @@ from mlm_repro.lineage.files import (
 )
 from mlm_repro.lineage.run import MANIFEST
 
-NOT_RUN, FORECAST, SWEEPS = "not_run.json", "forecast.json", "sweeps"
-SCORES, VERDICTS = "scores.json", "verdicts.json"
-RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
+NOT_RUN = "not_run.json"
+FORECAST = "forecast.json"
+SWEEPS = "sweeps"
+SCORES = "scores.json"
+VERDICTS = "verdicts.json"
+RUNS = "runs.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"
@@ -195,7 +199,10 @@ class Comparison(FileSchema):
         """The difference in words, without a full stop. Mentions an interval that contains zero."""
         least, size, most, how = -self.high, -self.difference, -self.low, "fewer"
         if self.difference > 0:
-            least, size, most, how = self.low, self.difference, self.high, "more"
+            least = self.low
+            size = self.difference
+            most = self.high
+            how = "more"
         return (
             f"On {self.text} {names[self.larger]} takes {size:.3f} bits per byte {how} than"
             f" {names[self.smaller]} (90 %: {least:.3f} to {most:.3f})"

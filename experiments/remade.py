@@ -69,7 +69,9 @@ from mlm_repro.lineage.shipped import model_file
 
 def models(run: Path) -> Comparisons:
     """Check that the summary describes the models that the manifest asks for."""
-    summary, config, started = _summary(run), _manifest(run).config, _manifest(run).environment
+    summary = _summary(run)
+    config = _manifest(run).config
+    started = _manifest(run).environment
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
@@ -105,13 +107,15 @@ def models(run: Path) -> Comparisons:
 def evaluations(run: Path) -> Comparisons:
     """Check the checkpoint, the kind and the derived numbers of every evaluation."""
     kind = "scaled" if _summary(run).mode == "scaled" else "measured"
-    results, lines = results_of(run, _summary(run)), read_evaluations(run)
+    results = results_of(run, _summary(run))
+    lines = read_evaluations(run)
     yield Remade(EVALUATIONS, sorted(lines), sorted(results))
     tokenizer = read_document(run / DATASET, DataCard).tokenizer.digest
     for model in _summary(run).models:
         for task, of in RESULTS.items():
             name = evaluation_name(model.name, task)
-            result, where = results[name], f"{EVALUATIONS}: {name}"
+            result = results[name]
+            where = f"{EVALUATIONS}: {name}"
             yield from misread(lines[name], of, where)
             facts = {
                 "kind": kind,
@@ -129,7 +133,8 @@ def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
     """Count what the text and the tokenizer give, and the answers that are kept."""
-    training, config = training_place(model.run, run.parent), _manifest(run).config
+    training = training_place(model.run, run.parent)
+    config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
     if is_sealed(training) and (
         places := [each.place for each in named_datasets(training) if each.is_here]
@@ -208,11 +213,14 @@ def _summary(run: Path) -> ReproductionSummary:
 
 def trainings(run: Path) -> Comparisons:
     """Compare the summary and the kept curves with the training run of every model."""
-    summary, parents = _summary(run), _manifest(run).parents
-    models, runs = {model.run.rpartition("-")[0]: model for model in summary.models}, read_runs(run)
+    summary = _summary(run)
+    parents = _manifest(run).parents
+    models = {model.run.rpartition("-")[0]: model for model in summary.models}
+    runs = read_runs(run)
     yield Remade(f"{MANIFEST}: parents", sorted(parents), sorted({"dataset", *models}))
     for name, model in models.items():
-        place, copy = training_place(model.run, run.parent), runs.get(model.name)
+        place = training_place(model.run, run.parent)
+        copy = runs.get(model.name)
         yield Parent(place, name)
         if copy:
             copy.check_seal()
@@ -221,10 +229,8 @@ def trainings(run: Path) -> Comparisons:
         if not is_sealed(place):
             continue
         training = RunDirectory(place)
-        made, again = (
-            reproduced_model(read_run_config(model_file(model.series)), training),
-            keep_training(training),
-        )
+        made = reproduced_model(read_run_config(model_file(model.series)), training)
+        again = keep_training(training)
         yield Remade(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
         yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(recipe_of(place)))
         if copy and copy.manifest is None:  # of the first release
@@ -253,7 +259,8 @@ def study(run: Path) -> Comparisons:
     """Compare the records of each run that a study of experiments keeps with what that run was
     sealed with."""
     load_results([run])
-    records, due = read_records(run / RECORDS), {}
+    records = read_records(run / RECORDS)
+    due = {}
     for name, kept_run in read_runs(run).items():
         due[name] = kept_run.manifest and kept_run.manifest["identity"]
         manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
@@ -268,7 +275,8 @@ def study(run: Path) -> Comparisons:
 def _begun_with(
     run: Path, manifest: Manifest, records: Sequence[Record], refused: object
 ) -> Comparisons:
-    name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
+    name = f"{manifest.name}-{manifest.identity[:8]}"
+    config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
         yield f"{RECORDS} of {run.name} has records of another run"

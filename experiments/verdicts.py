@@ -279,7 +279,8 @@ def named(outcome: str) -> str:
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
     """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of
     `WORDS`."""
-    every, rows = list(verdicts), []
+    every = list(verdicts)
+    rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
         for scale in (*SCALES, ""):
             mine = [
@@ -295,7 +296,8 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """Facts and rows of an outcome; of predictions so many of all."""
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
-    facts, rows = len({verdict.fact for verdict in mine}), len(mine)
+    facts = len({verdict.fact for verdict in mine})
+    rows = len(mine)
     if outcome != "predicted":
         return f"{facts} ({rows})" if rows else ""
     tried = [verdict for verdict in verdicts if verdict.outcome in ("predicted", "missed")]
@@ -488,7 +490,8 @@ def _verdict(
             shown,
         )
     ours = worked.range if worked else as_range(record.value)
-    is_measured, allowed = record.kind != "computed", claim.allowed
+    is_measured = record.kind != "computed"
+    allowed = claim.allowed
     good = claim.agrees(ours, is_measured)
     within = (
         f"{allowed.tolerance} ({allowed.because})"
@@ -509,7 +512,8 @@ def _verdict(
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """The records at the claim's place, first the one that speaks for it. A twin's x is taken as
     the same share of its training."""
-    mine, at = (claim.series, claim.quantity), list[Record]()
+    mine = (claim.series, claim.quantity)
+    at = list[Record]()
     curve = [
         each.x
         for each in experiment.claims
@@ -548,7 +552,8 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     """A row of the table. A number of a smaller model or machine is not shown beside the claim's
     value."""
     record = verdict.record
-    ours, kind = "", record.kind if record else ""
+    ours = ""
+    kind = record.kind if record else ""
     if record:
         rounded = (
             f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"

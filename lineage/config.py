@@ -168,7 +168,8 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if others := len(errors) - 1 - len(unknown):
         more += f" (and {others} more)"
     if first["type"] == "extra_forbidden":
-        name, keys = str(location[-1]), list(_keys(model))
+        name = str(location[-1])
+        keys = list(_keys(model))
         home = next((key for key in keys if key.endswith(f".{name}")), "")
         known = getattr(model, "other_names", {}).get(location[-1]) or home
         every = sorted({key.rpartition(".")[2] for key in keys})

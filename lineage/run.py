@@ -194,10 +194,8 @@ class RunDirectory:
         damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            name, runs = (
-                self.path.name,
-                [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")],
-            )
+            name = self.path.name
+            runs = [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")]
             begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(
                 name, runs, 1
             )
@@ -215,13 +213,13 @@ class RunDirectory:
         begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
-        began, here = Manifest(**self.manifest), describe_environment()
-        made, now = began.environment.code, here.code
+        began = Manifest(**self.manifest)
+        here = describe_environment()
+        made = began.environment.code
+        now = here.code
         if began.attempts and (code := began.attempts[-1].code):
-            made, now = (
-                f"{began.attempts[-1].release} (code {code[:8]})",
-                f"{now} (code {code_digest()[:8]})",
-            )
+            made = f"{began.attempts[-1].release} (code {code[:8]})"
+            now = f"{now} (code {code_digest()[:8]})"
         return (
             f"{self.path.name} was last worked on under {made}, and here is {now}"
             if made != now
@@ -330,7 +328,8 @@ def identity_in(manifest: Mapping[str, Any]) -> str:
             "parents": "parents",
         }
         return sha256_json({name: manifest[key] for name, key in names.items()})
-    without, version = manifest["outside_identity"], manifest["environment"]["mlm_repro"]
+    without = manifest["outside_identity"]
+    version = manifest["environment"]["mlm_repro"]
     config = {
         section: value for section, value in manifest["config"].items() if section not in without
     }

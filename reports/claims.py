@@ -171,10 +171,8 @@ def paper_parts(
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title, place = (
-                experiments[name].title if name else "Claims without an experiment",
-                name.replace("/", "-"),
-            )
+            title = experiments[name].title if name else "Claims without an experiment"
+            place = name.replace("/", "-")
             exhibit = (
                 drawn[name] if homes.get(name) == paper else None
             )  # some have questions of our own alone
@@ -263,7 +261,8 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     )
     rows = []
     for verdict in claims:
-        claim, record = verdict.claim, verdict.record
+        claim = verdict.claim
+        record = verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
         rows.append(

@@ -135,10 +135,8 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     the same directory."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
-    what, settings = (
-        about | config.model_dump(mode="json"),
-        about | config.model_dump(mode="json", exclude_defaults=True),
-    )
+    what = about | config.model_dump(mode="json")
+    settings = about | config.model_dump(mode="json", exclude_defaults=True)
     run = RunDirectory.begin(runs, name, "against", what, parents, frozenset({"data"}), settings)
     if not run.is_complete:
         write_benchmark(run.path / AGAINST, result)

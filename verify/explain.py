@@ -28,7 +28,8 @@ from mlm_repro.verify.serial_replay import (
     known_faults,
 )
 
-TAIL, SEEN_AHEAD = 10.0, 2
+TAIL = 10.0
+SEEN_AHEAD = 2
 OF_TENSORS = 256
 """Units in the last place by which a tensor may differ in any case: Adam moves an element whose
 gradient is nearly 0 as far as any other, to a side that rounding chooses."""
@@ -64,7 +65,8 @@ class Judged:
     """A run beside the replay of its own settings."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
-        self.run, self.start = run, start
+        self.run = run
+        self.start = start
         precision = run.config.train.precision
         self.truth = SerialReplay(run, start)
         self.native = SerialReplay(run, start, precision, True)
@@ -134,7 +136,8 @@ class Judged:
         for name in [name for name in numbers if name in recorded]:
             part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
-            distance, allowed = abs(recorded[name] - numbers[name]), part * abs(numbers[name])
+            distance = abs(recorded[name] - numbers[name])
+            allowed = part * abs(numbers[name])
             if not distance <= allowed:
                 detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
@@ -165,9 +168,11 @@ class Judged:
         for tensor, value in (
             SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items()
         ):
-            stored, true = value.double(), due[tensor].double()
+            stored = value.double()
+            true = due[tensor].double()
             size = float(true.norm())
-            off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
+            off = stored - true
+            allowed = self.spread[iteration].get(tensor, 0.0) * size
             if not float(off.norm()) <= allowed:
                 row = (
                     int(off.flatten(1).norm(dim=1).argmax())
@@ -225,7 +230,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if one is not what its settings
     compute."""
     for run in (first, second):
-        layout, train = run.run.layout, run.config.train
+        layout = run.run.layout
+        train = run.config.train
         print(
             f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} ×"
             f" pp {layout.pp} × dp {layout.dp}, microbatches of {train.microbatch_size}"
@@ -270,7 +276,8 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     is none."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
-        mine, other = first.numbers(number), second.numbers(number)
+        mine = first.numbers(number)
+        other = second.numbers(number)
         for name in [name for name in mine if name in other and mine[name] != other[name]]:
             size = abs(mine[name] - other[name])
             print(
@@ -278,7 +285,8 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
                 f" {mine[name]:.9g} and {other[name]:.9g}, {size:.2g} apart"
             )
             return number
-        theirs, ours = first.checkpoints.get(number), second.checkpoints.get(number)
+        theirs = first.checkpoints.get(number)
+        ours = second.checkpoints.get(number)
         if theirs and ours and (differing := other_tensors(theirs, ours)):
             where = f"in the checkpoint at {number}, where {len(differing)} tensors differ"
             print(f"first other bits: {differing[0]}, {where}")
@@ -328,7 +336,8 @@ def _verdict(first: Judged, second: Judged) -> str:
     """The reason that two runs without a fault differ."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
-        mine, other = first.numbers[number], second.numbers[number]
+        mine = first.numbers[number]
+        other = second.numbers[number]
         for name in [name for name in mine if name in other and name != "loss_scale"]:
             if abs(mine[name] - other[name]) > SAME * abs(mine[name]):
                 if name == "skipped":

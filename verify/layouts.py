@@ -251,7 +251,8 @@ def run_serial(kind: Kind, work: Work) -> Serial:
     """Run a program serially, in fp32 again with weights moved by rounding. Raises BadInput if it
     does not run."""
     first = _serially(kind, work)
-    initial, shares = first.ranks[0].initial, first.ranks[0].shares
+    initial = first.ranks[0].initial
+    shares = first.ranks[0].shares
     work = replace(work, initial=nudged(initial, work.config.train.seed))
     if all(part.value.dtype == np.float64 for part in initial):
         whole = first.whole
@@ -305,7 +306,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             ParityLayout(shard_optimizer=layout.shard_optimizer),
             list[LayoutFinding](),
         )
-        first, own = folder / f"begun-{begin.name}", folder / layout.name
+        first = folder / f"begun-{begin.name}"
+        own = folder / layout.name
         before = [] if first.exists() else [(begin, None, first)]
         there_and_back = (
             [(layout, first, None)]
@@ -331,7 +333,9 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             outcome = again
             if layout != SERIAL:
                 outcome = hold(probe, kind, work, layout, reference, seconds=SECONDS)
-            findings, not_asked, lost = _found(outcome, serial), "", outcome.lost
+            findings = _found(outcome, serial)
+            not_asked = ""
+            lost = outcome.lost
             if not outcome.failure and all(
                 each.probe in ("planted gradient", "dropout") for each in findings
             ):
@@ -401,7 +405,8 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
         parameter_of(row.tensor),
     )
     if "loss" in row.tensor or row.tensor.startswith("output"):
-        probe, name = "loss", row.tensor
+        probe = "loss"
+        name = row.tensor
     return _finding(layout, probe, name, row.largest, row.tolerance, row.where)
 
 

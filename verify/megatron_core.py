@@ -84,7 +84,8 @@ def make_it_run_on_cpus() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
-    random, norm = core("tensor_parallel.random"), core("transformer.torch_norm").WrappedTorchNorm
+    random = core("tensor_parallel.random")
+    norm = core("transformer.torch_norm").WrappedTorchNorm
     attention = core("transformer.dot_product_attention").DotProductAttention
     vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
     core("transformer.multi_latent_attention").HAVE_TE = False
@@ -171,14 +172,16 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
         torch.distributed.init_process_group(
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
         )
-    groups, tensors = core("parallel_state"), core("tensor_parallel")
+    groups = core("parallel_state")
+    tensors = core("tensor_parallel")
     groups.initialize_model_parallel(**values["groups"])
     tensors.model_parallel_cuda_manual_seed(values["seed"])
     kind = getattr(core("transformer.transformer_config"), values["kind"])
     config = kind(
         **values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads
     )
-    specs, extra = core("models.gpt.gpt_layer_specs"), JSON()
+    specs = core("models.gpt.gpt_layer_specs")
+    extra = JSON()
     settings = {
         "normalization": config.normalization,
         "qk_l2_norm": getattr(config, "qk_l2_norm", False),
@@ -334,7 +337,9 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Settings of a rank, with the fields that the work sets, under the package's own names as
     `alone` takes them."""
     model, train = work.config.model, work.config.train
-    dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
+    dtype = DTYPES[train.precision]
+    batch = train.global_batch_size
+    sharded = layout.shard_optimizer
     sizes = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -392,7 +397,8 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
         wd_incr_style="constant",
     )
     distributed = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded}
-    kind, given = config_class(work.fields), partial(taken, work.fields)
+    kind = config_class(work.fields)
+    given = partial(taken, work.fields)
     return {
         "seed": SEED,
         "groups": sizes | given(core("parallel_state").initialize_model_parallel),
@@ -449,10 +455,13 @@ class MegatronCore(Engine):
                 "a mean over microbatches depends on their size: --with"
                 " calculate_per_token_loss=True"
             )
-        self.work, self.layout, self.train = work, layout, work.config.train
+        self.work = work
+        self.layout = layout
+        self.train = work.config.train
         values = values_of(work, layout)
         self.module = self.gpt = build(values, work.spec)
-        self.config, self.groups = self.gpt.config, core("parallel_state")
+        self.config = self.gpt.config
+        self.groups = core("parallel_state")
         wrapped = self.gpt.to(self.config.params_dtype)
         if self.config.bf16:
             wrapped = core("transformer.module").Float16Module(self.config, wrapped)
@@ -520,11 +529,10 @@ class MegatronCore(Engine):
         restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        batch, ranks = self.train.global_batch_size, self.groups.get_context_parallel_group()
-        size, rank = (
-            self.layout.mb or self.train.microbatch_size,
-            self.groups.get_data_parallel_rank(),
-        )
+        batch = self.train.global_batch_size
+        ranks = self.groups.get_context_parallel_group()
+        size = self.layout.mb or self.train.microbatch_size
+        rank = self.groups.get_data_parallel_rank()
         places = list(place_groups(batch, size, rank, self.layout.dp))
         own = places_of(self.work.config.model.seq_length, ranks.size(), ranks.rank())
         batches = []

@@ -219,7 +219,8 @@ def report(run: Path) -> Comparisons:
         yield Parent(path, strictly=False)
     with tempfile.TemporaryDirectory() as folder:
         write_report(assemble(inputs), Path(folder))
-        made, here = _digests(Path(folder)), _digests(run / REPORT)
+        made = _digests(Path(folder))
+        here = _digests(run / REPORT)
         if others := sorted(name for name in made | here if made.get(name) != here.get(name)):
             yield (
                 f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not):"

@@ -77,10 +77,8 @@ def replay(run: Path, count: int | None) -> None:
         )
     drawn = sorted(random.SystemRandom().sample(every, wanted))
     segments = [_read_segment(directory.path, config, start, end) for start, end in drawn]
-    iterations, most = (
-        sum(end - start for start, end in drawn),
-        max(each.layout.world_size for each in segments),
-    )
+    iterations = sum(end - start for start, end in drawn)
+    most = max(each.layout.world_size for each in segments)
     announce(
         f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes"
     )
@@ -113,10 +111,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
                 f" {value!r}: the same bits are promised for one numerics identity"
             )
     try:
-        layout, threads = (
-            Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")}),
-            int(recorded["threads"]),
-        )
+        layout = Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")})
+        threads = int(recorded["threads"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path} does not record its layout and threads: {error}") from error
     stored = read_object(path / CONFIG).get("parallel") or config.parallel.model_dump()
@@ -213,17 +209,16 @@ def other_tensors(theirs: Path, ours: Path) -> list[str]:
         if name not in computed or name not in stated:
             differing.append(f"{name}, which only one of the two has")
             continue
-        tensor, true = (
-            read_whole(theirs, stated, name).reshape(-1),
-            read_whole(ours, computed, name).reshape(-1),
-        )
+        tensor = read_whole(theirs, stated, name).reshape(-1)
+        true = read_whole(ours, computed, name).reshape(-1)
         if (tensor.dtype, tensor.shape) != (true.dtype, true.shape):
             differing.append(
                 f"{name}, {tensor.dtype} {list(tensor.shape)} for {true.dtype} {list(true.shape)}"
             )
         elif count := int((_bytes(tensor) != _bytes(true)).any(-1).sum()):
             differing.append(f"{name}, in {count:,} of {tensor.numel():,} numbers")
-    files, true_files = sealed_files(theirs), sealed_files(ours)
+    files = sealed_files(theirs)
+    true_files = sealed_files(ours)
     memory = sorted(name for name in {*files, *true_files} if name.startswith("memory-"))
     return differing + [name for name in memory if files.get(name) != true_files.get(name)]
 

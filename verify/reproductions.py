@@ -125,7 +125,8 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
             ),
         }
     elif report.program == "torch" and layout.dp * layout.fsdp == layout.world_size:
-        fields, kind = report.fields, report.fields.get("reduce_dtype", "")
+        fields = report.fields
+        kind = report.fields.get("reduce_dtype", "")
         factor = fields.get("gradient_divide_factor")
         divide = f"model.set_gradient_divide_factor({factor})" if factor else ""
         told |= {

@@ -157,7 +157,10 @@ def hold(
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
     }
-    start, ranks, failure, lost = time.monotonic(), list[Computed](), "", False
+    start = time.monotonic()
+    ranks = list[Computed]()
+    failure = ""
+    lost = False
     try:
         ranks = run(
             program,
@@ -229,7 +232,8 @@ def run_parity(
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
-    model, half = config.model, (memory_bytes() or 0) / 2
+    model = config.model
+    half = (memory_bytes() or 0) / 2
     outputs = (
         (12 * model.num_layers + 2)
         * config.train.global_batch_size
@@ -259,7 +263,8 @@ def run_parity(
         )
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
-        patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
+        patience = 120 + PATIENCE * serial.seconds
+        run = run_threads if threads else run_forked
         for layout in chosen:
             outcome = hold(train, Ours, work, layout, reference, run=run, seconds=patience)
             finding = outcome.failure or next(

@@ -64,7 +64,8 @@ class RecordedRun:
     def __init__(self, path: Path) -> None:
         """Raises BadInput for a directory that is no training or has no iteration yet."""
         directory = RunDirectory.open(path, "training")
-        self.path, self.run = directory.path, resolve_begun(directory)
+        self.path = directory.path
+        self.run = resolve_begun(directory)
         self.name, self.config, lines = str(path), self.run.config, read_metrics(self.path)
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
@@ -133,10 +134,8 @@ class SerialReplay(Trainer, Guard):
         """Build the model at its start; `is_moved` moves master weights by up to half a unit in
         their last place."""
         config, changed = recorded.config, {"precision": precision, **fault.train}
-        train, model = (
-            config.train.model_copy(update=changed),
-            config.model.model_copy(update=fault.model),
-        )
+        train = config.train.model_copy(update=changed)
+        model = config.model.model_copy(update=fault.model)
         config = config.model_copy(update={"parallel": SERIAL, "train": train, "model": model})
         super().__init__(
             replace(recorded.run, config=config),
@@ -169,7 +168,8 @@ class SerialReplay(Trainer, Guard):
         them."""
         numbers: Numbers = {}
         if now := self.recorded.steps.get(iteration):
-            train, overflows = self.recorded.config.train, now.gradient_norm is None
+            train = self.recorded.config.train
+            overflows = now.gradient_norm is None
             self.now = now
             """The recorded iteration that is trained again."""
             line = self.iterate(iteration - 1)[0]
@@ -288,7 +288,8 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
     """The known faults that this run can have; `row` is the row of the word embedding that is
     farthest off."""
     model, train, dp = recorded.config.model, recorded.config.train, recorded.run.layout.dp
-    batch, count = train.global_batch_size, train.global_batch_size // (train.microbatch_size * dp)
+    batch = train.global_batch_size
+    count = train.global_batch_size // (train.microbatch_size * dp)
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
     yield KnownFault(counts, train={"clock": other})
@@ -309,15 +310,11 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
         looked_up = f"row {row} of the word embedding has no gradient where it is looked up"
         yield KnownFault(looked_up, partial(_row_left_out, row))
     if model.family == "bert":
-        told, not_told = (
-            "the loss is a mean of the microbatches' means, not of the batch",
-            "microbatch",
-        )
+        told = "the loss is a mean of the microbatches' means, not of the batch"
+        not_told = "microbatch"
         if train.normalise != "batch":
-            told, not_told = (
-                "the loss is the mean of the batch, not of microbatches' means",
-                "batch",
-            )
+            told = "the loss is the mean of the batch, not of microbatches' means"
+            not_told = "batch"
         yield KnownFault(told, train={"normalise": not_told})
     if train.precision == "fp16" and train.clip_gradient:
         clipped = "the gradient is clipped before the loss scale is taken out"
@@ -326,7 +323,8 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
             clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay))
         )
     if model.dropout:
-        first, each = tuple(range(train.microbatch_size)), batch // dp
+        first = tuple(range(train.microbatch_size))
+        each = batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
             "iteration in every one": lambda dropout: replace(dropout, iteration=0),
             "microbatch in every one": lambda dropout: replace(dropout, samples=first),

@@ -61,7 +61,8 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
-        self.q_norm, self.k_norm = nn.RMSNorm(HEAD, eps=1e-6), nn.RMSNorm(HEAD, eps=1e-6)
+        self.q_norm = nn.RMSNorm(HEAD, eps=1e-6)
+        self.k_norm = nn.RMSNorm(HEAD, eps=1e-6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
@@ -78,9 +79,11 @@ class DecoderBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention_norm = nn.RMSNorm(HIDDEN)
+        self.mlp_norm = nn.RMSNorm(HIDDEN)
         self.attention = Attention()
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+        self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.down = nn.Linear(4 * HIDDEN, HIDDEN)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -232,7 +235,8 @@ class Builder:
         numbers = [rank + layout.pp * turn for turn in range(each)]
         if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):  # there and back again
             numbers = [rank, 2 * layout.pp - 1 - rank]
-        of, device = layout.pp * each, torch.device("cpu")
+        of = layout.pp * each
+        device = torch.device("cpu")
         stages = [
             PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers
         ]

@@ -9,7 +9,8 @@ from itertools import accumulate, islice
 
 from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 
-TAG, LINK = r"<[^<>]{1,2000}>", r"\]\([^()\s]{1,2000}\)"
+TAG = r"<[^<>]{1,2000}>"
+LINK = r"\]\([^()\s]{1,2000}\)"
 MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")
 """A soft hyphen, a tag, or what follows the words of a link in Markdown."""
 SPACED = {

@@ -83,7 +83,8 @@ def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
     """Number of equal bytes of two sketches, padding included; of less than `required` a part of
     them."""
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
-    count, words = np.int64(0), left.shape[0]
+    count = np.int64(0)
+    words = left.shape[0]
     for start in range(0, words, 4):
         end = min(start + 4, words)
         for word in range(start, end):
@@ -107,7 +108,9 @@ def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
     total is last."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
-    start, filled, runs = 0, 0, 0
+    start = 0
+    filled = 0
+    runs = 0
     for end in range(1, documents.shape[0] + 1):
         if end < documents.shape[0] and keys[end] == keys[start]:
             continue
@@ -136,9 +139,11 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
     )
     partial = band.copy()
     partial[rows] = 0
-    agreeing, without_a_band = np.ones(1), np.ones(1)
+    agreeing = np.ones(1)
+    without_a_band = np.ones(1)
     for _ in range(bands):
-        agreeing, without_a_band = np.convolve(agreeing, band), np.convolve(without_a_band, partial)
+        agreeing = np.convolve(agreeing, band)
+        without_a_band = np.convolve(without_a_band, partial)
     return float(
         np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1)
     )

@@ -93,19 +93,21 @@ def link(
     for bucket in range(starts.shape[0] - 1):
         longest = max(longest, starts[bucket + 1] - starts[bucket])
     longest = min(longest, most)
-    following, heads, tails = (
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
-    )
+    following = np.empty(longest, np.int64)
+    heads = np.empty(longest, np.int64)
+    tails = np.empty(longest, np.int64)
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]
-        chains, apart = 0, 0
+        chains = 0
+        apart = 0
         for place in range(members.shape[0]):
-            document, is_offered = members[place], place < most
+            document = members[place]
+            is_offered = place < most
             if is_offered:
                 following[place] = -1
-            own, chain, unlinked = -1, 0, 0
+            own = -1
+            chain = 0
+            unlinked = 0
             while chain < chains:
                 other = heads[chain]
                 linked = _first(forest, members[other]) == _first(forest, document)
@@ -188,14 +190,16 @@ class _Held:
         config: DeduplicateConfig,
         scratch: Path | None,
     ) -> None:
-        bands, size = config.banding[0], len(members)
+        bands = config.banding[0]
+        size = len(members)
         places = bands * size, bands * (size + size // 2)
         self.pages = [_mapped(4 * max(1, count), scratch) for count in places]
         own, slots = (
             np.frombuffer(*each)
             for each in zip(self.pages, (np.int32, np.int32), places, strict=True)
         )
-        self._buckets, self._slots = own.reshape(size, bands), slots.reshape(bands, -1)
+        self._buckets = own.reshape(size, bands)
+        self._slots = slots.reshape(bands, -1)
         component = np.repeat(np.arange(len(starts) - 1, dtype=np.uint64) * SPREAD, np.diff(starts))
         for band in range(bands):
             sharing, first = buckets(keys_of(band) ^ component)
@@ -204,13 +208,12 @@ class _Held:
                 first[:-1] + np.arange(len(first) - 1), np.diff(first)
             )
             self.pages[0].madvise(MADV_DONTNEED)
-        self._sketches, self._members, self._required = (
-            sketches,
-            members,
-            required_agreement(config),
-        )
+        self._sketches = sketches
+        self._members = members
+        self._required = required_agreement(config)
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
-        self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
+        self._found = np.empty(size, np.int64)
+        self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int]:
         """Held documents, in order, that share a bucket with this document and agree with it often
@@ -333,9 +336,13 @@ def resolve(
         return whole[:-1] if is_published else whole
 
     texts = ShingledTexts(text, config.shingle_characters)
-    compared, partly, uncompared = np.zeros(HISTOGRAM_BINS, np.int64), np.zeros(size, np.bool_), 0
-    best, forest = np.zeros(size), np.arange(size if is_published else 0)
-    decisions, dropped = np.empty(size, DECISION), 0
+    compared = np.zeros(HISTOGRAM_BINS, np.int64)
+    partly = np.zeros(size, np.bool_)
+    uncompared = 0
+    best = np.zeros(size)
+    forest = np.arange(size if is_published else 0)
+    decisions = np.empty(size, DECISION)
+    dropped = 0
     for place, document in enumerate(members.tolist()):
         others, left = held.candidates(place) if document >= held_before else ([], 0)
         similarities = np.empty(0)

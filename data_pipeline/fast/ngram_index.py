@@ -52,7 +52,8 @@ class NgramIndex:
         """
         word_rows = _word_arrays(min(len(text), CHUNK_CHARACTERS) + 1, self._words)
         word_rows[STARTS, 0] = 0
-        count, within_word = 0, False
+        count = 0
+        within_word = False
         for origin in range(0, len(text), CHUNK_CHARACTERS):
             chunk = text[origin : origin + CHUNK_CHARACTERS]
             if origin + CHUNK_CHARACTERS >= len(text):
@@ -81,7 +82,8 @@ class NgramIndex:
             word_rows = _word_arrays(len(codes), self._words)
             count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
             lengths = [text.count(" ") + 1 for text in batch]
-            owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
+            owner = np.repeat(np.arange(len(batch)), lengths)
+            runs = count - self._words + 1
             total = np.zeros(runs, np.uint64)
             for place in range(self._words):
                 total = total * RADIX + word_rows[HASHES, place : place + runs]

@@ -45,7 +45,8 @@ SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed where the machine does not tell."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
-BUCKETS_AT_ONCE, ROWS_AT_ONCE = 1 << 10, 1 << 10
+BUCKETS_AT_ONCE = 1 << 10
+ROWS_AT_ONCE = 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document with the text of an earlier one, by their numbers in the corpus."""
@@ -82,7 +83,9 @@ class Corpus:
     """Long documents in order of shard; `starts` are the numbers of the first of each."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
-        self._prepared, self._measured, self._starts = prepared, measured, starts
+        self._prepared = prepared
+        self._measured = measured
+        self._starts = starts
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
 
     def place(self, number: int) -> tuple[int, int]:
@@ -136,10 +139,8 @@ def find_duplicates(
         for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
-    tasks, about = (
-        {"tasks": len(resolving), "linked": len(jobs)},
-        (laid.input, copies.input, forests.input),
-    )
+    tasks = {"tasks": len(resolving), "linked": len(jobs)}
+    about = (laid.input, copies.input, forests.input)
     decisions = workspace.one("decisions", collect_decisions, tasks, decided.input, *about)
     counted = decisions.counts[0]
     left = sum(each["uncompared"] for each in (*forests.counts, *decided.counts))
@@ -233,7 +234,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
-    forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
+    forest = np.arange(settings["documents"])
+    partly = np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))

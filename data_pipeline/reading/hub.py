@@ -174,7 +174,8 @@ class HubSource:
         not answer."""
         from huggingface_hub import HfApi
 
-        place, files = self._location, []
+        place = self._location
+        files = []
         with suppress(Interrupted), asking_for(self.name):
             described = HfApi().dataset_info(
                 place.repository, revision=place.revision, files_metadata=True

@@ -51,10 +51,8 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
         end += len(chunk)
         while chunk:
             if frame is None or frame.eof:
-                frame, start = (
-                    begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31),
-                    end - len(chunk),
-                )
+                frame = begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31)
+                start = end - len(chunk)
             try:
                 content = frame.decompress(chunk)
             except zstandard.ZstdError as error:
@@ -90,7 +88,8 @@ def survey(
                 if start > frame and content - cuts[-1].content >= CHUNK_BYTES:
                     cuts.append(Cut(start, content, lines, is_inside))
                 frame = start
-                content, lines = content + len(out), lines + out.count(b"\n")
+                content = content + len(out)
+                lines = lines + out.count(b"\n")
                 is_inside = out[-1:] != b"\n" if out else is_inside
             is_whole = len(cuts) > 1
             cuts.append(Cut(file.tell(), content, lines, is_inside))
@@ -116,10 +115,8 @@ class _Zstandard(io.RawIOBase):
     for a cut file."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._content, self._rest = (
-            _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst"),
-            b"",
-        )
+        self._content = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst")
+        self._rest = b""
 
     def readable(self) -> bool:
         return True

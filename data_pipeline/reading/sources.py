@@ -135,7 +135,8 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
             " from someone who has it and name it as jsonl:PATH in its place, or leave it out"
         )
     wanted = [name for name in config.names if name in HUB_NAMES or name.startswith(HUB)]
-    names, stand_in = config.names, ""
+    names = config.names
+    stand_in = ""
     if wanted and not hub_is_reachable():
         if config.offline_fallback is None:
             raise DataMissing(

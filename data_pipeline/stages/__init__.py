@@ -93,4 +93,5 @@ class Known(dict[str, type[Any]]):
         return own_stage(name)
 
 
-TEXT_FILTERS, TOKEN_FILTERS = Known(TextFilter), Known(TokenFilter)
+TEXT_FILTERS = Known(TextFilter)
+TOKEN_FILTERS = Known(TokenFilter)

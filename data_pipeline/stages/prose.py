@@ -108,7 +108,8 @@ class Prose(TextFilter):
     def _is_prose(self, paragraph: str) -> bool:
         if not paragraph.rstrip(CLOSING).endswith((".", "!", "?")):
             return False
-        words, sentences = paragraph.split(), len(SENTENCE_END.findall(paragraph))
+        words = paragraph.split()
+        sentences = len(SENTENCE_END.findall(paragraph))
         return (
             len(words) >= self.min_paragraph_words
             and function_words(words) >= self.min_function_words * len(words)

@@ -82,7 +82,8 @@ class PackedSamples:
     """Samples of one token file."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
-        self._file, self._seq_length = token_file, seq_length
+        self._file = token_file
+        self._seq_length = seq_length
         self.index = build_sample_index(token_file.sizes, num_samples, seq_length, seed)
 
     def __len__(self) -> int:
@@ -105,7 +106,8 @@ class PackedSamples:
             if len(tokens):
                 yield SamplePiece(document, int(offset), tokens, self._file)
             wanted -= len(tokens)
-            position, offset = position + 1, 0
+            position = position + 1
+            offset = 0
 
     def sample(self, number: int) -> NDArray[np.int64]:
         """The `number`-th sample in training order, [s + 1] token ids."""

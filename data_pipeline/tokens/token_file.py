@@ -117,7 +117,8 @@ class TokenFile:
         return self.tokens[start : start + int(self.sizes[sequence])]
 
     def _check(self, bin_path: Path, idx_path: Path) -> None:
-        end, starts = 0, self.document_index
+        end = 0
+        starts = self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
             part = slice(low, low + CHECKED_AT_ONCE)
             ends = end + np.cumsum(self.sizes[part], dtype=np.int64) * self.dtype.itemsize
@@ -151,7 +152,8 @@ class TokenFileWriter:
             code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype)
         )
         self._limits = np.iinfo(self._dtype)
-        self._sizes, self._document_ends = array("i"), array("q", [0])
+        self._sizes = array("i")
+        self._document_ends = array("q", [0])
 
     def __enter__(self) -> Self:
         self._paths[0].parent.mkdir(parents=True, exist_ok=True)

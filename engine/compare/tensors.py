@@ -126,10 +126,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
         for low, high, size in zip(*box, shape, strict=True)
     ):
         raise IntegrityFailure(f"a shard of {what} lies outside it")
-    held, size = (
-        sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes),
-        math.prod(shape),
-    )
+    held = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes)
+    size = math.prod(shape)
     if held < size:
         raise IntegrityFailure(
             f"shards of {what} hold {held} of its {size} elements: some are missing"
@@ -220,10 +218,8 @@ def tolerances(
 ) -> dict[Key, float]:
     """T of every tensor of a training, from its perturbed runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
-    layers, draws = (
-        max(numbers, default=-1) + 1,
-        {key: [draw[key] for draw in moved] for key in whole},
-    )
+    layers = max(numbers, default=-1) + 1
+    draws = {key: [draw[key] for draw in moved] for key in whole}
     return {
         key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole
     }

@@ -93,7 +93,8 @@ class PairEncoder:
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
         """Both texts in at most `length` tokens; the longer text loses tokens at its end."""
         a, b = self._encode(first), self._encode(second)
-        room, sizes = length - 3, [len(a.ids), len(b.ids)]
+        room = length - 3
+        sizes = [len(a.ids), len(b.ids)]
         while sum(sizes) > room:
             sizes[sizes[1] >= sizes[0]] -= 1
         return self._join(a.ids[: sizes[0]], b.ids[: sizes[1]], b.offsets[: sizes[1]])
@@ -156,7 +157,8 @@ class FineTuneModel(StageModel):
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)
-        self.body, self.over_positions = body, over_positions
+        self.body = body
+        self.over_positions = over_positions
         self.head = nn.Linear(body.config.hidden_size, outputs)
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
@@ -193,7 +195,9 @@ class FineTuner:
             raise BadInput(
                 f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}"
             )
-        self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
+        self.task = TASKS[name]
+        self.recipe = recipe
+        self.digest = loaded.digest
         self.is_span = name.startswith("squad")
         self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(
             self.mesh.device
@@ -318,7 +322,8 @@ class FineTuner:
         )
         for window, positions in zip(encoded, windows, strict=True):
             start, end = positions.T
-            first, last = window.second_start, window.second_start + len(window.offsets)
+            first = window.second_start
+            last = window.second_start + len(window.offsets)
             nothing = min(nothing, float(start[0] + end[0]))
             if first == last:
                 continue
@@ -327,10 +332,8 @@ class FineTuner:
             score, place = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
             if score > best:
                 low, high = divmod(int(place), last - first)
-                best, text = (
-                    float(score),
-                    example.context[window.offsets[low][0] : window.offsets[high][1]],
-                )
+                best = float(score)
+                text = example.context[window.offsets[low][0] : window.offsets[high][1]]
         return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
 
     def _scores(self, features: Sequence[Feature]) -> Tensor:
@@ -342,7 +345,8 @@ class FineTuner:
         2]."""
         pairs = [pair for feature in batch for pair in feature.sequences]
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
-        types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
+        types = torch.zeros_like(tokens)
+        is_token = torch.zeros_like(tokens, dtype=torch.bool)
         for row, pair in enumerate(pairs):
             tokens[row, : len(pair.tokens)] = torch.tensor(pair.tokens)
             types[row, pair.second_start : len(pair.tokens)] = 1
@@ -399,7 +403,9 @@ def finetune(
         tuner.train(sets["train"], label)
         for split, part in held_out.items():
             scores[split].append(tuner.scores(part, f"{label} {split}"))
-    of_members, medians, ensemble = {}, {}, {}
+    of_members = {}
+    medians = {}
+    ensemble = {}
     for split, part in held_out.items():
         of_members[split] = members_metrics = [tuner.metrics(part, each) for each in scores[split]]
         medians[split] = {

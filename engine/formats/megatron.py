@@ -32,7 +32,8 @@ from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 FILE = "model_optim_rng.pt"
-WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
+WORDS = "embedding.word_embeddings.weight"
+POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
 """Other names of the module that has the layers, `decoder`."""

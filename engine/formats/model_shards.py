@@ -129,7 +129,8 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
             not isinstance(module, nn.Linear)
         )  # the dim of outputs; a Conv1D is [in, out]
         for parameter in module.parameters(recurse=False):
-            key, is_matrix = id(parameter), parameter.dim() == 2
+            key = id(parameter)
+            is_matrix = parameter.dim() == 2
             if module is head or (
                 isinstance(module, nn.Embedding) and len(parameter) == vocabulary
             ):
@@ -367,7 +368,8 @@ class _Region:
     rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
-        self.axis, self.is_inside = axis, False
+        self.axis = axis
+        self.is_inside = False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
         """The random state of the other side: of divided activations, or within them that of the
         whole ones."""
@@ -382,7 +384,8 @@ class _Region:
             module.forward = partial(self.leave, module)
         elif how == "vocabulary":
             start = int(torch.arange(rows).tensor_split(self.axis.size)[self.axis.rank][0])
-            stop, whole = start + len(module.weight), module.forward
+            stop = start + len(module.weight)
+            whole = module.forward
             module.forward = partial(_score, whole, self.axis, start, rows)
             if hasattr(module, "padding_idx"):  # a table that is looked up
                 padding = module.padding_idx
@@ -390,7 +393,8 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        current, self.is_inside = torch.get_rng_state(), not self.is_inside
+        current = torch.get_rng_state()
+        self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 

@@ -16,7 +16,8 @@ from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer
 from mlm_repro.lineage.atomic import read_json, write_json, write_text
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
-VOCABULARY, MERGES = "vocab.json", "merges.txt"
+VOCABULARY = "vocab.json"
+MERGES = "merges.txt"
 
 
 def write_vocabulary(
@@ -32,7 +33,8 @@ def write_vocabulary(
         "PreTrainedTokenizerFast"
     )
     if tokenizer.is_byte_level:
-        reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
+        reader = "GPT2Tokenizer"
+        model = read_json(out / FILE_NAME)["model"]
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
         merges = [f"{left} {right}\n" for left, right in model["merges"]]
         write_text(out / MERGES, "".join(["#version: 0.2\n", *merges]))

@@ -81,7 +81,8 @@ class SpikeGuard(Guard):
     """Notes spikes in the metrics, and leaves their updates out if `skip`."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
-        self._recent, self._skip = recent, skip
+        self._recent = recent
+        self._skip = skip
         self._spike: dict[str, float] = {}
 
     def skips(self, iteration: Iteration) -> bool:
@@ -199,7 +200,9 @@ class SlowRankGuard(Guard):
 
     def __init__(self, mesh: ParallelMesh) -> None:
         self._mesh = mesh
-        self._iterations, self._own, self._start = 0, 0.0, 0.0
+        self._iterations = 0
+        self._own = 0.0
+        self._start = 0.0
         self._known: set[int] = set()
 
     def before(self, number: int) -> None:
@@ -215,7 +218,8 @@ class SlowRankGuard(Guard):
         seconds = self._mesh.world.gather_objects(self._own)
         self._own = 0.0
         slow = slow_ranks(seconds, self._mesh.layout)
-        new, self._known = slow.keys() - self._known, set(slow)
+        new = slow.keys() - self._known
+        self._known = set(slow)
         return "; ".join(
             f"warning: rank {rank} is slow and holds up the others:"
             f" {1000 * seconds[rank] / WINDOW:.0f} ms an iteration for its own work, the others"
@@ -247,7 +251,8 @@ class ReplicaGuard(Guard):
     """
 
     def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
-        self._parameters, self._mesh = parameters, mesh
+        self._parameters = parameters
+        self._mesh = mesh
 
     def before(self, number: int) -> None:
         if number and number % INTERVAL == 0:

@@ -44,10 +44,8 @@ class PeakMemory:
         """The peak after the first iteration, which MemoryGuard reads."""
         self._before, self.measured_by = 0, "torch.cuda.max_memory_allocated"
         if device.type != "cuda":
-            self._before, self.measured_by = (
-                _resident_bytes("VmRSS"),
-                "growth of the peak resident set",
-            )
+            self._before = _resident_bytes("VmRSS")
+            self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
         """Bytes at the peak."""

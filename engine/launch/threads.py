@@ -107,7 +107,8 @@ class World:
     """The ranks of one `run_threads`. Every method is called by a thread that holds the lock."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.lock = size, threading.Lock()
+        self.size = size
+        self.lock = threading.Lock()
         self.computing = 0
         """The rank that holds the lock."""
         self.failure: BaseException | None = None
@@ -118,7 +119,8 @@ class World:
         # One condition a rank: waking all at each message made n threads look and n - 1 sleep
         # again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
-        self._awake, self._ended = set(range(size)), set[int]()
+        self._awake = set(range(size))
+        self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
         """Let other ranks compute until one has woken this one and it `is_ready`."""

@@ -41,12 +41,12 @@ class SelfAttention(nn.Module):
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.heads, self.head_dim, h = (
-            config.num_heads // mesh.tp.size,
-            config.head_dim,
-            config.hidden_size,
-        )
+        self.layer = layer
+        self.axis = mesh.tp
+        self.recompute = recompute
+        self.heads = config.num_heads // mesh.tp.size
+        self.head_dim = config.head_dim
+        h = config.hidden_size
         self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh)
         self.dense = RowParallelLinear(h, h, mesh)
 
@@ -98,7 +98,8 @@ class TransformerLayer(nn.Module):
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.mesh = layer, mesh
+        self.layer = layer
+        self.mesh = mesh
         self.input_layernorm = nn.LayerNorm(config.hidden_size)
         self.self_attention = self.attention_class(config, mesh, layer, recompute_attention)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
@@ -196,7 +197,8 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
     """Dropout on a layer's attention weights, [b, n/t, s, k]."""
     if dropout is None:
         return weights
-    rows, k = weights.size(1) * weights.size(2), weights.size(3)
+    rows = weights.size(1) * weights.size(2)
+    k = weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
     if registry.on_gpu(weights.device):
         dropped: Tensor = kernel("dropout", weights)(

@@ -31,7 +31,9 @@ class FlatGroup:
     def __init__(
         self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool
     ) -> None:
-        self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
+        self.parameters = parameters
+        self.weight_decay = weight_decay
+        self.owners = owners
         first = parameters[0].local
         each = -(-sum(p.local.numel() for p in parameters) // owners.size)
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
@@ -93,7 +95,8 @@ class FlatGroup:
         """Each parameter with its first element and the one after its last, in the flat tensor."""
         end = 0
         for parameter in self.parameters:
-            start, end = end, end + parameter.local.numel()
+            start = end
+            end = end + parameter.local.numel()
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
@@ -140,7 +143,8 @@ class FlatOptimizer(ABC):
             group.main_gradient[group.own] if registry.on_gpu(device) else group.own_gradient
             for group in self.groups
         ]
-        counted, squares = self._counted(own), torch.zeros((), dtype=torch.float64, device=device)
+        counted = self._counted(own)
+        squares = torch.zeros((), dtype=torch.float64, device=device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
@@ -164,7 +168,8 @@ class FlatOptimizer(ABC):
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip, update the master weights and copy them to the model's."""
         self.steps += 1
-        train, limit = self.train, self.train.clip_gradient
+        train = self.train
+        limit = self.train.clip_gradient
         clipping = limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0
         constants = train.adam_beta1, train.adam_beta2, train.adam_epsilon
         for group in self.groups:

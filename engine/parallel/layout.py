@@ -83,7 +83,8 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     Raises BadInput with the numbers that do not divide and the choices that would.
     """
     tp, pp = config.parallel.tp, config.parallel.pp
-    num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
+    num_heads = config.model.num_heads
+    padded_vocab_size = config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches
     for size, what in (
         (num_heads, "attention heads"),

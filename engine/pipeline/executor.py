@@ -40,7 +40,9 @@ class PartitionedModel:
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
     ) -> None:
-        self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
+        self.chunks = chunks
+        self.parallel = parallel
+        self.mesh = mesh
         self.sites: dict[str, int] = {}
         """Numbers of the dropout sites that were asked for so far, on a GPU."""
         self.graphs: Captured | None = None
@@ -185,12 +187,10 @@ class PipelineExecutor:
         microbatches: Sequence[PipelineInput],
         loss_scale: float | Tensor = 1.0,
     ) -> None:
-        self._chunks, self._mesh, self._microbatches, self._loss_scale = (
-            chunks,
-            mesh,
-            microbatches,
-            loss_scale,
-        )
+        self._chunks = chunks
+        self._mesh = mesh
+        self._microbatches = microbatches
+        self._loss_scale = loss_scale
         self._last = mesh.pp.size * len(chunks) - 1
         # Tensor-parallel ranks hold equal activations, so each sends its part alone (2021 paper,
         # Section 4.1); with sequence parallelism they are divided already.

@@ -68,11 +68,9 @@ def metrics(run: Path) -> Comparisons:
         read_summary(run),
         read_document(run / MANIFEST, Manifest),
     )
-    count, schedule, where = (
-        config.train.iterations,
-        BatchSchedule(config.train),
-        f"{SUMMARY} of {run.name}",
-    )
+    count = config.train.iterations
+    schedule = BatchSchedule(config.train)
+    where = f"{SUMMARY} of {run.name}"
     yield as_said(
         done,
         {
@@ -112,7 +110,8 @@ def metrics(run: Path) -> Comparisons:
         if config.train.precision != "fp16":
             due["loss_scale"] = 1.0
         if not line.get("skipped"):
-            updates, updated_samples = updates + 1, updated_samples + size
+            updates = updates + 1
+            updated_samples = updated_samples + size
         for name, value in due.items():
             yield Remade(f"{METRICS}: {name} at {number}", line[name], value, "its schedule gives")
     yield from ending(done, read_validations(run), run.name)
@@ -152,10 +151,8 @@ def checkpoints(run: Path) -> Comparisons:
             for step in steps
             if step.iteration <= iteration_of(path)
         ][-WINDOW:]
-        state, made = (
-            read_object(path / STATE),
-            [step for step in every if step.iteration <= iteration_of(path)],
-        )
+        state = read_object(path / STATE)
+        made = [step for step in every if step.iteration <= iteration_of(path)]
         updates = [step for step in made if not step.skipped]
         due = {
             "iteration": iteration_of(path),
@@ -244,10 +241,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
         )
         due = {"shape": list(whole.shape), **{key: index[name][key] for key in ("dim", "files")}}
         yield Remade(f"{checkpoint.name}/{INDEX}: {name}", index[name], due, "its files give")
-        numbers, stated = (
-            _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0]),
-            statistics[name],
-        )
+        numbers = _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0])
+        stated = statistics[name]
         if is_old and "checksum" not in stated:
             del numbers["checksum"]
         yield Remade(f"{where}: {name}", stated, numbers, "its numbers give")

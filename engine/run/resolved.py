@@ -154,13 +154,15 @@ class ResolvedRun:
         """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
         from mlm_repro.engine.data.batches import validation_text
 
-        config, files = self.config, self.data.token_files("valid")
+        config = self.config
+        files = self.data.token_files("valid")
         validation_text(files, config.model.seq_length)
         family_of(config.model).validation_order(config, files, self.data.tokenizer)
 
     @property
     def _asked(self) -> Manifest:
-        described, settings = self.config.model_dump(mode="json"), settings_of(self.config)
+        described = self.config.model_dump(mode="json")
+        settings = settings_of(self.config)
         return asked_for(
             self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA
         )
@@ -227,7 +229,9 @@ class ResolvedRun:
         run."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
         computing = memory.state + memory.activations
-        parallel, train, layout = self.config.parallel, self.config.train, self.layout
+        parallel = self.config.parallel
+        train = self.config.train
+        layout = self.layout
         fall = (
             "constant"
             if train.decay == "constant"
@@ -444,7 +448,8 @@ def read_run(
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
-    stated, actual = config.model.vocab_size, run.config.model.vocab_size
+    stated = config.model.vocab_size
+    actual = run.config.model.vocab_size
     overridden = any(item.startswith(("model.vocab_size=", "model=")) for item in overrides)
     if stated != actual and (
         overridden or (not twin and "vocab_size" in config.model.model_fields_set)
@@ -490,7 +495,8 @@ def resolve_begun(
         ranks = ranks or (None if changed else layouts[-1]["ranks"])
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
-        identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
+        identity = identity_in(manifest)
+        dataset = manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
@@ -506,7 +512,8 @@ def resolve_begun(
     here = {"dataset": places[0][0] if isinstance(config.data.dataset, Path) else places}
     config = config.model_copy(update={"data": config.data.model_copy(update=here)})
     config = override_config(config, changed) if changed else config
-    train, parents = config.train, manifest["parents"]
+    train = config.train
+    parents = manifest["parents"]
     place = (
         checkpoint_path(train.continues.run, train.continues.iteration)
         if train.continues

@@ -429,10 +429,8 @@ def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     Both are [n]; without columns they are −∞ and 0.
     """
     n, count = len(logits), columns.stop - columns.start
-    highest, total = (
-        logits.new_full((n,), float("-inf"), dtype=torch.float32),
-        logits.new_zeros(n, dtype=torch.float64),
-    )
+    highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)
+    total = logits.new_zeros(n, dtype=torch.float64)
     if count <= 0:
         return highest, total
     if logits.device.type != "cpu":
@@ -489,7 +487,8 @@ def score_with_memory(
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
         raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
-    device, states = model.mesh.device, dict[int, Tensor]()
+    device = model.mesh.device
+    states = dict[int, Tensor]()
     parts = []
     for request in segments:
         tokens = torch.from_numpy(request.tokens).to(device)[None]

@@ -64,10 +64,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
         return _cut(
             tokenizer, [" ".join(pair) for pair in zip(contexts, words, strict=True)], contexts
         )
-    before, targets = (
-        tokenizer.encode_batch([*contexts]),
-        tokenizer.encode_batch([f" {word}" for word in words]),
-    )
+    before = tokenizer.encode_batch([*contexts])
+    targets = tokenizer.encode_batch([f" {word}" for word in words])
     return [
         ([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)
     ]
@@ -83,7 +81,8 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
+    whole = tokenizer.encode_batch([*passages])
+    before = tokenizer.encode_batch([*contexts])
     return [
         (tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)
     ]
@@ -151,7 +150,8 @@ class ClozeTask(Task):
         examples = rule.encode(tokenizer, passages)
 
         def request(example: tuple[list[int], int]) -> Request:
-            ids, count = with_first(tokenizer, example[0]), example[1]
+            ids = with_first(tokenizer, example[0])
+            count = example[1]
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
         super().__init__(source, tokenizer, [*map(request, examples)], passages)
@@ -161,7 +161,8 @@ class ClozeTask(Task):
                 token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS
             ]
             self.banned = np.asarray(banned, dtype=np.int64)
-        self._passages, self._seq_length = passages, seq_length
+        self._passages = passages
+        self._seq_length = seq_length
         self._rule = rule.sentence.replace(
             "nothing before the", f"{shown_first(tokenizer)} before the"
         )

@@ -18,8 +18,11 @@ from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, Stream, stretc
 from mlm_repro.evaluation.windows import Window, sliding_windows, whole_windows
 from mlm_repro.lineage.errors import BadInput
 
-GPTQ, LLAMA_CPP, NANOCHAT = "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat"
-LM_EVAL, LM_EVAL_TWICE = "perplexity-lm-eval", "perplexity-lm-eval-bos-twice"
+GPTQ = "perplexity-gptq"
+LLAMA_CPP = "perplexity-llama.cpp"
+NANOCHAT = "perplexity-nanochat"
+LM_EVAL = "perplexity-lm-eval"
+LM_EVAL_TWICE = "perplexity-lm-eval-bos-twice"
 PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
 """Longest window without another by name; None for the model's context."""
 

@@ -405,7 +405,8 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
         name: out.resolve() / name
         for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
     }
-    model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
+    model = find_file(job.model, Shipped.MODEL).resolve()
+    runs = f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
     options = [

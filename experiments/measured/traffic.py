@@ -77,10 +77,8 @@ class Traffic(TorchDispatchMode):
             objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
             if tensors:
                 group = next(each for each in objects if "ProcessGroup" in str(each._type()))
-                size, largest = (
-                    ProcessGroup.unbox(group).size(),
-                    max(tensor.nbytes for tensor in tensors),
-                )
+                size = ProcessGroup.unbox(group).size()
+                largest = max(tensor.nbytes for tensor in tensors)
                 self.calls[name, size] += 1
                 self.bytes[name, size] += largest * (
                     size if name == "allgather" else 1
@@ -151,12 +149,14 @@ def measure_traffic() -> list[Line]:
 
 
 def _tensor() -> list[Line]:
-    series, numbers = "tensor parallel", []
+    series = "tensor parallel"
+    numbers = []
     for tp in WIDTHS:
         forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
         elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
         numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
-    first, both = forward.calls.total(), whole.calls.total()
+    first = forward.calls.total()
+    both = whole.calls.total()
     counts = {
         "all_reduces_forward": first,
         "all_reduces": both,

@@ -115,7 +115,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         / w.t
         / (machine.matmul_flops_per_second * machine.flash_efficiency)
     )
-    core, core_backward = attention + bytes_seconds(machine, scores * SCORES_FORWARD), 2 * attention
+    core = attention + bytes_seconds(machine, scores * SCORES_FORWARD)
+    core_backward = 2 * attention
     core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
     if machine.fused_attention:
         core, core_backward = (

@@ -204,14 +204,17 @@ def format_plan(
     With `price`, of a GPU-hour, also what it costs; with `days`, how far it comes.
     """
     model, first = run.config.model, choices[0]
-    gpus, iteration_seconds = first.workload.gpus, first.prediction.seconds
+    gpus = first.workload.gpus
+    iteration_seconds = first.prediction.seconds
     batch = run.config.train.global_batch_size
     per_iteration = batch * model.seq_length
     peak = cluster.constants.matmul_flops_per_second.value
     beyond = first.prediction.extrapolated
-    interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
+    interval = cluster.interval(gpus, beyond)
+    known = fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
-    score, coverage = interval.score, interval.coverage
+    score = interval.score
+    coverage = interval.coverage
     scored = (
         f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)"
         if score

@@ -89,7 +89,8 @@ class Walk(NamedTuple):
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
-    layer, head = layer_passes(machine, w), head_passes(machine, w)
+    layer = layer_passes(machine, w)
+    head = head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(walks, layer, head, message)
@@ -119,13 +120,16 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     comes once, at its ends. The embedding, gathered once, has nothing to hide behind.
     """
     hidden = machine.gradient_overlap
-    own, embedding = layer_weights(w), (w.v + w.s) * w.h
-    element, gradient = machine.element_bytes, machine.gradient_bytes or machine.element_bytes
+    own = layer_weights(w)
+    embedding = (w.v + w.s) * w.h
+    element = machine.element_bytes
+    gradient = machine.gradient_bytes or machine.element_bytes
 
     def half(elements: Floats, size: float) -> Floats:
         return collectives.data_all_reduce_seconds(machine, w, elements * size) / 2
 
-    gather, scatter = half(own, element), half(own, gradient)
+    gather = half(own, element)
+    scatter = half(own, gradient)
     sent = Passes(gather, gather + scatter)
     pairs = list(zip(layer, sent, strict=True))
     taken = (np.maximum(*both) + (1 - hidden) * np.minimum(*both) for both in pairs)
@@ -271,7 +275,8 @@ def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
         done = np.full((2, stages, count * ranks // (2 * stages)), -1.0)
         position = np.zeros(ranks, np.int64)
         free = np.zeros(ranks)
-        finished, before = 0, -1
+        finished = 0
+        before = -1
         while finished != before:
             before = finished
             for rank in range(ranks):

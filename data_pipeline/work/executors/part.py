@@ -22,7 +22,9 @@ class PartExecutor:
     def __init__(
         self, workers: LocalExecutor | RayExecutor, meeting: Meeting, is_over: Callable[[], bool]
     ) -> None:
-        self.workers, self.meeting, self.is_over = workers, meeting, is_over
+        self.workers = workers
+        self.meeting = meeting
+        self.is_over = is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """The tasks' results in order. Raises Interrupted when another part ends without its tasks,

@@ -106,7 +106,8 @@ class _Flash(torch.autograd.Function):
         _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](
             keys, bits, first_row, threshold, s, n, DRAWN_ROWS
         )
-        ctx.factors, ctx.sizes = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n)
+        ctx.factors = (keep_scale, 1.0 / math.sqrt(d))
+        ctx.sizes = (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
             qkv,
@@ -128,7 +129,8 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         qkv, context, sums, bits = ctx.saved_tensors
-        gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
+        gradient = gradient.contiguous()
+        qkv_gradient = torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         inner = torch.empty_like(sums)
         given: tuple[Any, ...] = (
@@ -269,13 +271,16 @@ def _forward(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    group = tl.program_id(1)
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
     q = _tile(base, first, stride, s, m, d, w, v)
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
-    total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
+    total = tl.zeros([m], tl.float32)
+    mixed = _zeros(m, w, v)
     edge = (first + 1) // c * c
     for is_edge in tl.static_range(2):  # at the edge some keys are later than their query
         for start in range(is_edge * edge, tl.minimum(first + m, s) if is_edge else edge, c):
@@ -286,7 +291,8 @@ def _forward(
             if is_edge:
                 scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
-            weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+            weights = tl.exp2(scores - higher[:, None])
+            fade = tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 1)
             weights = tl.where(
                 _stays(bits, group, query[:, None], key[None, :], s), weights, 0.0
@@ -331,8 +337,11 @@ def _to_query(
     """Also write the inner product of each query's output and the output's gradient, which
     `_to_key_value` reads."""
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
-    query, head = first + tl.arange(0, m), group.to(tl.int64) * d
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
+    at = group.to(tl.int64) * s
+    query = first + tl.arange(0, m)
+    head = group.to(tl.int64) * d
     q = _tile(base, first, stride, s, m, d, w, v)
     given = _tile(gradient + head, first, b * n * d, s, m, d, w, v)
     output = _tile(context + head, first, b * n * d, s, m, d, w, v)
@@ -380,16 +389,18 @@ def _to_key_value(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    group, start = tl.program_id(1), tl.program_id(0) * c
-    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    group = tl.program_id(1)
+    start = tl.program_id(0) * c
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
     key = start + tl.arange(0, c)
-    keys, values = (
-        _tile(base + d, start, stride, s, c, d, w, v),
-        _tile(base + 2 * d, start, stride, s, c, d, w, v),
-    )
-    to_key, to_value = _zeros(c, w, v), _zeros(c, w, v)
+    keys = _tile(base + d, start, stride, s, c, d, w, v)
+    values = _tile(base + 2 * d, start, stride, s, c, d, w, v)
+    to_key = _zeros(c, w, v)
+    to_value = _zeros(c, w, v)
     for row in range(start // m * m, s, m):
-        query, at = row + tl.arange(0, m), group.to(tl.int64) * s
+        query = row + tl.arange(0, m)
+        at = group.to(tl.int64) * s
         q = _tile(base, row, stride, s, m, d, w, v)
         given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w, v)
         log_sum = tl.load(sums + at + query, query < s, float("inf"))
