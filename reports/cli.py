@@ -1,10 +1,9 @@
-"""`mlm-report`: pages from result files, of a reproduction or of one training, and figures and
-tables one by one."""
+"""`mlm-report`: pages from result files, of a reproduction or of one training."""
 
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -92,21 +91,6 @@ def training(
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)
-
-
-@app.command()
-def figure(
-    name: Annotated[
-        str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")
-    ],
-    runs: Runs = None,
-    form: Annotated[Literal["svg", "csv"], typer.Option("--format", help="What to write.")] = "svg",
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
-) -> None:
-    """Write one figure or table of the page as NAME.FORMAT."""
-    from mlm_repro.reports.render import export_exhibit
-
-    print(export_exhibit(_assemble(runs).all_exhibits, name, form, out))
 
 
 def _assemble(runs: list[Path] | None) -> "Report":

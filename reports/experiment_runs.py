@@ -13,7 +13,7 @@ from mlm_repro.lineage.files import Manifest, parse_document, read_document
 from mlm_repro.lineage.records import Record
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import read_engines
-from mlm_repro.reports.load import newest_reproduction
+from mlm_repro.reports.load import Reproduction, newest_reproduction
 
 AGAINST = "against"
 """Kind of a run of `mlm-verify against`."""
@@ -27,6 +27,11 @@ class Origin:
     """Directory of the run, or of the study that keeps it."""
     manifest: Manifest
     seeds: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, run: Reproduction) -> "Origin":
+        """A reproduction as an origin."""
+        return cls(run.directory, run.manifest, seeds_of(run.records))
 
     @property
     def name(self) -> str:

@@ -17,7 +17,6 @@ from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.errors import Fault
 from mlm_repro.lineage.files import FileSchema, read_document
 from mlm_repro.lineage.records import Record
-from mlm_repro.lineage.shipped import HOME
 from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from mlm_repro.reports.claims import (
     Claims,
@@ -29,18 +28,18 @@ from mlm_repro.reports.claims import (
     paper_parts,
     verdicts_exhibit,
 )
-from mlm_repro.reports.engines import engines_exhibit, layouts_exhibit
+from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.exhibit import Exhibit
 from mlm_repro.reports.experiment_runs import (
     AGAINST,
     Origin,
     load_experiment_runs,
-    seeds_of,
 )
 from mlm_repro.reports.load import Reproduction, load_reproduction
-from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
+from mlm_repro.reports.reproduced import order_of, reproduction_exhibits
 
-REPORT, SOURCES = "report", "sources.json"
+REPORT = "report"
+SOURCES = "sources.json"
 
 
 class Sources(FileSchema):
@@ -126,7 +125,8 @@ class Report:
         """Each finding in short: the id of its part, its name and a sentence."""
         told = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
-            told.append(("kept", "Kept with the code", order_of(self.kept)))
+            place = f"run-{Origin.of(self.kept).name}"
+            told.append((place, "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
         return [
@@ -150,10 +150,7 @@ def assemble(inputs: Inputs) -> Report:
     """Assemble a page. Raises Fault if two exhibits have one name."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
-    origins = (
-        Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records)),
-        *run_origins,
-    )
+    origins = (Origin.of(reproduction), *run_origins)
     experiments = load_experiments()
     records = (
         *results.records,
@@ -179,12 +176,8 @@ def assemble(inputs: Inputs) -> Report:
         by_kind[origin.manifest.kind].append(origin.path)
     if AGAINST in by_kind:
         sections["Beside other engines"] = engines_exhibit(*by_kind[AGAINST])
-    if faults := layouts_exhibit(HOME / "results" / "layouts"):
-        sections["Found in released engines"] = faults
     sections["Errata found in the papers"] = errata_exhibit(claims)
     kept_one = load_reproduction(by_kind["reproduction"][-1]) if "reproduction" in by_kind else None
-    if kept_one:
-        exhibits["kept"] = kept_exhibit(reproduction, kept_one)
     report = Report(
         reproduction,
         exhibits,

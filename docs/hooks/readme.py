@@ -27,12 +27,12 @@ from mlm_repro.experiments.verdicts import (
     totals,
     unanswered,
 )
-from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.atomic import write_bytes, write_text
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
 from mlm_repro.reports.load import Reproduction, load_reproduction
-from mlm_repro.reports.render import export_exhibit
+from mlm_repro.reports.render import render
 from mlm_repro.reports.reproduced import reproduction_exhibits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +154,9 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
 def draw(folder: Path) -> Path:
     """Draw README's picture, the curves of the kept reproduction, into a folder."""
     curves = reproduction_exhibits(load_reproduction(RESULTS))["2019-figure-6"]
-    return export_exhibit([replace(curves, name="twins")], "twins", "svg", folder)
+    path = folder / "twins.svg"
+    write_bytes(path, render(replace(curves, name="twins")).svg)
+    return path
 
 
 @cache

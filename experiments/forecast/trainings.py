@@ -46,18 +46,14 @@ class Trained(NamedTuple):
         return self.config.train.seed == SEARCH_SEED
 
     @property
-    def end(self) -> float:
-        """The last validation's loss."""
-        return list(self.losses.values())[-1]
-
-    @property
     def is_diverged(self) -> bool:
         """True if its loss was not finite, or ended above that of the untrained model."""
-        return not self.is_finished or self.end > self.losses[0]
+        losses = list(self.losses.values())
+        return not self.is_finished or losses[-1] > losses[0]
 
 
 def kept(training: Path) -> KeptRun:
-    """The line of a training in a ladder or an ablation, with the validations of its metrics."""
+    """The line of a training in an ablation, with the validations of its metrics."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
@@ -76,7 +72,8 @@ class Kept:
     """The trainings kept in a folder, by configuration."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.trained = folder, {each.config.name: each for each in read_kept(folder)}
+        self.folder = folder
+        self.trained = {each.config.name: each for each in read_kept(folder)}
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
@@ -124,7 +121,8 @@ def _read(run: KeptRun) -> Trained:
     manifest = parse_document(run.manifest, Manifest, f"{MANIFEST} of {run.name}")
     config = parse_config(manifest.config, RunConfig, f"{run.name}/{MANIFEST}")
     run.check_seal()
-    batches, length = BatchSchedule(config.train), config.model.seq_length
+    batches = BatchSchedule(config.train)
+    length = config.model.seq_length
     lines = validations_in(run.metrics)
     losses = {
         batches.samples_before(line.iteration) * length: line.loss
@@ -136,7 +134,8 @@ def _read(run: KeptRun) -> Trained:
         and max(losses, default=0) != batches.samples_before(config.train.iterations) * length
     ):
         raise IntegrityFailure(f"{run.name}: {METRICS} does not end where the training did")
-    final, digest = lines[-1].loss if lines else math.nan, run.seal["digest"] if run.seal else ""
+    final = lines[-1].loss if lines else math.nan
+    digest = run.seal["digest"] if run.seal else ""
     return Trained(
         run.name, config, manifest.parents["dataset"], digest, losses, final, run.seal is not None
     )

@@ -6,8 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
@@ -26,44 +25,21 @@ from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-FIRST_GUESS_SECONDS = 10.0
-"""Seconds for which the expected pace counts beside the pace that was seen."""
-FOUND_DONE = 0.05
-"""Share of its expected time in which a step cannot have been done anew."""
-
 Step = list[str]
 
 
 class Course:
-    """Says which step begins, and the time that is left by the pace of those before it."""
+    """Says which step begins."""
 
-    def __init__(self, expected: Sequence[float]) -> None:
-        """`expected` are seconds of each step."""
-        self._expected, self._number = expected, 0
-        self._start = self._begun = time.monotonic()
-        self._took, self._foreseen = FIRST_GUESS_SECONDS, FIRST_GUESS_SECONDS
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start
+    def __init__(self, steps: int) -> None:
+        """`steps` is how many there are."""
+        self._steps, self._number = steps, 0
 
     def begin(self, what: str) -> None:
-        """Print the step's number, name and time. A step whose work was found done says nothing
-        about the pace."""
-        now = time.monotonic()
-        if self._number and now - self._begun > FOUND_DONE * self._expected[self._number - 1]:
-            self._took += now - self._begun
-            self._foreseen += self._expected[self._number - 1]
-        left = self._took / self._foreseen * sum(self._expected[self._number :])
-        self._number, self._begun = self._number + 1, now
+        """Print the step's number and name."""
+        self._number += 1
         if not is_quiet():
-            minutes = f"{_minutes(left)} left, {_minutes(self.elapsed + left)} in all"
-            print(f"\nstep {self._number} of {len(self._expected)}: {what}, {minutes}", flush=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else "less than a minute"
+            print(f"\nstep {self._number} of {self._steps}: {what}", flush=True)
 
 
 def first_steps(runs: Path, scratch: Path | None) -> Iterator[Step]:

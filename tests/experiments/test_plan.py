@@ -10,12 +10,12 @@ import pytest
 from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.engine.config import TwinScale
 from mlm_repro.engine.costs import parameter_count, tokens_trained
+from mlm_repro.engine.run.files import SUMMARY
 from mlm_repro.engine.twin import describe_scale
 from mlm_repro.experiments.launch.job import write_launch_files
-from mlm_repro.experiments.reproduce.files import LADDER
+from mlm_repro.experiments.reproduce.files import LADDER, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import (
     FULL_RECIPE,
-    RATES,
     SMOKE,
     TWIN,
     folder_of,
@@ -27,7 +27,8 @@ from mlm_repro.experiments.reproduce.plan import (
 )
 from mlm_repro.experiments.reproduce.steps import launch_folder, train_step
 from mlm_repro.lineage.errors import BadInput, HardwareMissing
-from tests.commands import call
+from mlm_repro.lineage.files import read_document
+from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 
 GPU = {"name": "A GPU"}
@@ -126,11 +127,13 @@ def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_twins_have_the_rates_of_the_rule_and_the_deviation_of_their_width() -> None:
-    assert RATES.at(171_000, 1.45e6) == 0.00589
-    assert RATES.at(4 * 171_000, 1.45e6) == pytest.approx(0.00589 * 4**-0.423, rel=0.002)
-    assert RATES.at(171_000, 4 * 1.45e6) == pytest.approx(0.00589 * 4**-0.32, rel=0.002)
-    config = make_plan("8.3b", "scaled", False, None).configs[0]
-    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1200 * 16 * 128)
+    for config in make_plan("8.3b", "scaled", False, None).configs:
+        by_size = (parameter_count(config.model) / 171_000) ** -0.423
+        by_length = (1200 * 16 * 128 / 1.45e6) ** -0.32
+        rate = config.train.learning_rate
+        assert rate == pytest.approx(0.00589 * by_size * by_length, rel=0.002)
+    kept = read_document(ROOT / "results" / "reproduce-8.3b" / SUMMARY, ReproductionSummary)
+    assert twin_rule(config) == kept.twin_rule
     assert config.train.min_learning_rate == pytest.approx(
         config.train.learning_rate / 15, rel=0.01
     )

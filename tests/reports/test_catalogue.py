@@ -19,7 +19,6 @@ from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit, dr
 from mlm_repro.reports.claims import UNCOUNTED, Claims, group_claims
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import draw
-from mlm_repro.reports.render import export_exhibit
 from mlm_repro.reports.report import Report
 from mlm_repro.reports.style import LOOKS
 from tests.reports.conftest import Built
@@ -245,25 +244,6 @@ def test_a_bad_run_is_refused_in_one_sentence(how: str, runs: list[Path], tmp_pa
     }[how]
     with pytest.raises((BadInput, IntegrityFailure), match=sentence):
         make_report(write_reproduction(tmp_path), runs=[good, spoil(bad, tmp_path, how)])
-
-
-@pytest.mark.parametrize("form", ["svg", "csv"])
-def test_a_single_figure_is_written_in_every_form(
-    form: str, report: Report, tmp_path: Path
-) -> None:
-    path = export_exhibit(report.all_exhibits, "2021/figure-12", form, tmp_path)
-    start = {"svg": b"<?xml", "csv": b"experiment,"}[form]
-    assert path.name == f"2021-figure-12.{form}"
-    assert path.read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(("name", "form"), [("2021/figure-99", "svg"), ("2021/table-1", "svg")])
-def test_what_cannot_be_written_is_refused(
-    name: str, form: str, report: Report, tmp_path: Path
-) -> None:
-    with pytest.raises(BadInput):
-        export_exhibit(report.all_exhibits, name, form, tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_whose_manifest_is_damaged_is_refused(runs: list[Path], tmp_path: Path) -> None:
