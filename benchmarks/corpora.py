@@ -155,10 +155,11 @@ def _taken(runs: Path, process: int) -> int:
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an
     unknown shape."""
+    # Imports torch, which would count as memory of a promise.
     from benchmarks.timing import (
         ratio,
         series,
-    )  # imports torch, which would count as memory of a promise
+    )
 
     if unknown := [name for name in names if name not in SHAPES]:
         raise BadInput(f"no case {unknown[0]!r}; there are: {', '.join(SHAPES)}")

@@ -28,9 +28,8 @@ for absent in (
 ):
     sys.modules.setdefault(absent, MagicMock())  # which its experts do not use
 histogram = torch.histc
-torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(
-    of.dtype
-)  # no integers on CPUs
+# No integers on CPUs.
+torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(of.dtype)
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 

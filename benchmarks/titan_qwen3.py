@@ -22,9 +22,8 @@ WORDS, HIDDEN = 64, 32
 sys.modules.setdefault("tyro", MagicMock())
 trainer = sys.modules.setdefault("torchtitan.trainer", MagicMock())  # models ask it for one class
 trainer.Trainer.Config = type("Config", (), {})
-vars(torch._utils)["_get_available_device_type"] = lambda: (
-    "cpu"
-)  # torchtitan takes CUDA where there is no accelerator
+# Torchtitan takes CUDA where there is no accelerator.
+vars(torch._utils)["_get_available_device_type"] = lambda: "cpu"
 torch.Tensor.bfloat16 = torch.Tensor.double  # type: ignore[method-assign]  # experts round to bf16 on purpose
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
@@ -101,9 +100,8 @@ def build(layout: Any) -> nn.Module:
     config.update_from_config(config=SimpleNamespace(parallelism=parallelism))
     model = config.build()
     with torch.no_grad():
-        model.init_weights(
-            buffer_device=torch.device("cpu")
-        )  # whole: DTensors draw the same parts on CPU ranks
+        # Whole: DTensors draw the same parts on CPU ranks.
+        model.init_weights(buffer_device=torch.device("cpu"))
     model.train()
     if dist.is_initialized():
         dims = import_module("torchtitan.distributed").ParallelDims.from_config(

@@ -131,9 +131,8 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Compare what stages took in, kept and dropped, what is malformed or alike, and what the
     splits have."""
     for stage in ledger.stages:
-        is_cut = (
-            stage.name == "decontaminate" and stage.changed
-        )  # a document loses tokens, and may become several
+        # A document loses tokens, and may become several.
+        is_cut = stage.name == "decontaminate" and stage.changed
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
             if (came := getattr(stage, f"{what}_in")) is not None:
                 amount = getattr(stage.kept, what) + sum(

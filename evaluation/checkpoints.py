@@ -49,9 +49,10 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
     if place.format == "native":
         yield directory
         return
+    # Reads what torch.distributed saves, whose import takes a second.
     from mlm_repro.engine import (
         formats,
-    )  # reads what torch.distributed saves, whose import takes a second
+    )
     from mlm_repro.engine.formats.convert import read_published
 
     if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():

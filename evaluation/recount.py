@@ -55,9 +55,8 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     words = sum(block.num_original_tokens for block in blocks)
     targets = sum(block.num_targets for block in blocks)
     most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
-    least = (
-        words - (len(blocks) - 1) - SAME * words
-    )  # where no spaces part two blocks, their words meet
+    # Where no spaces part two blocks, their words meet.
+    least = words - (len(blocks) - 1) - SAME * words
     given["num_original_tokens"] = min(max(result.num_original_tokens, least), most)
     return given
 

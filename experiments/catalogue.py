@@ -197,9 +197,8 @@ class Claim(Config):
             and low < high
             and self.says != "about"
         )
-        if (
-            ours.low == ours.high and is_rounding
-        ):  # a half is rounded away from zero: the farther end prints more
+        # A half is rounded away from zero: the farther end prints more.
+        if ours.low == ours.high and is_rounding:
             if self.value >= 0:
                 return low - slack <= ours.value < high - slack
             return low + slack < ours.value <= high + slack

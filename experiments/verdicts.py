@@ -469,9 +469,10 @@ def _verdict(
         was_run = any(each.experiment == experiment.name for each in results.records)
         return said("not-tried", "", _reason(experiment, claim, was_run))
     value = float(claim.value)
+    # Not -0.0.
     shown = (
         f"{100 * (record.value - value) / value + 0.0:+.1f} %" if value else f"{record.value:+.3g}"
-    )  # not -0.0
+    )
     if record.kind == "scaled":
         smaller = "the number is of a smaller model or machine"
         return said(

@@ -83,6 +83,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
         return True
     make_directory(path.parent)
     temporary = hidden_beside(path, "partial")
+    # The first writer may have removed unfinished files of others.
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -95,7 +96,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
     except (
         FileExistsError,
         FileNotFoundError,
-    ):  # the first writer may have removed unfinished files of others
+    ):
         if replaces or not path.exists():
             raise
         return False

@@ -167,9 +167,8 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
         yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
     config = read_object(path / CONFIG)
     due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
-    due["parallel"] = attempts.get(by, {}).get(
-        "parallel", config.get("parallel")
-    )  # earlier versions noted no attempts
+    # Earlier versions noted no attempts.
+    due["parallel"] = attempts.get(by, {}).get("parallel", config.get("parallel"))
     yield from islice(unlike(path.name, config, due, "the run's is"), 1)
 
 

@@ -90,9 +90,8 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]
         arguments = arguments if arguments[0] in verbs else [default, *arguments]
     _take_streams()
-    os.environ.setdefault(
-        "PYDANTIC_DISABLE_PLUGINS", "true"
-    )  # it reads every installed package to look for them
+    # It reads every installed package to look for them.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
     os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports what lies in the current folder
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
@@ -175,19 +174,19 @@ def _take_streams() -> None:
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # takes the lowest free number, which is the closed one's
+            # Takes the lowest free number, which is the closed one's.
+            os.open(os.devnull, os.O_RDWR)
             stream = os.fdopen(
                 descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False
             )
             for each in (name, f"__{name}__"):
                 setattr(sys, each, stream)
+        # A rank's is.
         if (
             name != "stdin"
             and isinstance(stream, io.TextIOWrapper)
             and not isinstance(stream, _Output)
-        ):  # a rank's is
+        ):
             stream.flush()
             setattr(
                 sys,
@@ -216,9 +215,8 @@ def _escaped(text: str) -> str:
 def _unforeseen(error: Exception) -> UserError:
     """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other
     into a Fault."""
-    if mistake := getattr(
-        error, "format_message", None
-    ):  # click has it, or the copy that newer versions of typer have
+    # Click has it, or the copy that newer versions of typer have.
+    if mistake := getattr(error, "format_message", None):
         return BadInput(mistake())
     said = str(error)
     message = " ".join(str(error).split())

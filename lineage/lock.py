@@ -49,9 +49,8 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _remove_leftovers(
-                directory, [mark]
-            )  # of killed children: their mark goes with the lock
+            # Of killed children: their mark goes with the lock.
+            _remove_leftovers(directory, [mark])
     finally:
         _release(path)
 

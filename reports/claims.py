@@ -173,9 +173,8 @@ def paper_parts(
                 continue
             title = experiments[name].title if name else "Claims without an experiment"
             place = name.replace("/", "-")
-            exhibit = (
-                drawn[name] if homes.get(name) == paper else None
-            )  # some have questions of our own alone
+            # Some have questions of our own alone.
+            exhibit = drawn[name] if homes.get(name) == paper else None
             parts.append(
                 PaperPart(
                     title, place if place in places else "", exhibit, asked.get(name, Claims(()))

@@ -162,9 +162,8 @@ def assemble(inputs: Inputs) -> Report:
         for experiment in experiments.values()
         for each in worked_out(experiment).numbers
     ]
-    known = {
-        _place(record) for record in worked
-    }  # a run's own are the same, or of an earlier version
+    # A run's own are the same, or of an earlier version.
+    known = {_place(record) for record in worked}
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _place(record) not in known]

@@ -15,17 +15,15 @@ from hypothesis import settings
 from mlm_repro.lineage.errors import KEEPS_NOTHING, STOPS
 from tests.commands import Command, Outcome
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # read when torch is imported; a process with more does not fork well
-os.environ.setdefault(
-    "TRITON_INTERPRET", "1"
-)  # read when Triton is imported; without effect where it is not
+# Read when torch is imported; a process with more does not fork well.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read when Triton is imported; without effect where it is not.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile(
-    "untimed", deadline=None
-)  # how long an example takes says nothing on a busy machine
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
 
 LONG = [
     f"tests/{name}.py"
@@ -134,16 +132,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
             with pytest.raises(SystemExit) as ended:
                 main()
         finally:
+            # A command that has ended ignores them, and so would its children.
             for (
                 number,
                 handler,
-            ) in (
-                handlers.items()
-            ):  # a command that has ended ignores them, and so would its children
+            ) in handlers.items():
                 signal.signal(number, handler)
-            os.environ.pop(
-                KEEPS_NOTHING, None
-            )  # a command sets it for its process, and a test may have several
+            # A command sets it for its process, and a test may have several.
+            os.environ.pop(KEEPS_NOTHING, None)
         out, err = capfd.readouterr()
         assert traces or "Traceback" not in err, err
         code = int(ended.value.code or 0)

@@ -4,7 +4,9 @@ ready.
 Where torch is not installed, only what needs none.
 """
 
+import atexit
 import gc
+import os
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -42,3 +44,6 @@ if find_spec("torch"):
 list_gpus.cache_clear()  # a test may give a process another machine
 gc.collect()
 gc.freeze()  # a forked command has garbage of its own alone to look for
+# Triton's bindings list what they still hold when this process ends, pages that nobody can act on.
+# Registered last, because Python calls the last handler first.
+atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)

@@ -59,18 +59,16 @@ def make_environment(version: str) -> Path | None:
     """The Python of an environment without torch; None where there is no Python of that version."""
     venv = ROOT / "build" / f"python{version}"
     create = [f"python{version}", "-m", "venv", str(venv)]
-    variables = os.environ | {
-        "PYENV_VERSION": version
-    }  # pyenv's programs are there for versions that are not
+    # Pyenv's programs are there for versions that are not.
+    variables = os.environ | {"PYENV_VERSION": version}
     if (
         not shutil.which(create[0])
         or subprocess.run(create, env=variables, capture_output=True).returncode
     ):
         return None
     install = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
-    versions = (
-        ROOT / "build" / "versions.txt"
-    )  # pip takes digests for all packages of a call or for none
+    # Pip takes digests for all packages of a call or for none.
+    versions = ROOT / "build" / "versions.txt"
     versions.write_text(
         re.sub(r" \\\n +--hash=\S+", "", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
     )

@@ -161,9 +161,8 @@ def test_a_second_clone_shares_the_files_of_the_first_and_installs_nothing_again
         (folder / ".venv" / ".ready").touch()
         return folder / ".venv", done.stdout
 
-    stored = (
-        tmp_path / "cache" / "mlm-repro" / "scores" / "of-a-model"
-    )  # the program's own caches lie beside it
+    # The program's own caches lie beside it.
+    stored = tmp_path / "cache" / "mlm-repro" / "scores" / "of-a-model"
     stored.parent.mkdir(parents=True)
     stored.touch()
     first, told = clone("first")

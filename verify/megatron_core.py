@@ -579,9 +579,8 @@ class MegatronCore(Engine):
         """Update, then step the scheduler: the first update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
-        if (
-            self.layout.shard_optimizer and self.model.ddp_config.overlap_param_gather
-        ):  # its next forward pass would gather them
+        # Its next forward pass would gather them.
+        if self.layout.shard_optimizer and self.model.ddp_config.overlap_param_gather:
             self.model.start_param_sync(force_sync=True)
         self.scheduler.step(increment=self.train.global_batch_size)
         return float(norm), rate

@@ -223,9 +223,8 @@ def run_parity(
     fit.
     """
     config = with_vocabulary(config)
-    changed = {"precision": "fp64"} | (
-        {"microbatch_size": 1} if threads else {}
-    )  # more data-parallel ranks fit
+    # More data-parallel ranks fit.
+    changed = {"precision": "fp64"} | ({"microbatch_size": 1} if threads else {})
     config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
     chosen, others = choose_layouts(names, ranks, config)
     for reason, layouts in others.items():

@@ -147,9 +147,8 @@ class SerialReplay(Trainer, Guard):
         if start.place:
             own = start.place, start.digest, self.model.parameters, optimizer
             self.state = start_from(*own, start.is_whole)
-            if (
-                start.is_whole and precision == "fp64"
-            ):  # the weights of a mixed run are those of its optimizer
+            # The weights of a mixed run are those of its optimizer.
+            if start.is_whole and precision == "fp64":
                 start_from(*own, is_whole=False)
                 optimizer.steps = self.state.optimizer_steps
         updated = self.state.updated_samples

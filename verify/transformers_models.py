@@ -111,10 +111,11 @@ class Loaded:
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
         """Load this rank's part. Raises BadInput for a layout that transformers has no word for."""
         transformers = import_extra("transformers", "bench")
+        # In float64.
         more: JSON = {
             "attn_implementation": "eager",
             "experts_implementation": "eager",
-        }  # in float64
+        }
         if layout != SERIAL:
             more["distributed_config"] = transformers.distributed.DistributedConfig(
                 **axes_of(layout)

@@ -231,23 +231,22 @@ class FileSource:
         whole = path.resolve()
         others = list[Path]()
         snapshots = [folder for folder in (whole, *whole.parents) if folder.name == "snapshots"]
+        # A Hugging Face cache links there.
         roots = [
             whole,
             *(folder.with_name("blobs") for folder in snapshots),
-        ]  # a Hugging Face cache links there
+        ]
         for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not (file.is_file() or file.is_symlink()):
                 continue
-            is_made = self.kind == "arrow" and file.name.startswith(
-                "cache-"
-            )  # what `Dataset.map` made of the others
+            # What `Dataset.map` made of the others.
+            is_made = self.kind == "arrow" and file.name.startswith("cache-")
             if is_made or not file.name.lower().endswith(SUFFIXES[self.kind]):
                 others.append(file)
                 continue
-            if not any(
-                map(file.resolve().is_relative_to, roots)
-            ):  # whether anything is there is not told
+            # Whether anything is there is not told.
+            if not any(map(file.resolve().is_relative_to, roots)):
                 raise BadInput(
                     f"source {self.name}: {file} is a link out of the directory; name what it"
                     " leads to"

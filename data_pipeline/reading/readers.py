@@ -28,9 +28,8 @@ from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.remembered import stamp_of
 
-os.environ.setdefault(
-    "ARROW_DEFAULT_MEMORY_POOL", "system"
-)  # pyarrow's own sets 1 GB aside, which hides what is taken
+# Pyarrow's own sets 1 GB aside, which hides what is taken.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 EXCERPT_CHARACTERS = 300
 NAMES, NAME_CHARACTERS = 5, 20
 """Most keys, and most characters of each, that are named where the key of the text is not there."""
@@ -104,9 +103,8 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
                     break
             _check_stamp(piece)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            if (
-                piece.stamp and isinstance(error, OSError) and error.errno
-            ):  # it was read once, for its digest
+            # It was read once, for its digest.
+            if piece.stamp and isinstance(error, OSError) and error.errno:
                 raise Interrupted(
                     f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}"
                 ) from error
@@ -246,9 +244,8 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
                 for name, field in row.items()
             }
         )
-        if (piece.keep or piece.id_key) and LONG_INTEGER.search(
-            line
-        ):  # orjson makes a float of what has over 64 bits
+        # Orjson makes a float of what has over 64 bits.
+        if (piece.keep or piece.id_key) and LONG_INTEGER.search(line):
             value = parse_json(line)
         if piece.kind == "harvest" and "text" not in value:
             return Malformed(**value)
@@ -282,9 +279,8 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         mended = mend_surrogates(own) if isinstance(own, str) else place
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
         metadata = value.get("metadata")
-        metadata = (
-            parse_json(metadata) if isinstance(metadata, str) else metadata
-        )  # as it is in a table
+        # As it is in a table.
+        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
         return Document(mended, text, str(value.get("source") or ""), metadata)
     own = _value(value, piece.id_key) if piece.id_key else None
     wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}

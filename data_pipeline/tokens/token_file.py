@@ -89,10 +89,11 @@ class TokenFile:
         if magic != MAGIC or version != 1 or code not in DTYPES:
             raise IntegrityFailure(f"{idx_path} is not a version 1 token index with integer tokens")
         length = HEADER.size + 12 * sequences + 8 * documents
+        # The latter with a mode for each sequence.
         if idx_path.stat().st_size not in (
             length,
             length + sequences,
-        ):  # the latter with a mode for each sequence
+        ):
             raise IntegrityFailure(f"{idx_path} is not as long as its header says")
         index = np.asarray(np.memmap(idx_path, np.uint8, "r"))[HEADER.size :]
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")

@@ -332,9 +332,8 @@ def _complete(
     about = config.model_dump(mode="json", include={"name", "model", "twin", "parallel"})
     # Otherwise the checkpoints of one run would state two configurations where a release came
     # between them.
-    stated = begun.get(
-        "config", {}
-    )  # by the release that began the run; this one may have more keys
+    # By the release that began the run; this one may have more keys.
+    stated = begun.get("config", {})
     about |= {key: stated[key] for key in ("name", "model", "twin") if key in stated}
     write_json(unfinished / CONFIG, about)
     write_json(

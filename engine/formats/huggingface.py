@@ -366,9 +366,8 @@ def read_weights(
                 which = "not in the index" if problem[0] in names else "missing"
                 raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
             for name in names:
-                short = name.removeprefix("_orig_mod.").removeprefix(
-                    prefix
-                )  # the first is torch.compile's
+                # The first is torch.compile's.
+                short = name.removeprefix("_orig_mod.").removeprefix(prefix)
                 if short in tensors:
                     raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
                 if not re.fullmatch(buffers, short):

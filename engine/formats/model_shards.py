@@ -125,9 +125,8 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
             style = next(
                 (how for how, ends in names.items() if re.search(rf"\.({ends})$", place)), None
             )
-        outputs = int(
-            not isinstance(module, nn.Linear)
-        )  # the dim of outputs; a Conv1D is [in, out]
+        # The dim of outputs; a Conv1D is [in, out].
+        outputs = int(not isinstance(module, nn.Linear))
         for parameter in module.parameters(recurse=False):
             key = id(parameter)
             is_matrix = parameter.dim() == 2

@@ -168,9 +168,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
 
 
 def _note(names: list[str], name: str, *tensors: Tensor) -> None:
-    if not all(
-        torch.isfinite(tensor.to_dense()).all() for tensor in tensors
-    ):  # a gradient may be sparse
+    # A gradient may be sparse.
+    if not all(torch.isfinite(tensor.to_dense()).all() for tensor in tensors):
         names.append(name)
 
 

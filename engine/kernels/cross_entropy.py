@@ -200,9 +200,8 @@ class _Chunked(torch.autograd.Function):
                 None,
                 None,
             )
-        if (
-            registry.on_gpu(gradient.device) or gradient.item() != 1.0
-        ):  # a GPU's value would have to be waited for
+        # A GPU's value would have to be waited for.
+        if registry.on_gpu(gradient.device) or gradient.item() != 1.0:
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
         return to_hidden, to_weight, None, None, None, None

@@ -91,7 +91,7 @@ def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float3
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
     return (
-        np.array(mask.keys, dtype=np.uint64),
+        np.asarray(mask.keys, dtype=np.uint64),
         mask.first_row,
         np.int32(mask.threshold),
         np.float32(mask.scale),
@@ -145,7 +145,7 @@ def compiled_bits(
     """The same bits from a compiled loop."""
     blocks = -(-columns // BLOCK)
     bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
-    _fill(np.array(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
+    _fill(np.asarray(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
     return bits[..., :columns]
 
 

@@ -141,9 +141,8 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
             positive = [code for code in failed if code and code > 0]
             # The exit code is that of the cause: ranks that lost a peer end with the code of an
             # interruption.
-            causes = [
-                code for code in positive if code != Interrupted.exit_code
-            ]  # those of ranks that lost nobody
+            # Those of ranks that lost nobody.
+            causes = [code for code in positive if code != Interrupted.exit_code]
             return (causes or positive or [-signal.SIGKILL])[0]
         time.sleep(0.05)
 

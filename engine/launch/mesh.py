@@ -114,9 +114,8 @@ def join_ranks() -> None:
         alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
         raise alone from error
     # Without the prefix the ranks of a new attempt would be counted on top of those of the last.
-    attempt = os.environ.get(
-        "TORCHELASTIC_RESTART_COUNT", "0"
-    )  # torchrun keeps its store when it starts ranks again
+    # Torchrun keeps its store when it starts ranks again.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
     # Counted before the process group is made, whose own time-out would not say how many ranks are
     # missing.
@@ -244,9 +243,8 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
     def axis(number: int) -> Axis:
         own: Axis = LoneAxis(waiting=waiting)
         for members in dict.fromkeys(line[number] for line in lines if len(line[number]) > 1):
-            group = (
-                None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
-            )  # every process makes it
+            # Every process makes it.
+            group = None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
             own = joined(members, group) if members == lines[rank][number] else own
         return own
 

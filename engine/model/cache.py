@@ -55,9 +55,8 @@ class KeyValueCache(Cache):
         b, n, q, d = key.shape
         if layer not in self._stored:
             self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
-        start = self._seen[
-            layer
-        ]  # by layer, because the stage's layers are run one after the other
+        # By layer, because the stage's layers are run one after the other.
+        start = self._seen[layer]
         end = self._seen[layer] = start + q
         keys, values = self._stored[layer][:, :, :, :end]
         keys[:, :, start:], values[:, :, start:] = key, value
@@ -73,9 +72,8 @@ class ScoredPositions(Cache):
     last_layer: int
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        if (
-            layer != self.last_layer
-        ):  # whose outputs at every position are the next layer's keys and values
+        # Whose outputs at every position are the next layer's keys and values.
+        if layer != self.last_layer:
             return kernel("attention", qkv)(qkv, None)
         query, key, value = by_head(qkv)
         asked = query.take_along_dim(self.positions[:, None, :, None], dim=2)

@@ -77,9 +77,8 @@ class ShardedReducer(GradientReducer):
 
     def finish(self, divisor: float) -> None:
         for group in self.groups:
-            group.main_gradient.div_(
-                divisor
-            )  # the sum over microbatches is already the mean over ranks
+            # The sum over microbatches is already the mean over ranks.
+            group.main_gradient.div_(divisor)
 
 
 def _arrived(main: Tensor, parameter: Tensor) -> None:

@@ -124,9 +124,8 @@ class PartitionedModel:
         )
         total = executor.run(self._program(len(microbatches), training=False))
         for chunk in self.chunks:
-            if reshard := getattr(
-                chunk, "reshard", None
-            ):  # FSDP2's: the weights may change before their next use
+            # FSDP2's: the weights may change before their next use.
+            if reshard := getattr(chunk, "reshard", None):
                 reshard()
         return total
 

@@ -361,9 +361,8 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
         and values.get("train", {}).get("precision") == "fp16"
     ):
         values = values | {"train": FIRST_RELEASE | values["train"]}
-    if isinstance(
-        record := values.get("record"), dict
-    ):  # earlier versions had other records and loggers
+    # Earlier versions had other records and loggers.
+    if isinstance(record := values.get("record"), dict):
         record = {key: value for key, value in record.items() if key not in FORMER_RECORDS}
         loggers = [name for name in LOGGERS if name in record.get("loggers", ())]
         values = values | {"record": record | {"loggers": loggers}}

@@ -299,9 +299,8 @@ class ReadText:
         }
         decode = self._tokenizer.decode
         special = {self._tokenizer.end_of_text, *self._tokenizer.first_tokens}
-        if not decode(self._tokenizer.encode("a a")[1:]).startswith(
-            " "
-        ):  # a sub-word alone loses its space
+        # A sub-word alone loses its space.
+        if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):
             return counts
         ids = [token for tokens in self.tokens for token in tokens.tolist() if token not in special]
         spelled = {token: decode([token]) for token in {*ids}}

@@ -413,9 +413,8 @@ class Pretrained:
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        scheme = (
-            self._settings["config"].to_dict().get("quantization_config")
-        )  # the library may take it out
+        # The library may take it out.
+        scheme = self._settings["config"].to_dict().get("quantization_config")
         try:
             model, said = library.AutoModelForCausalLM.from_pretrained(
                 self.directory,
@@ -502,9 +501,8 @@ class Pretrained:
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
-            if (
-                is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all()
-            ):  # NaN is passed on
+            # NaN is passed on.
+            if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():
                 raise IntegrityFailure(
                     f"{self.directory}: tensor {name!r} holds values that are not finite numbers"
                 )

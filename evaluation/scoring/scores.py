@@ -47,10 +47,11 @@ from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
 
 ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
+# On a CPU what its caches hold is fastest.
 MAX_ACTIVATION_BYTES = {
     "cpu": 16 * 2**20,
     "cuda": 4 * 2**30,
-}  # on a CPU what its caches hold is fastest
+}
 MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
 TOGETHER = 1024
 """Number of exponentials that are added in float32 before they join a float64 sum."""

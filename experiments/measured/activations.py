@@ -87,9 +87,8 @@ class PlainLayer(nn.Module):
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
         """Heads' outputs [s, b, h/t] from queries, keys and values [s, b, 3h/t]."""
         s, b, columns = qkv.shape
-        query, key, value = (
-            qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
-        )  # each [b·a/t, s, d]
+        # Each [b·a/t, s, d].
+        query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
         hidden = torch.full((s, s), float("-inf"), dtype=qkv.dtype, device=qkv.device).triu(1)
         scores = torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.size(2) ** -0.5)
         return (

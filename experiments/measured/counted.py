@@ -119,9 +119,8 @@ def measure_words() -> list[Line]:
     )
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     words = count_original_tokens(text)
-    predicted = (
-        len(tokenizer.encode(detokenize_wikitext(text))) - 1
-    )  # nothing comes before the first
+    # Nothing comes before the first.
+    predicted = len(tokenizer.encode(detokenize_wikitext(text))) - 1
     values = {
         "wikitext103_original_tokens": words,
         "wikitext103_bpe_tokens": predicted,

@@ -80,9 +80,8 @@ class Traffic(TorchDispatchMode):
                 size = ProcessGroup.unbox(group).size()
                 largest = max(tensor.nbytes for tensor in tensors)
                 self.calls[name, size] += 1
-                self.bytes[name, size] += largest * (
-                    size if name == "allgather" else 1
-                )  # it has a list of parts
+                # It has a list of parts.
+                self.bytes[name, size] += largest * (size if name == "allgather" else 1)
         return func(*args, **(kwargs or {}))
 
     @property

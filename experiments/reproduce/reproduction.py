@@ -412,9 +412,8 @@ def _print_results(directory: Path) -> None:
     labels = read_document(directory / SUMMARY, ReproductionSummary).labels
     shown = []
     for record in records:
-        meaningless = record.kind == "scaled" and record.quantity.endswith(
-            "_perplexity"
-        )  # of words, by a twin
+        # Of words, by a twin.
+        meaningless = record.kind == "scaled" and record.quantity.endswith("_perplexity")
         if record.seed is not None and (
             record.quantity == END or (record.x is None and not meaningless)
         ):

@@ -132,9 +132,8 @@ def run_step(program: str, *arguments: str) -> None:
     shown = shlex.join([program, *arguments])
     if not is_quiet():
         print(f"\n$ {shown}", flush=True)
-    own = Path(sys.executable).with_name(
-        program
-    )  # this environment's command of that name, or the system's
+    # This environment's command of that name, or the system's.
+    own = Path(sys.executable).with_name(program)
     command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
     stopped: list[int] = []
 
@@ -151,9 +150,8 @@ def run_step(program: str, *arguments: str) -> None:
     with when_stopped(leave):
         with held_back():
             process = subprocess.Popen(command, preexec_fn=prepare)
-        status = process.wait(
-            math.inf
-        )  # with a limit it wakes often: another thread may have taken the signal
+        # With a limit it wakes often: another thread may have taken the signal.
+        status = process.wait(math.inf)
     if status:
         raise StepFailed(shown, status, bool(stopped))
     if stopped:

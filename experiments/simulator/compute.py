@@ -89,9 +89,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         + matmul_seconds(machine, tokens, w.h, w.f / w.t)
     )
     linears = np.where(w.xl == 1, recurrent, linears)
-    scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (
-        1 + w.xl
-    )  # by content, and by distance
+    # By content, and by distance.
+    scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl)
     products = scored + matmul_seconds(machine, w.s, w.width, w.keys_length)
     slower = np.where(
         w.width % 8 == 0, 1.0, machine.matmul_flops_per_second / machine.vector_flops_per_second

@@ -117,9 +117,8 @@ def a100_rows() -> list[Observation]:
     and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
-    known = {
-        row.workload for row in observed("2021/table-1")
-    }  # the text's trillion parameters are a row of that table
+    # The text's trillion parameters are a row of that table.
+    known = {row.workload for row in observed("2021/table-1")}
     return [*times, *(row for row in rows if row.workload.zero == 0 and row.workload not in known)]
 
 

@@ -98,9 +98,8 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     parameters = (layer_weights(w) * most + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
     gradient_bytes = machine.gradient_bytes or machine.element_bytes
     reduction = collectives.data_all_reduce_seconds(machine, w, parameters * gradient_bytes)
-    times = np.where(
-        w.zero == 1, (1 + machine.element_bytes / gradient_bytes) / 2, 1.0
-    )  # reduced, and gathered
+    # Reduced, and gathered.
+    times = np.where(w.zero == 1, (1 + machine.element_bytes / gradient_bytes) / 2, 1.0)
     hidden = machine.gradient_overlap * (most * computed.backward + head.backward)
     gradients = np.maximum(times * reduction - hidden, times * reduction / (most + 1))
     gradients = np.where(w.zero == 3, exposed, gradients)
@@ -182,9 +181,8 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
     """The bytes of the fullest pipeline rank, and whether a GPU has them."""
     model, has = config.model, machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
-        model = model.model_copy(
-            update={"num_heads": 0}
-        )  # it neither stores scores nor makes them again for backward
+        # It neither stores scores nor makes them again for backward.
+        model = model.model_copy(update={"num_heads": 0})
     parallel = config.parallel.model_copy(update={"shard_parameters": workload.zero == 3})
     fullest = fullest_rank(model, config.train, parallel, workload.dp)
     # under ZeRO 3 parameters are whole that compute, those that are next, and gradients of the

@@ -18,35 +18,30 @@ from tests.architecture.rooms import ROOT, source_files
 
 MODEL_FOLDER = ROOT / "experiments" / "models"
 MODELS = sorted(MODEL_FOLDER.rglob("*.toml"))
-CLUSTERS = sorted(
-    (ROOT / "experiments" / "clusters").rglob("*.toml")
-)  # looked at in tests/experiments/simulator
+# Looked at in tests/experiments/simulator.
+CLUSTERS = sorted((ROOT / "experiments" / "clusters").rglob("*.toml"))
 SOFTWARE = sorted((ROOT / "experiments" / "software").rglob("*.toml"))  # as these
-EXPERIMENTS = sorted(
-    (ROOT / "experiments").glob("*/*/ex*.toml")
-)  # looked at in tests/experiments/test_catalogue.py
-UNANSWERED = (
-    ROOT / "experiments" / "unanswered.toml"
-)  # looked at in tests/experiments/test_verdicts.py
-JOBS = sorted(
-    (ROOT / "experiments" / "jobs").glob("*.toml")
-)  # looked at in tests/experiments/launch
+# Looked at in tests/experiments/test_catalogue.py.
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*/*/ex*.toml"))
+# Looked at in tests/experiments/test_verdicts.py.
+UNANSWERED = ROOT / "experiments" / "unanswered.toml"
+# Looked at in tests/experiments/launch.
+JOBS = sorted((ROOT / "experiments" / "jobs").glob("*.toml"))
 MEGATRON_FLAGS = ROOT / "engine" / "megatron_flags.toml"  # in tests/engine
+# Tests/verify, engine.
 NAME_MAPS = {
     *ROOT.glob("engine/compare/names/*.toml"),
     *ROOT.glob("engine/formats/*.toml"),
-}  # tests/verify, engine
+}
 LABELS = {ROOT / "reports" / name for name in ("axes.toml", "style.toml")}  # in tests/reports
 PUBLISHED = ROOT / "data_pipeline" / "contamination" / "published.toml"  # in tests/data_pipeline
 FITTED = ROOT / "benchmarks" / "fitted.toml"  # in tests/experiments/simulator
 SMALL = ROOT / "verify" / "small.toml"  # in tests/verify
 FIXES = ROOT / "benchmarks" / "fixes.toml"  # in tests/benchmarks
-ABOUT_CLAIMS = sorted(
-    (ROOT / "experiments" / "claims").glob("*.toml")
-)  # in tests/experiments/test_catalogue.py
-RELEASED = (
-    ROOT / "experiments" / "measured" / "released.toml"
-)  # in tests/experiments/test_measured.py
+# In tests/experiments/test_catalogue.py.
+ABOUT_CLAIMS = sorted((ROOT / "experiments" / "claims").glob("*.toml"))
+# In tests/experiments/test_measured.py.
+RELEASED = ROOT / "experiments" / "measured" / "released.toml"
 SEEDS = ROOT / "docs" / "hooks" / "seeds.toml"  # in tests/docs
 PROTOCOLS = sorted((ROOT / "evaluation").glob("*/pro*.toml"))  # in tests/evaluation
 RECIPES = sorted((ROOT / "data_pipeline" / "recipes").glob("*.toml"))

@@ -82,9 +82,8 @@ def test_what_a_build_takes_stands_beside_what_a_dry_run_promises() -> None:
     assert case.setting["documents"] == 2000
     taken = {(each.contender, each.measure): each.samples[0] for each in case.series}
     assert taken["used", "memory"] > 100
-    assert (
-        taken["used", "disk"] < 2 * taken["promised", "disk"]
-    )  # of so small a text blocks of the disk are a share
+    # Of so small a text blocks of the disk are a share.
+    assert taken["used", "disk"] < 2 * taken["promised", "disk"]
     for each in case.ratios:
         what = each.name.split(",")[0]
         assert each.value == pytest.approx(taken["used", what] / taken["promised", what], rel=1e-3)

@@ -156,9 +156,8 @@ def warm_up(folder: Path) -> None:
     """
     _settle(folder, folder / "log")
     leave_figures_blank()
-    kept = cache(
-        lambda *folders: load_results(folders)
-    )  # what lies with the code is no job's own, and is read once
+    # What lies with the code is no job's own, and is read once.
+    kept = cache(lambda *folders: load_results(folders))
     experiment_runs.load_results = lambda folders: (
         kept(*folders) if folders[0].is_relative_to(HOME) else load_results(folders)
     )

@@ -60,9 +60,8 @@ def test_a_lost_process_is_replaced(tmp_path: Path) -> None:
             n**2 for n in range(8)
         ]
     assert (tmp_path / "log").read_text() == log  # the second run repeats nothing
-    assert (
-        len(log.splitlines()) <= 9
-    )  # the first repeats at most what the other process was doing at the loss
+    # The first repeats at most what the other process was doing at the loss.
+    assert len(log.splitlines()) <= 9
     assert not list((tmp_path / "out").glob(".*")) or not (tmp_path / "kill").exists()
 
 
@@ -76,9 +75,8 @@ def test_a_mistake_crosses_processes_as_it_is(tmp_path: Path) -> None:
     tasks = [WorkTask(fail, {}, (), tmp_path / "0"), WorkTask(fail, {}, (), tmp_path / "1")]
     with LocalExecutor(2) as executor, pytest.raises(BadInput, match="this cannot be"):
         list(executor.run(tasks))
-    with locked(
-        tmp_path
-    ):  # removes what the process had begun that was killed for the other's mistake
+    # Removes what the process had begun that was killed for the other's mistake.
+    with locked(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 

@@ -82,9 +82,8 @@ def test_a_document_takes_no_more_memory_if_it_is_a_duplicate(tmp_path: Path) ->
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     small, large = 2_000_000, 14_000_000
-    peak_bytes(
-        tmp_path, write_corpus(tmp_path / "tiny.jsonl", 200_000).name
-    )  # compiles what is not compiled yet
+    # Compiles what is not compiled yet.
+    peak_bytes(tmp_path, write_corpus(tmp_path / "tiny.jsonl", 200_000).name)
     write_corpus(tmp_path / "small.jsonl", small)
     write_corpus(tmp_path / "large.jsonl", large)
     grown = peak_bytes(tmp_path, "large.jsonl") - peak_bytes(tmp_path, "small.jsonl")

@@ -79,9 +79,8 @@ def has_agreed(folder: Path, part: int) -> bool:
 def test_parts_give_the_bytes_of_one_command_though_one_is_killed(
     folder: Path, begin: Callable[..., "subprocess.Popen[str]"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(
-        "MLM_JOIN_SECONDS", "100"
-    )  # a part that ended is named before this test gives up
+    # A part that ended is named before this test gives up.
+    monkeypatch.setenv("MLM_JOIN_SECONDS", "100")
     parts = [begin(f"{number}/3") for number in (3, 2, 1)]
     until(lambda: list(folder.glob("runs/*/.work/prepare/00001/DONE")), parts[2])
     parts[1].send_signal(signal.SIGKILL)

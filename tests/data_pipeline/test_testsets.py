@@ -109,9 +109,8 @@ def test_rows_of_the_hub_make_the_published_files(
     published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, file in TEST_SETS.items():
-        if (
-            name != "wikitext2" or (published / file.place).is_file()
-        ):  # which came later than folders that exist
+        # Which came later than folders that exist.
+        if name != "wikitext2" or (published / file.place).is_file():
             assert_rows_make_the_file(name, published, monkeypatch)
 
 

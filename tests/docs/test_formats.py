@@ -28,9 +28,8 @@ def check_schema(values: Any, model: type[FileSchema], *lacking: str) -> None:
     there."""
     assert set(model.model_fields) - set(lacking) == set(values)
     read = parse_document(values, model, "the file")
-    assert json.dumps(read.to_json()) == json.dumps(
-        values
-    )  # an unknown key would be lost; the order is kept
+    # An unknown key would be lost; the order is kept.
+    assert json.dumps(read.to_json()) == json.dumps(values)
 
 
 def tables(heading: str) -> list[dict[str, str]]:

@@ -103,9 +103,8 @@ def test_a_page_names_only_commands_that_exist() -> None:
                 elif program in command_names():
                     verbs = verbs_of(program)
                     verb = verbs[arguments[0] if arguments[0] in verbs else "run"]
-                    if not verb.context_settings.get(
-                        "ignore_unknown_options"
-                    ):  # else they are another program's
+                    # Else they are another program's.
+                    if not verb.context_settings.get("ignore_unknown_options"):
                         assert {word for word in arguments if word.startswith("--")} <= options_of(
                             verb
                         ), page

@@ -91,12 +91,11 @@ def launch(self: Any, *arguments: Any, **options: Any) -> None:
     room, source = self.__module__.rpartition(".")[2], getsource(self.fn)
     given = dict(zip(self.arg_names, arguments, strict=False))
     read, written = (
-        [given[name] for name in set(re.findall(rf"tl\.{verb}\((\w+)", source)) & given.keys()]
+        [given[name] for name in set(re.findall(rf"tl\.{verb}\(\s*(\w+)", source)) & given.keys()]
         for verb in ("load", "store")
     )
-    if (
-        room != "adamw"
-    ):  # which alone works in place: others are given a tensor twice where they store nothing
+    # Which alone works in place: others are given a tensor twice where they store nothing.
+    if room != "adamw":
         written = [each for each in written if not any(each is other for other in read)]
     knows = room == "adamw" or room.startswith("bias")
     count(f"{room}.{self.__name__.strip('_')}", *((read, written) if knows else (arguments, ())))

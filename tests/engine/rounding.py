@@ -100,9 +100,8 @@ class Rounding:
     def _moved(self, exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if self._dtype == torch.float64:
             return exact
-        power = (exact.view(torch.int64) & 0x7FF0000000000000).view(
-            torch.float64
-        )  # of two, at or below the number
+        # Of two, at or below the number.
+        power = (exact.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
         last_place = power.clamp_(min=torch.finfo(dtype).smallest_normal).mul_(
             torch.finfo(dtype).eps
         )

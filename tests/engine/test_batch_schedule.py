@@ -54,9 +54,8 @@ def test_every_iteration_has_the_batch_of_megatron_core(
         assert ours.samples_before(iteration) == taken
         theirs.update(taken, consistency_check=False)
         found = theirs.get_current_global_batch_size()
-        on_edge = (
-            taken * steps % samples == 0
-        )  # where theirs depends on how a division in floating point rounds
+        # Where theirs depends on how a division in floating point rounds.
+        on_edge = taken * steps % samples == 0
         assert found == ours.batch_size(iteration) or (
             on_edge and found == ours.batch_size(iteration) - increment
         )
@@ -68,6 +67,7 @@ def test_a_run_takes_each_sample_once_and_says_how_many(dataset: Path, tmp_path:
     run = train(config, tmp_path / "whole").path
     lines = [line for line in read_metrics(run) if line["kind"] == "train"]
     sizes = [line["batch_size"] for line in lines]
+    # 6 samples a step, as far as whole iterations allow.
     assert sizes == [
         2,
         2,
@@ -76,7 +76,7 @@ def test_a_run_takes_each_sample_once_and_says_how_many(dataset: Path, tmp_path:
         4,
         6,
         *[8] * 6,
-    ]  # 6 samples a step, as far as whole iterations allow
+    ]
     assert [line["samples"] for line in lines] == [sum(sizes[:end]) for end in range(1, 13)]
     assert read_summary(run).tokens == tokens_trained(config.model, config.train) == sum(sizes) * 32
 

@@ -364,9 +364,8 @@ def test_presets_have_the_published_sizes(name: str, billions: float) -> None:
 
 def test_costs_count_what_the_model_has() -> None:
     train_config = RunConfig(name="x", model=TINY).train.model_copy(update={"global_batch_size": 1})
-    layers = (
-        3 * 2 * 16 * (2 * 12 * 16 * 16 + 4 * 16 * 16)
-    )  # 3 passes, 2 layers, 16 tokens: weights, then attention
+    # 3 passes, 2 layers, 16 tokens: weights, then attention.
+    layers = 3 * 2 * 16 * (2 * 12 * 16 * 16 + 4 * 16 * 16)
     head = 3 * 16 * (2 * 16 * 16 + 0.15 * 2 * 16 * 64)
     assert flops_per_iteration(TINY, train_config) == pytest.approx(layers + head)
 

@@ -97,9 +97,8 @@ def test_parallelism_divides_memory() -> None:
     assert whole.state / 8 < eighth.state < whole.state / 7
     assert whole.activations / 8 < eighth.activations < whole.activations / 3
     assert memory(pp=8).state < whole.state / 7
-    assert (
-        memory(pp=8).activations > 0.9 * whole.activations
-    )  # eight microbatches in flight on an eighth
+    # Eight microbatches in flight on an eighth.
+    assert memory(pp=8).activations > 0.9 * whole.activations
     assert memory(pp=8, schedule="gpipe").activations > 7 * memory(pp=8).activations
 
 

@@ -110,6 +110,5 @@ def test_every_site_drops() -> None:
             return super().mask(site, first_row)
 
     model(tokens, Recording(0.1, 1, 0, (0,)))
-    assert (
-        len(seen) == len(set(seen)) == 4
-    )  # embedding, attention weights, attention output, MLP output
+    # Embedding, attention weights, attention output, MLP output.
+    assert len(seen) == len(set(seen)) == 4

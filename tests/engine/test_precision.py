@@ -39,9 +39,8 @@ def test_the_loss_scale_is_megatron_core_s(
     """Overflows, of which the first after a growth is tolerated, and clean iterations; ours is
     stopped and goes on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            torch, "tensor", lambda values, dtype, device: torch.Tensor(values).to(dtype)
-        )  # device is "cuda"
+        # Device is "cuda".
+        patch.setattr(torch, "tensor", lambda values, dtype, device: torch.Tensor(values).to(dtype))
         theirs = DynamicGradScaler(2.0**start if start > 0 else 1.0, 1.0, 2.0, 0.5, 1000, 2)
     ours = LossScaler(theirs.scale.item())
     for place, (overflow, times) in enumerate(outcomes):
@@ -107,9 +106,8 @@ def test_gradients_of_microbatches_add_up_in_fp32() -> None:
     for _ in range(1000):
         model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
     reducer.finish(1)
-    assert optimizer.gradient_norm() == pytest.approx(
-        1000 * math.sqrt(2)
-    )  # bf16 sums would stop at 256
+    # Bf16 sums would stop at 256.
+    assert optimizer.gradient_norm() == pytest.approx(1000 * math.sqrt(2))
 
 
 FP16: dict[str, Any] = {

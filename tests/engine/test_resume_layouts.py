@@ -74,9 +74,8 @@ def test_kill_9_at_random_moments_changes_no_bit(
     run = tmp_path / reference.name
     command = (toml, "--runs", tmp_path, *TP2_PP2)
     process = start(*command)
-    deadline = time.monotonic() + rng.uniform(
-        0.5, 6.0
-    )  # while it starts, or in its first iterations
+    # While it starts, or in its first iterations.
+    deadline = time.monotonic() + rng.uniform(0.5, 6.0)
     while time.monotonic() < deadline and not (run / "metrics.jsonl").exists():
         time.sleep(0.01)
     kill_all(process)

@@ -13,6 +13,7 @@ from mlm_repro.engine.optim.schedule import learning_rate
 from mlm_repro.engine.run.resolved import read_run
 
 Decay = Literal["clipped-cosine", "cosine", "linear"]
+# Peak 1.5e-4, warm-up 3000, end 300,000, floor 1e-5.
 GOLDEN: dict[Decay, dict[int, float]] = {
     "clipped-cosine": {
         50_000: 1.411e-4,
@@ -29,7 +30,7 @@ GOLDEN: dict[Decay, dict[int, float]] = {
         250_000: 1.956e-5,
     },
     "linear": {50_000: 1.2785e-4, 150_000: 8.0707e-5, 250_000: 3.3569e-5},
-}  # peak 1.5e-4, warm-up 3000, end 300,000, floor 1e-5
+}
 
 
 @pytest.mark.parametrize("decay", GOLDEN)

@@ -98,9 +98,8 @@ def published_forward(
                     angles = (now - j) / 10000.0 ** (np.arange(0, width, 2) / width)
                     r = from_distance[head] @ np.concatenate([np.sin(angles), np.cos(angles)])
                     k = w_k @ extended[j]
-                    scores[j] = (
-                        q @ k + q @ r + u[head] @ k + v[head] @ r
-                    )  # the terms (a), (b), (c), (d)
+                    # The terms (a), (b), (c), (d).
+                    scores[j] = q @ k + q @ r + u[head] @ k + v[head] @ r
                 weights = np.exp(scores / math.sqrt(d))
                 heads[i, head] = weights / weights.sum() @ (extended[: now + 1] @ w_v.T)
         attention = heads.reshape(len(x), n * d) @ p[at + "self_attention.dense.weight"].T
@@ -168,9 +167,8 @@ def test_divided_it_trains_like_the_serial_run() -> None:
         warmup_iterations=1,
     )
     config = RunConfig(name="xl", model=MODEL, train=recipe)
-    run_parity(
-        config, "tp2-pp2-dp2-zero1-recompute", 8, 3
-    )  # raises with the first tensor that differs
+    # Raises with the first tensor that differs.
+    run_parity(config, "tp2-pp2-dp2-zero1-recompute", 8, 3)
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,8 @@ def test_a_model_runs_in_its_own_format_with_a_float32_softmax(
             assert logits.dtype == dtype
             losses = F.cross_entropy(logits.double(), tokens[1:], reduction="none")
             plain.append(-losses[-request.num_scored :].numpy())
-    tolerance = (
-        1e-5 if dtype == torch.float32 else 0.1
-    )  # logits have 8 or 11 bits, the softmax more
+    # Logits have 8 or 11 bits, the softmax more.
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
     np.testing.assert_allclose(found.log_probabilities, np.concatenate(plain), atol=tolerance)
     exact = score(load_checkpoint(write_run(tmp_path / "exact")).model, requests, 1, workers=1)
     np.testing.assert_allclose(found.nll.sum(), exact.nll.sum(), rtol=1e-2)

@@ -510,9 +510,8 @@ def test_an_adapter_of_a_shared_embedding_changes_that_side_alone(
         -logits.gather(1, ids[0, 1:, None]).mean().item(), rel=1e-5
     )
     assert "with the same logits" in found["checked"]["adapter"]
-    monkeypatch.setattr(
-        peft.LoraModel, "merge_and_unload", peft.LoraModel.unload
-    )  # leaves the adapter out
+    # Leaves the adapter out.
+    monkeypatch.setattr(peft.LoraModel, "merge_and_unload", peft.LoraModel.unload)
     assert (
         "is another model" in mlm_eval("perplexity", text, "--ckpt", added, *SETTINGS, ends=2).error
     )

@@ -36,9 +36,8 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose checkpoint four ranks have written, tp 2 × pp 2."""
     root = tmp_path_factory.mktemp("divided")
     write_dataset(root / "words")
-    model = tiny_config(vocab_size=300).model_copy(
-        update={"padded_vocab_size": 640}
-    )  # a rank of tp 2 is all padding
+    # A rank of tp 2 is all padding.
+    model = tiny_config(vocab_size=300).model_copy(update={"padded_vocab_size": 640})
     config = RunConfig(
         name="tiny",
         model=model,

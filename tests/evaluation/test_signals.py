@@ -46,9 +46,8 @@ def test_an_imported_copy_does_not_outlive_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_rough(tmp_path / "ours")
-    monkeypatch.setitem(
-        sys.modules, "transformers", None
-    )  # which would compute the losses of the export beside ours
+    # Which would compute the losses of the export beside ours.
+    monkeypatch.setitem(sys.modules, "transformers", None)
     theirs, place, text = (
         export_checkpoint(tmp_path / "ours", tmp_path / "theirs"),
         tmp_path / "tmp",

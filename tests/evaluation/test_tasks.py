@@ -135,10 +135,11 @@ def test_every_subword_of_the_target_must_be_right() -> None:
     assert [request.num_scored for request in task.requests] == [4, 4]
     assert bytes(task.requests[1].tokens.tolist()) == b"a dog ran qyz"
     scores = score(scoring_model(successor_model("n xyz"), 256), task.requests, workers=1)
+    # Of " qyz" the last sub-words y, z would be right.
     assert list(scores.all_greedy) == [
         True,
         False,
-    ]  # of " qyz" the last sub-words y, z would be right
+    ]
     result = task.result(scores, PROVENANCE)
     assert result.accuracy == 0.5
     assert result.standard_error == pytest.approx(math.sqrt(0.25 / 1))

@@ -60,9 +60,8 @@ def test_a_long_run_is_kept_in_blocks(tmp_path: Path) -> None:
     assert [step["iteration"] for step in steps] == list(range(3, 3 * CURVE_POINTS + 1, 3))
     assert steps[1]["loss"] == pytest.approx(5.0)
     assert steps[1]["gradient_norm"] == pytest.approx(2.0)
-    assert steps[1]["tokens_per_second"] == pytest.approx(
-        3 * 600 / (4 + 5 + 6)
-    )  # tokens of the block in its time
+    # Tokens of the block in its time.
+    assert steps[1]["tokens_per_second"] == pytest.approx(3 * 600 / (4 + 5 + 6))
     assert (rest["iteration"], rest["loss"]) == (
         3 * CURVE_POINTS + 2,
         pytest.approx(3 * CURVE_POINTS + 1.5),

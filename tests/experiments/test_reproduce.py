@@ -100,9 +100,8 @@ def test_there_are_three_complete_runs_and_each_verifies(finished: Finished) -> 
 
 
 def test_nothing_but_its_three_runs_is_made(finished: Finished) -> None:
-    assert (
-        len(list(finished.runs.iterdir())) <= 2 * len(NAMES) + 1
-    )  # each with its link, and the shelf of the data
+    # Each with its link, and the shelf of the data.
+    assert len(list(finished.runs.iterdir())) <= 2 * len(NAMES) + 1
     reproduction = finished.directory("reproduce-355m-smoke")
     assert {path.parent.name for path in reproduction.glob("*/COMPLETE")} <= {"report"}
     found = {
@@ -410,9 +409,8 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
         )
 
     def start() -> "subprocess.Popen[str]":
-        for _ in range(
-            9
-        ):  # so short a training may be near its end before this process has its turn
+        # So short a training may be near its end before this process has its turn.
+        for _ in range(9):
             process = subprocess.Popen(
                 [Path(sys.executable).with_name("mlm-experiment"), *ARGUMENTS, with_data],
                 env=finished.machine,
@@ -427,9 +425,8 @@ def start(finished: Finished, with_data: Path) -> Iterator[Callable[[], "subproc
             while not trained():
                 assert process.poll() is None, process.communicate()[0]
                 assert time.monotonic() < deadline
-                if [
-                    *with_data.glob("355m-smoke-*")
-                ]:  # in slices, so that no load of the machine hides its steps
+                # In slices, so that no load of the machine hides its steps.
+                if [*with_data.glob("355m-smoke-*")]:
                     os.killpg(process.pid, signal.SIGCONT)
                     time.sleep(0.004)
                     os.killpg(process.pid, signal.SIGSTOP)
@@ -525,9 +522,8 @@ def test_a_stop_in_training_leaves_a_checkpoint_and_exit_code_7(
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + 60
-        while (
-            not passed_on(process.pid) and time.monotonic() < deadline
-        ):  # to the training, which still stands
+        # To the training, which still stands.
+        while not passed_on(process.pid) and time.monotonic() < deadline:
             time.sleep(0.05)
     os.killpg(process.pid, signal.SIGCONT)
     out, _ = process.communicate(timeout=600)

@@ -48,9 +48,8 @@ def test_the_difference_is_paired_over_articles() -> None:
     assert paired.low < paired.difference < paired.high < 0
     level = ratio_standard_error(np.array(score(LARGE).nll), WORDS)
     assert level
-    assert (
-        width(paired) < NORMAL * level * BITS_OF_A_NAT
-    )  # what makes an article hard makes it hard for both
+    # What makes an article hard makes it hard for both.
+    assert width(paired) < NORMAL * level * BITS_OF_A_NAT
     constant = compared("text", 0, 1, [[score([x + 0.5 for x in LARGE])], [score(LARGE)]])
     assert (constant.low, constant.high) == pytest.approx((-0.125, -0.125))
 

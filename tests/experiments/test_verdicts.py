@@ -49,12 +49,13 @@ from tests.mutation import LAST_DIGIT, SIGN, Mutations
 
 KEPT = load_results([ROOT / "results" / "ablations"])
 EXPERIMENT = "2021/figure-11"
+# 121 TFLOP/s, ± 5 %.
 CLAIM = {
     "experiment": EXPERIMENT,
     "series": "B=8",
     "quantity": "tflops_per_gpu",
     "x": 4.0,
-}  # 121 TFLOP/s, ± 5 %
+}
 NOTHING = WorkedOut((), (), {})
 
 
@@ -447,9 +448,8 @@ def test_ten_faults_of_the_cost_model_turn_a_verdict_or_are_said_to_turn_none() 
     assert (none.fault, none.turned) == ("no fault", [])
     assert len(faults) == 10
     unnoticed = [each.fault for each in faults if not each.turned]
-    assert (
-        len(unnoticed) <= 4
-    )  # no row of ZeRO-3, all of which are missed, is near an end of its interval
+    # No row of ZeRO-3, all of which are missed, is near an end of its interval.
+    assert len(unnoticed) <= 4
     printed = mutation.format_mutations(Mutations(claims={}, rows=[], costs=[none, *faults]))
     for each in faults:
         line = next(line for line in printed.splitlines() if each.fault in line)

@@ -40,11 +40,12 @@ def test_each_error_has_its_exit_code_and_its_sentence(start: Start, name: str, 
 def test_every_verb_takes_quiet_and_has_help_without_control_characters(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # They make typer write colours into pipes.
     for variable in (
         "GITHUB_ACTIONS",
         "FORCE_COLOR",
         "PY_COLORS",
-    ):  # they make typer write colours into pipes
+    ):
         monkeypatch.delenv(variable, raising=False)
     module, _ = command_names()[command].split(":")
     app = import_module(module).app

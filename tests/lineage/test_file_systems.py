@@ -79,9 +79,8 @@ def test_without_locks_it_is_refused_in_a_sentence(
         with pytest.raises(NoLocks, match="cannot lock files"), locked(tmp_path):
             raise AssertionError
     assert issubclass(NoLocks, BadInput)
-    check_place(
-        "--json", tmp_path / "new.json", '"mark"'
-    )  # a claim is a courtesy among commands: none without locks
+    # A claim is a courtesy among commands: none without locks.
+    check_place("--json", tmp_path / "new.json", '"mark"')
 
 
 def test_a_command_without_locks_says_so(tmp_path: Path) -> None:

@@ -69,10 +69,11 @@ def test_engines_that_were_compared_stand_on_the_page(built: Built) -> None:
     apart = [float(row[5]) for row in exhibit.data.rows if row[1] == "loss"]
     there = [sum(value > 0 for value in apart[at : at + 500]) for at in (0, 500, 1000)]
     assert [len(line.get_xdata()) for line in losses.lines] == [500] * 6
+    # And the tolerance.
     assert [len(line.get_xdata()) for line in differences.lines] == [
         *there,
         500,
-    ]  # and the tolerance
+    ]
     assert len(apart) == 1500
     assert f"{max(apart):.2g} (serial)" in exhibit.caption[0]
     assert [row[1] for row in exhibit.tables[0].rows] == [

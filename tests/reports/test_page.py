@@ -92,10 +92,11 @@ def rows_of(html: str) -> list[list[str]]:
 def test_every_record_is_on_the_page_with_its_kind_and_source(built: Built) -> None:
     shown = [set(row) for row in rows_of(built.html)]
     for record in records():
+        # Other exhibits are all of one kind.
         if record.experiment in (
             "2019/figure-6",
             "2019/table-3",
-        ):  # other exhibits are all of one kind
+        ):
             origin = {
                 f"{KIND_GLYPHS[record.kind]} {record.kind}",
                 record.source,

@@ -170,9 +170,8 @@ def remade(edit: Edit) -> Edit:
     def whole(it: dict[str, Any]) -> None:
         edit(it)
         it["config_digest"], it["identity"] = sha256_json(it["config"]), ZEROS
-        with suppress(
-            ValueError, KeyError
-        ):  # a configuration that no settings follow from keeps its own
+        # A configuration that no settings follow from keeps its own.
+        with suppress(ValueError, KeyError):
             counted = KINDS[it["kind"]].settings(it["config"])
             it["settings"] = {
                 key: value for key, value in counted.items() if key not in it["outside_identity"]

@@ -118,9 +118,8 @@ def test_shards_make_the_whole_or_are_refused(
         for j in range(len(columns))
     ]
     shuffled = data.draw(st.permutations(pieces))
-    assert np.array_equal(
-        assemble([*shuffled, shuffled[0]])[0, "loss"], whole
-    )  # a replica is no overlap
+    # A replica is no overlap.
+    assert np.array_equal(assemble([*shuffled, shuffled[0]])[0, "loss"], whole)
     inner = [piece for piece in pieces if piece.end != whole.shape]
     if inner:
         with pytest.raises(IntegrityFailure, match="some are missing"):

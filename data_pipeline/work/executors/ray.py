@@ -26,9 +26,8 @@ class RayExecutor:
     """
 
     def __init__(self, workers: int = 0) -> None:
-        if (
-            "RAY_ADDRESS" not in os.environ
-        ):  # without a cluster Ray then listens to this machine alone, on any system
+        # Without a cluster Ray then listens to this machine alone, on any system.
+        if "RAY_ADDRESS" not in os.environ:
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         self._ray: Any = import_extra("ray", "ray")
         self._workers = workers

@@ -45,9 +45,8 @@ def stays(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
     w0, w1, w2, w3 = _words(keys, rows, block, c)
     even = tl.join(_halves(w0, threshold), _halves(w2, threshold))
     odd = tl.join(_halves(w1, threshold), _halves(w3, threshold))
-    pieces = tl.reshape(
-        tl.join(even, odd), [r, c, 16, 2, 2, 2]
-    )  # row, block, lane, half, word // 2, word % 2
+    # Row, block, lane, half, word // 2, word % 2.
+    pieces = tl.reshape(tl.join(even, odd), [r, c, 16, 2, 2, 2])
     return tl.reshape(tl.permute(pieces, [0, 1, 4, 5, 3, 2]), [r, 128 * c])
 
 

@@ -409,10 +409,11 @@ def test_the_verdict_is_where_students_interval_lies(
     finding = planted(differences, **claimed)
     assert finding.outcome == outcome
     assert ("would have shown" in finding.sentence) == (outcome == "undecided")
+    # Student's t of 4.
     mean, reach = (
         np.mean(differences),
         2.7764 * np.std(differences, ddof=1) / math.sqrt(5),
-    )  # Student's t of 4
+    )
     assert (finding.record.low, finding.record.high) == pytest.approx(
         (mean - reach, mean + reach), rel=1e-3
     )

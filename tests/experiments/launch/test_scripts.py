@@ -281,7 +281,6 @@ def test_the_best_interval_is_written_and_kept_by_the_clock(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(job.runs / "small")
-    assert (
-        len(list(run.path.glob("checkpoints/iter_*"))) == 2
-    )  # the newest that are kept; one alone without the clock
+    # The newest that are kept; one alone without the clock.
+    assert len(list(run.path.glob("checkpoints/iter_*"))) == 2
     assert_trained(job.runs, 60)

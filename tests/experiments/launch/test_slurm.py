@@ -207,7 +207,6 @@ def test_a_node_whose_gpu_failed_is_not_asked_for_again(slurm: Slurm, tmp_path: 
         300,
         lambda: shown() + "".join(p.read_text() for p in (tmp_path / "out").glob("slurm-*")),
     )
-    wait_for(
-        lambda: slurm.state(number) == "PENDING", 300, shown
-    )  # after the node was cleaned: COMPLETING
+    # After the node was cleaned: COMPLETING.
+    wait_for(lambda: slurm.state(number) == "PENDING", 300, shown)
     assert "Restarts=1" in shown()

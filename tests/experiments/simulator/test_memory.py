@@ -65,17 +65,15 @@ def assert_all_agree(
 ) -> None:
     said, workload = dry_run_bytes(config, ranks, capsys), Workload.of_run(config, ranks)
     assert plan_bytes(config, workload) == said
-    run = resolve(
-        config, ranks
-    )  # without a GPU the copy that checkpoints are written from lies in the same memory
+    # Without a GPU the copy that checkpoints are written from lies in the same memory.
+    run = resolve(config, ranks)
     rows = dict(
         line.rsplit("  ", 1) for line in describe_memory(run).splitlines() if line.endswith(" GiB")
     )
     whole = next(size for name, size in rows.items() if name.startswith("the largest rank"))
     assert whole.strip() == f"{(said + run.memory.copied) / 2**30:.3f} GiB"
-    if (
-        config.model.family == "gpt2" and not config.parallel.shard_optimizer
-    ):  # what a row of a file can say
+    # What a row of a file can say.
+    if config.model.family == "gpt2" and not config.parallel.shard_optimizer:
         assert simulated_bytes(workload, folder) == said
 
 
