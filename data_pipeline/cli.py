@@ -211,8 +211,7 @@ def _counts(directory: Path) -> str:
         return "; ".join(
             f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items()
         )
-    ledger = _read_ledger(directory)
-    parts = []
+    ledger, parts = _read_ledger(directory), []
     for name, split in ledger.splits.items():
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
         own, of = (f"{name} ", "") if len(ledger.splits) > 1 else ("", f" of {ledger.lines:,}")

@@ -16,8 +16,7 @@ from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.files import FileSchema
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
-LEDGER = "ledger.json"
-DATASET = "dataset.json"
+LEDGER, DATASET = "ledger.json", "dataset.json"
 UNSPLIT = "all"
 """Name, in place of a split's, of the token file of documents that were not divided."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
@@ -322,8 +321,7 @@ def named_datasets(run: Path) -> list[TrainedOn]:
     names none."""
     manifest = RunDirectory.open(run).manifest
     try:
-        named = manifest["config"]["data"]["dataset"]
-        parents = manifest["parents"]
+        named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
         several = (
             [(named, 1.0)]
             if isinstance(named, str)
@@ -332,9 +330,7 @@ def named_datasets(run: Path) -> list[TrainedOn]:
         datasets = []
         for number, (name, weight) in enumerate(several, 1):
             parent = "dataset" if len(several) == 1 else f"dataset {number}"
-            place = Path(name)
-            digest = parents[parent]
-            folder = run.resolve().parent
+            place, digest, folder = Path(name), parents[parent], run.resolve().parent
             here = by_digest(place, digest, dataset_digest, folder, folder.parent)
             place = here or (place if is_sealed(place) else folder / place.name)
             datasets.append(TrainedOn(parent, place, weight, digest, here is not None))

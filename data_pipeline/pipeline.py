@@ -205,8 +205,7 @@ class Pipeline:
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
-        config = self.config.deduplicate
-        search = self.config.decontaminate
+        config, search = self.config.deduplicate, self.config.decontaminate
         bands, rows = config.banding
         banding = {
             "bands": bands,
@@ -313,8 +312,10 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        counts = [each["documents"] for each in measured.counts]
-        frequent = self.config.decontaminate.frequent
+        counts, frequent = (
+            [each["documents"] for each in measured.counts],
+            self.config.decontaminate.frequent,
+        )
         settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
         searched = [name for name, path in self.test_sets.items() if path is not None]

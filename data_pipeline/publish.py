@@ -142,8 +142,7 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     ]
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in own.tolist():
-            gone = corpus[document]
-            stays = corpus[survivor]
+            gone, stays = corpus[document], corpus[survivor]
             places = [
                 f" ({each.source})" if gone.id == stays.id and each.source else ""
                 for each in (gone, stays)
@@ -201,8 +200,7 @@ def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, Pack
             texts[owner].append((document.id, document.text))
     facts = {}
     for name, own in sorted(texts.items()):
-        size = sum(size_bytes(text) for _, text in own)
-        digest = sha256_json(sorted(own))
+        size, digest = sum(size_bytes(text) for _, text in own), sha256_json(sorted(own))
         facts[name] = PackageText(
             version=versions[name], documents=len(own), bytes=size, sha256=digest
         )

@@ -77,8 +77,7 @@ def card(run: Path) -> Comparisons:
             of_tokens += len(tokens.document_index) - 1, len(tokens.tokens)
             if not documents.is_file():
                 continue
-            are_there = True
-            texts = [document.text for document in written_documents(documents)]
+            are_there, texts = True, [document.text for document in written_documents(documents)]
             of_texts += _amount(texts)
             # nobody knows before the seal which documents these are
             draw = random.Random(f"{read_digest(run)} {secrets.token_hex()}")
@@ -144,8 +143,7 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
                     min(amount, came) if is_cut else amount,
                 )
     for (before, after), what in product(pairwise(ledger.stages), AMOUNTS):
-        came = getattr(after, f"{what}_in")
-        went = getattr(before.kept, what)
+        came, went = getattr(after, f"{what}_in"), getattr(before.kept, what)
         if None not in (came, went):
             yield Remade(f"{LEDGER}: {what} into {after.name}", came, went, f"{before.name} kept")
     if (run / QUARANTINE).is_file():

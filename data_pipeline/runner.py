@@ -277,8 +277,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         for number, size in enumerate(
             (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
         ):
-            place = Path(name, f"{number}.jsonl")
-            work = Path(name, str(number))
+            place, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
             with place.open("wb") as file:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):

@@ -336,8 +336,10 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.global_batch_size % self.microbatch_size:
-            batch = f"global_batch_size = {self.global_batch_size}"
-            micro = f"microbatch_size = {self.microbatch_size}"
+            batch, micro = (
+                f"global_batch_size = {self.global_batch_size}",
+                f"microbatch_size = {self.microbatch_size}",
+            )
             raise ValueError(f"{batch} is not a multiple of {micro}")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
@@ -349,8 +351,7 @@ class TrainConfig(Config):
             )
         if self.rampup_batch_size:
             start, increment, samples = self.rampup_batch_size
-            shown = f"rampup_batch_size = {[start, increment, samples]}"
-            size = self.microbatch_size
+            shown, size = f"rampup_batch_size = {[start, increment, samples]}", self.microbatch_size
             if start > self.global_batch_size or (self.global_batch_size - start) % increment:
                 steps = (
                     f"global_batch_size = {self.global_batch_size} from {start} in steps of"
@@ -608,8 +609,7 @@ class RunConfig(Config):
             if key in others
         }
         batches = TrainConfig(**recipe)
-        schedule = BatchSchedule(batches)
-        batch = batches.global_batch_size
+        schedule, batch = BatchSchedule(batches), batches.global_batch_size
         tokens = values.get("model", {}).get(
             "seq_length", ModelConfig.model_fields["seq_length"].default
         )

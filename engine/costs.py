@@ -90,8 +90,10 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
     everything.
     """
     each = PARAMETER_BYTES[precision]
-    owners = dp if parallel.shard_optimizer else 1
-    holders = dp if parallel.shard_parameters else 1
+    owners, holders = (
+        (dp if parallel.shard_optimizer else 1),
+        (dp if parallel.shard_parameters else 1),
+    )
     return (each.weight + each.gradient + (each.moments + each.master) / owners) / holders
 
 

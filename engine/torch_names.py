@@ -16,8 +16,10 @@ reduce_scatter_single = (
     else dist.reduce_scatter_tensor
 )
 
-_capability = torch.backends.cpu.get_cpu_capability()
-_has_onednn = torch.backends.mkldnn.is_available()
+_capability, _has_onednn = (
+    torch.backends.cpu.get_cpu_capability(),
+    torch.backends.mkldnn.is_available(),
+)
 onednn: Any = _capability == "AVX512" and _has_onednn and torch.ops.mkldnn
 multiplies_bf16 = (
     _capability != "AVX2" and _has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()

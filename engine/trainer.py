@@ -67,8 +67,7 @@ class Trainer:
         self.writer = CheckpointWriter(
             self.model.parameters, self.step.optimizer, self.model.storage_mesh, self.inputs.streams
         )
-        self.state = TrainingState()
-        self.recent = RecentIterations()
+        self.state, self.recent = TrainingState(), RecentIterations()
         self.updated_samples = 0
         """Samples of the updates so far."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
@@ -78,9 +77,7 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
-        self.saved = time.monotonic()
-        self.is_save_due = False
-        self.is_ready = False
+        self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
 
     def prepare(self) -> None:
         """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every
@@ -91,8 +88,7 @@ class Trainer:
 
     def _rehearse(self) -> None:
         parallel = self.config.parallel
-        microbatches = self.inputs.of(self.config.train.iterations - 1)
-        most_held = 2 * parallel.pp
+        microbatches, most_held = self.inputs.of(self.config.train.iterations - 1), 2 * parallel.pp
         rehearsed = microbatches if parallel.schedule == "gpipe" else microbatches[:most_held]
         computing, updating = self.step.rehearse(rehearsed)
         self.writer.copy()
@@ -111,12 +107,10 @@ class Trainer:
         )
         place = checkpoint_path(self.directory.path, self.state.iteration)
         if run.origin and not self.state.iteration:
-            place = resolve_checkpoint(run.origin.place)
-            is_whole = run.origin.kind == "continues"
+            place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
             self.state = checkpoint.start_from(place, run.origin.digest, *own, is_whole)
         if self.state.iteration:
-            batch_size = self.schedule.batch_size(self.state.iteration - 1)
-            dp = self.mesh.dp
+            batch_size, dp = self.schedule.batch_size(self.state.iteration - 1), self.mesh.dp
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.inputs.streams.load(place, groups, layers)
@@ -137,8 +131,7 @@ class Trainer:
         """
         train, first = self.config.train, self.state.iteration
         begun = time.monotonic() - self.state.seconds
-        name = self.config.name
-        every = self.config.record.log_interval
+        name, every = self.config.name, self.config.record.log_interval
         progress = Progress(
             name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
         )
@@ -266,8 +259,7 @@ class Trainer:
         signal = self.stop_requested + place * (is_due + place * self.writer.is_ready)
         gradient = self.step.gradient(microbatches, signal)
         signals, stops = divmod(gradient.signals, place)
-        self.is_save_due = signals % place > 0
-        self.is_ready = signals // place == ranks
+        self.is_save_due, self.is_ready = signals % place > 0, signals // place == ranks
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
         is_updated = self.step.update(gradient, rate, skip)

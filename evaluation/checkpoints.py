@@ -102,8 +102,7 @@ class EvaluatedCheckpoint:
             if not self.is_open:
                 raise BadInput(f"{beyond}, where it has no positions")
             said = f"{beyond}: its positions are computed there too, but it was not made for them"
-            notes = (*notes, said)
-            checked = checked | {"window": said}
+            notes, checked = (*notes, said), checked | {"window": said}
         return replace(
             self, model=replace(self.model, seq_length=window), notes=notes, checked=checked
         )
@@ -148,8 +147,7 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    mesh = build_mesh(settings.layout)
-    directory = place.directory
+    mesh, directory = build_mesh(settings.layout), place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
         mesh = serial_mesh(_device(settings.device))

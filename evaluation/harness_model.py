@@ -162,16 +162,14 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
-        until = settings.get("until") or []
-        end = self.eot_token_id
+        until, end = settings.get("until") or [], self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
         sampling = (
             Sampling(temperature, settings.get("top_k"), settings.get("top_p"))
             if temperature
             else None
         )
-        most = int(settings.get("max_gen_toks", NEW_TOKENS))
-        answers = []
+        most, answers = int(settings.get("max_gen_toks", NEW_TOKENS)), []
         for tokens in generate(self._loaded.model, prompts, most, end, sampling):
             answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [end] else tokens)
             for stop in [until] if isinstance(until, str) else until:

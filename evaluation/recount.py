@@ -52,8 +52,10 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     }
     if (spread := ratio_standard_error(scored, weights)) is not None:
         given["log_perplexity_standard_error"] = spread
-    words = sum(block.num_original_tokens for block in blocks)
-    targets = sum(block.num_targets for block in blocks)
+    words, targets = (
+        sum(block.num_original_tokens for block in blocks),
+        sum(block.num_targets for block in blocks),
+    )
     most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
     # Where no spaces part two blocks, their words meet.
     least = words - (len(blocks) - 1) - SAME * words

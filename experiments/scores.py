@@ -76,8 +76,7 @@ def compared(
     ):
         error = math.hypot(error, of_seeds)
         times = float(stdtrit(more * (error / of_seeds) ** 4, 0.95))
-    difference = float(np.mean(differences))
-    reach = times * error * bits
+    difference, reach = float(np.mean(differences)), times * error * bits
     return Comparison(
         text=text,
         smaller=smaller,
@@ -160,9 +159,7 @@ def order_verdict(
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
-    held = []
-    told = list[str]()
-    seeds = set[int]()
+    held, told, seeds = [], list[str](), set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
         seeds |= {seed for of in ends.values() for seed in of}

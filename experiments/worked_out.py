@@ -31,8 +31,7 @@ from mlm_repro.experiments.simulator.workload import Workload, flops_of
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.records import Record
 
-CONSTANT = "constant throughput"
-BUBBLE = "bubble alone"
+CONSTANT, BUBBLE = "constant throughput", "bubble alone"
 """Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
 bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)

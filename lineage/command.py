@@ -116,8 +116,10 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         if isinstance(error, _CtrlC) or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
         else:
-            code = _explain(error if isinstance(error, UserError) else _unforeseen(error))
-            cause = error
+            code, cause = (
+                _explain(error if isinstance(error, UserError) else _unforeseen(error)),
+                error,
+            )
     _ignore_stops()
     release_claims()
     sys.stdout.flush()
@@ -218,10 +220,8 @@ def _unforeseen(error: Exception) -> UserError:
     # Click has it, or the copy that newer versions of typer have.
     if mistake := getattr(error, "format_message", None):
         return BadInput(mistake())
-    said = str(error)
-    message = " ".join(str(error).split())
-    number = getattr(error, "errno", None)
-    file = getattr(error, "filename", None) or "a file"
+    said, message = str(error), " ".join(str(error).split())
+    number, file = getattr(error, "errno", None), getattr(error, "filename", None) or "a file"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
         return HardwareMissing(f"this machine has too little memory for that: {message[:200]}")
     if said == NO_HOME:

@@ -194,8 +194,10 @@ class RunDirectory:
         damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            name = self.path.name
-            runs = [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")]
+            name, runs = (
+                self.path.name,
+                [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")],
+            )
             begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(
                 name, runs, 1
             )

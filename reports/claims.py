@@ -171,8 +171,10 @@ def paper_parts(
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title = experiments[name].title if name else "Claims without an experiment"
-            place = name.replace("/", "-")
+            title, place = (
+                experiments[name].title if name else "Claims without an experiment",
+                name.replace("/", "-"),
+            )
             # Some have questions of our own alone.
             exhibit = drawn[name] if homes.get(name) == paper else None
             parts.append(

@@ -175,8 +175,10 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        places = [point.x for point in layer.points]
-        values = [point.value for point in layer.points]
+        places, values = (
+            [point.x for point in layer.points],
+            [point.value for point in layer.points],
+        )
         axes.plot(places, values, color=color, marker=marker, markevery=every, **line)
         if ranges := [
             (point.x, point.value, point.low, point.high)

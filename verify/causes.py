@@ -94,8 +94,10 @@ def fold(
     ]
     losses = by_probe.pop("loss", [])
     wrong = by_probe.pop("gradient", [])
-    copies = by_probe.pop("copies", [])
-    later = [each for rest in by_probe.values() for each in rest]
+    copies, later = (
+        by_probe.pop("copies", []),
+        [each for rest in by_probe.values() for each in rest],
+    )
     if losses:
         kind = "the forward pass differs"
         causes.append(_first(losses[:1], kind, [*losses[1:], *wrong, *copies, *later]))

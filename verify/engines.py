@@ -358,8 +358,10 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Describe the training, on the dataset's files or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None
+        scratch, facts = (
+            Path(folder),
+            DatasetFacts.read(config.data.dataset) if config.data.dataset else None,
+        )
         if facts:
             tokens = tuple(facts.prefixes("train"))
         else:

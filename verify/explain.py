@@ -136,8 +136,7 @@ class Judged:
         for name in [name for name in numbers if name in recorded]:
             part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
-            distance = abs(recorded[name] - numbers[name])
-            allowed = part * abs(numbers[name])
+            distance, allowed = abs(recorded[name] - numbers[name]), part * abs(numbers[name])
             if not distance <= allowed:
                 detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
@@ -171,8 +170,7 @@ class Judged:
             stored = value.double()
             true = due[tensor].double()
             size = float(true.norm())
-            off = stored - true
-            allowed = self.spread[iteration].get(tensor, 0.0) * size
+            off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
             if not float(off.norm()) <= allowed:
                 row = (
                     int(off.flatten(1).norm(dim=1).argmax())
@@ -230,8 +228,7 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if one is not what its settings
     compute."""
     for run in (first, second):
-        layout = run.run.layout
-        train = run.config.train
+        layout, train = run.run.layout, run.config.train
         print(
             f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} ×"
             f" pp {layout.pp} × dp {layout.dp}, microbatches of {train.microbatch_size}"

@@ -251,8 +251,7 @@ def run_serial(kind: Kind, work: Work) -> Serial:
     """Run a program serially, in fp32 again with weights moved by rounding. Raises BadInput if it
     does not run."""
     first = _serially(kind, work)
-    initial = first.ranks[0].initial
-    shares = first.ranks[0].shares
+    initial, shares = first.ranks[0].initial, first.ranks[0].shares
     work = replace(work, initial=nudged(initial, work.config.train.seed))
     if all(part.value.dtype == np.float64 for part in initial):
         whole = first.whole
@@ -333,9 +332,7 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             outcome = again
             if layout != SERIAL:
                 outcome = hold(probe, kind, work, layout, reference, seconds=SECONDS)
-            findings = _found(outcome, serial)
-            not_asked = ""
-            lost = outcome.lost
+            findings, not_asked, lost = _found(outcome, serial), "", outcome.lost
             if not outcome.failure and all(
                 each.probe in ("planted gradient", "dropout") for each in findings
             ):

@@ -337,9 +337,7 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Settings of a rank, with the fields that the work sets, under the package's own names as
     `alone` takes them."""
     model, train = work.config.model, work.config.train
-    dtype = DTYPES[train.precision]
-    batch = train.global_batch_size
-    sharded = layout.shard_optimizer
+    dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
     sizes = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,

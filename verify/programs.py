@@ -261,8 +261,7 @@ def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
     elements lie."""
     from torch.distributed.tensor import DTensor
 
-    own = like.to_local()
-    first = dist.get_rank() * 2.0**32
+    own, first = like.to_local(), dist.get_rank() * 2.0**32
     numbers = first + torch.arange(own.numel(), dtype=torch.float64).view(own.shape)
     of = DTensor.from_local(
         numbers, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()

@@ -77,8 +77,10 @@ def replay(run: Path, count: int | None) -> None:
         )
     drawn = sorted(random.SystemRandom().sample(every, wanted))
     segments = [_read_segment(directory.path, config, start, end) for start, end in drawn]
-    iterations = sum(end - start for start, end in drawn)
-    most = max(each.layout.world_size for each in segments)
+    iterations, most = (
+        sum(end - start for start, end in drawn),
+        max(each.layout.world_size for each in segments),
+    )
     announce(
         f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes"
     )

@@ -262,8 +262,7 @@ def run_parity(
         )
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
-        patience = 120 + PATIENCE * serial.seconds
-        run = run_threads if threads else run_forked
+        patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
         for layout in chosen:
             outcome = hold(train, Ours, work, layout, reference, run=run, seconds=patience)
             finding = outcome.failure or next(

@@ -64,8 +64,7 @@ class RecordedRun:
     def __init__(self, path: Path) -> None:
         """Raises BadInput for a directory that is no training or has no iteration yet."""
         directory = RunDirectory.open(path, "training")
-        self.path = directory.path
-        self.run = resolve_begun(directory)
+        self.path, self.run = directory.path, resolve_begun(directory)
         self.name, self.config, lines = str(path), self.run.config, read_metrics(self.path)
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
@@ -134,8 +133,10 @@ class SerialReplay(Trainer, Guard):
         """Build the model at its start; `is_moved` moves master weights by up to half a unit in
         their last place."""
         config, changed = recorded.config, {"precision": precision, **fault.train}
-        train = config.train.model_copy(update=changed)
-        model = config.model.model_copy(update=fault.model)
+        train, model = (
+            config.train.model_copy(update=changed),
+            config.model.model_copy(update=fault.model),
+        )
         config = config.model_copy(update={"parallel": SERIAL, "train": train, "model": model})
         super().__init__(
             replace(recorded.run, config=config),
@@ -322,8 +323,7 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
             clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay))
         )
     if model.dropout:
-        first = tuple(range(train.microbatch_size))
-        each = batch // dp
+        first, each = tuple(range(train.microbatch_size)), batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
             "iteration in every one": lambda dropout: replace(dropout, iteration=0),
             "microbatch in every one": lambda dropout: replace(dropout, samples=first),

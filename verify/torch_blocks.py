@@ -235,8 +235,7 @@ class Builder:
         numbers = [rank + layout.pp * turn for turn in range(each)]
         if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):  # there and back again
             numbers = [rank, 2 * layout.pp - 1 - rank]
-        of = layout.pp * each
-        device = torch.device("cpu")
+        of, device = layout.pp * each, torch.device("cpu")
         stages = [
             PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers
         ]

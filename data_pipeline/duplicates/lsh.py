@@ -83,8 +83,7 @@ def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
     """Number of equal bytes of two sketches, padding included; of less than `required` a part of
     them."""
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
-    count = np.int64(0)
-    words = left.shape[0]
+    count, words = np.int64(0), left.shape[0]
     for start in range(0, words, 4):
         end = min(start + 4, words)
         for word in range(start, end):

@@ -212,8 +212,7 @@ class _Held:
         self._members = members
         self._required = required_agreement(config)
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
-        self._found = np.empty(size, np.int64)
-        self._seen = np.full(size, -1, np.int32)
+        self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int]:
         """Held documents, in order, that share a bucket with this document and agree with it often
@@ -336,13 +335,9 @@ def resolve(
         return whole[:-1] if is_published else whole
 
     texts = ShingledTexts(text, config.shingle_characters)
-    compared = np.zeros(HISTOGRAM_BINS, np.int64)
-    partly = np.zeros(size, np.bool_)
-    uncompared = 0
-    best = np.zeros(size)
-    forest = np.arange(size if is_published else 0)
-    decisions = np.empty(size, DECISION)
-    dropped = 0
+    compared, partly, uncompared = np.zeros(HISTOGRAM_BINS, np.int64), np.zeros(size, np.bool_), 0
+    best, forest = np.zeros(size), np.arange(size if is_published else 0)
+    decisions, dropped = np.empty(size, DECISION), 0
     for place, document in enumerate(members.tolist()):
         others, left = held.candidates(place) if document >= held_before else ([], 0)
         similarities = np.empty(0)

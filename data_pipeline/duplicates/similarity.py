@@ -35,9 +35,11 @@ def shingle_keys(text: str, characters: int) -> Keys:
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
     every = np.empty(data.shape[0], np.uint64)
-    keys = np.empty(CHUNK, np.uint64)
-    starts = np.empty(CHUNK, np.int64)
-    ends = np.empty(CHUNK, np.int64)
+    keys, starts, ends = (
+        np.empty(CHUNK, np.uint64),
+        np.empty(CHUNK, np.int64),
+        np.empty(CHUNK, np.int64),
+    )
     filled = 0
     start = 0
     end = first_end(data, characters)
@@ -54,8 +56,7 @@ def count_shared(left: Keys, right: Keys) -> int:
     foreseen."""
     shared, place, other = 0, 0, 0
     while place < left.shape[0] and other < right.shape[0]:
-        key = left[place]
-        theirs = right[other]
+        key, theirs = left[place], right[other]
         shared += key == theirs
         place += key <= theirs
         other += theirs <= key
@@ -69,11 +70,8 @@ class ShingledTexts:
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
     ) -> None:
-        self._text_of = text_of
-        self._characters = characters
-        self._most = most
-        self._known = dict[int, Keys]()
-        self._held = 0
+        self._text_of, self._characters, self._most = text_of, characters, most
+        self._known, self._held = dict[int, Keys](), 0
 
     def _keys(self, number: int) -> Keys:
         if number not in self._known:

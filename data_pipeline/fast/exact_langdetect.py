@@ -261,8 +261,10 @@ def _probabilities(
             )
             place += 4
             radius = math.sqrt(-2.0 * math.log(1.0 - y))
-            gauss = math.cos(x * (2.0 * math.pi)) * radius
-            spare = math.sin(x * (2.0 * math.pi)) * radius
+            gauss, spare = (
+                math.cos(x * (2.0 * math.pi)) * radius,
+                math.sin(x * (2.0 * math.pi)) * radius,
+            )
         else:
             gauss = spare
         weight = (0.5 + gauss * 0.05) / 10000

@@ -86,8 +86,7 @@ def sha1_hashes32(
         lanes = min(LANES, chosen.shape[0] - first)
         schedule[: WORDS * LANES] = 0
         for lane in range(lanes):
-            start = starts[chosen[first + lane]]
-            end = ends[chosen[first + lane]]
+            start, end = starts[chosen[first + lane]], ends[chosen[first + lane]]
             for place in range(end - start):
                 bits = np.uint32(24 - 8 * (place & 3))
                 schedule[(place >> 2) * LANES + lane] |= np.uint32(data[start + place]) << bits
@@ -223,9 +222,11 @@ def _signature(
     """`known` remembers shingles' keys and hashes, side by side, `recent` the hashes met in this
     document."""
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
-    keys = np.empty(CHUNK, np.uint64)
-    starts = np.empty(CHUNK, np.int64)
-    ends = np.empty(CHUNK, np.int64)
+    keys, starts, ends = (
+        np.empty(CHUNK, np.uint64),
+        np.empty(CHUNK, np.int64),
+        np.empty(CHUNK, np.int64),
+    )
     mixed = np.empty(CHUNK, np.uint32)
     missing = np.empty(CHUNK, np.int64)
     hashes = np.empty(UNIQUE_HASHES, np.uint32)
@@ -267,9 +268,11 @@ def _slot(key: np.uint64) -> np.int64:
 @compiled
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
     for permutation in range(minima.shape[0]):
-        multiplier = multipliers[permutation]
-        offset = offsets[permutation]
-        lowest = minima[permutation]
+        multiplier, offset, lowest = (
+            multipliers[permutation],
+            offsets[permutation],
+            minima[permutation],
+        )
         for number in range(hashes.shape[0]):
             lowest = min(lowest, np.uint32(hashes[number] * multiplier + offset))
         minima[permutation] = lowest

@@ -82,8 +82,7 @@ class NgramIndex:
             word_rows = _word_arrays(len(codes), self._words)
             count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
             lengths = [text.count(" ") + 1 for text in batch]
-            owner = np.repeat(np.arange(len(batch)), lengths)
-            runs = count - self._words + 1
+            owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
             total = np.zeros(runs, np.uint64)
             for place in range(self._words):
                 total = total * RADIX + word_rows[HASHES, place : place + runs]

@@ -234,8 +234,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
-    forest = np.arange(settings["documents"])
-    partly = np.zeros(settings["documents"], np.bool_)
+    forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))

@@ -19,8 +19,7 @@ from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 STARTS = "starts.npy"
 SLICE_TOKENS = "tokens"
 SLICE_LINES = "documents.jsonl"
-SLICE_BYTES = 64 << 20
-PLACE_BYTES = 48
+SLICE_BYTES, PLACE_BYTES = 64 << 20, 48
 SLICE_DOCUMENTS = 1 << 16
 """Most documents of a slice: each takes a few hundred bytes of memory beside its text."""
 DOCUMENTS_AT_ONCE = 64
@@ -82,8 +81,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     shards = np.searchsorted(starts, numbers, side="right") - 1
     dtype = np.dtype(settings["dtype"]) if settings["dtype"] else None
     total = np.zeros(2, np.int64)
-    lines = [b""] * len(numbers)
-    tokens = [np.empty(0, dtype)] * len(numbers)
+    lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
     prepared, measured, selected = inputs[1:]
     for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
         with ExitStack() as stack:
@@ -107,8 +105,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
                         opened(selected if is_part else prepared, LINES), end - start, start
                     )
                 if dtype:
-                    place = opened(selected if is_part else measured, TOKENS)
-                    width = dtype.itemsize
+                    place, width = opened(selected if is_part else measured, TOKENS), dtype.itemsize
                     tokens[slot] = np.frombuffer(
                         os.pread(place, (last - first) * width, first * width), dtype
                     )

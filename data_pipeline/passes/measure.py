@@ -59,12 +59,16 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     )
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
-    entries = [StageAttrition.begin(each.name) for each in filters]
-    seconds = defaultdict[str, float](float)
-    numbers = array("q")
-    sizes = array("q")
-    places = count()
-    folder = directory if settings.get("keep_dropped") else None
+    entries, seconds = (
+        [StageAttrition.begin(each.name) for each in filters],
+        defaultdict[str, float](float),
+    )
+    numbers, sizes, places, folder = (
+        array("q"),
+        array("q"),
+        count(),
+        directory if settings.get("keep_dropped") else None,
+    )
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
     paths = tuple(map(Path, settings["test_sets"]))
@@ -82,8 +86,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             long: list[Document] = []
             for document, ids in zip(batch, encoded, strict=True):
                 place = next(places)
-                size = size_bytes(document.text)
-                tokens = 0 if ids is None else len(ids)
+                size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
                 if not _is_kept(document, size, tokens, filters, entries, folder):
                     continue
                 if ids is not None:

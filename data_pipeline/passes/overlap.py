@@ -38,8 +38,7 @@ RESULT = "overlap.json"
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
     """Number of texts, and the n-grams of a test-set file that they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
-    read = 0
-    contained = set[str]()
+    read, contained = 0, set[str]()
     for text in texts:
         read += 1
         contained.update(

@@ -69,8 +69,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     numbers = np.load(measured / NUMBERS)
     sizes = np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
-    deduplicate = StageAttrition.begin("deduplicate")
-    cut = StageAttrition.begin("decontaminate")
+    deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
     place = directory if settings.get("keep_dropped") else None
     for number in np.flatnonzero(gone):
         drop(
@@ -86,8 +85,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
     places = array("q")
-    tokens_before = np.concatenate([[0], np.cumsum(sizes[:, 1])])
-    encoded = 0
+    tokens_before, encoded = np.concatenate([[0], np.cumsum(sizes[:, 1])]), 0
     with (
         DocumentWriter(directory) as parts,
         (directory / TOKENS).open("wb") as token_file,

@@ -228,8 +228,7 @@ class FileSource:
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
-        whole = path.resolve()
-        others = list[Path]()
+        whole, others = path.resolve(), list[Path]()
         snapshots = [folder for folder in (whole, *whole.parents) if folder.name == "snapshots"]
         # A Hugging Face cache links there.
         roots = [

@@ -174,8 +174,7 @@ class HubSource:
         not answer."""
         from huggingface_hub import HfApi
 
-        place = self._location
-        files = []
+        place, files = self._location, []
         with suppress(Interrupted), asking_for(self.name):
             described = HfApi().dataset_info(
                 place.repository, revision=place.revision, files_metadata=True

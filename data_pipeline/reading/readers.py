@@ -205,8 +205,7 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    number = piece.before
-    is_framed = piece.is_inside is not None
+    number, is_framed = piece.before, piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
     with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:
         position = skip_line(file, end) if piece.is_inside else 0
@@ -264,8 +263,7 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     no UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    text = _value(value, piece.text_key)
-    place = f"{piece.name}:{number}"
+    text, place = _value(value, piece.text_key), f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
         raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))

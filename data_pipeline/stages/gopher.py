@@ -79,8 +79,7 @@ def _repeated(parts: list[str], n: int) -> float:
     """The share of the characters that are in repeated n-grams of parts or, of 2 to 4, in the most
     frequent one."""
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
-    first = dict[tuple[str, ...], int]()
-    often = Counter(grams).most_common(1)[0][0]
+    first, often = dict[tuple[str, ...], int](), Counter(grams).most_common(1)[0][0]
     again = {
         place + part
         for place, gram in enumerate(grams)

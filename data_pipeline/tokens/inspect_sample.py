@@ -104,8 +104,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
 def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
     said = _places(texts_of(pieces[0].file.prefix), {piece.document for piece in pieces})
     for document, start, part, file in pieces:
-        end = start + len(part)
-        size = int(file.sizes[document])
+        end, size = start + len(part), int(file.sizes[document])
         yield (
             f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of"
             f" {size:,}"

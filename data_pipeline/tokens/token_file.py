@@ -118,8 +118,7 @@ class TokenFile:
         return self.tokens[start : start + int(self.sizes[sequence])]
 
     def _check(self, bin_path: Path, idx_path: Path) -> None:
-        end = 0
-        starts = self.document_index
+        end, starts = 0, self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
             part = slice(low, low + CHECKED_AT_ONCE)
             ends = end + np.cumsum(self.sizes[part], dtype=np.int64) * self.dtype.itemsize

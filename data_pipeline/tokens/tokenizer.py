@@ -27,8 +27,7 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
-FILE_NAME = "tokenizer.json"
-CONFIG_NAME = "tokenizer_config.json"
+FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 FOR_SENTENCEPIECE = (
     f"transformers makes {FILE_NAME} of a SentencePiece model: AutoTokenizer, then save_pretrained"
 )
@@ -91,8 +90,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.end_of_text = end_of_text
-        self.end_token = end_token
+        self.end_of_text, self.end_token = end_of_text, end_token
         kind = _kind(backend)
         self.is_byte_level, self.is_of_words = (kind == each for each in _kinds())
 

@@ -76,8 +76,7 @@ class Meeting:
         """Say on what this part works. Raises BadInput, with what differs, if a living part works
         on other facts."""
         facts = self._sign["facts"] | facts
-        until = time.monotonic() + LOOK_SECONDS
-        before = read_signs(self._folder)
+        until, before = time.monotonic() + LOOK_SECONDS, read_signs(self._folder)
         while any(_differing(facts, sign) for sign in before.values()) and time.monotonic() < until:
             self._check(facts, before, read_signs(self._folder))
             time.sleep(ASK_SECONDS)

@@ -163,8 +163,7 @@ class Recorder:
     ) -> None:
         if torch._C._current_graph_task_id() != -1:  # within a backward pass
             return
-        tensor = output[0] if isinstance(output, tuple) else output
-        first = next(starts)
+        tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
         self._show_output(OUTPUT + name, tensor, first)
         if tensor.requires_grad:
             tensor.register_hook(

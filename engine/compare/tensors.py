@@ -218,8 +218,10 @@ def tolerances(
 ) -> dict[Key, float]:
     """T of every tensor of a training, from its perturbed runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
-    layers = max(numbers, default=-1) + 1
-    draws = {key: [draw[key] for draw in moved] for key in whole}
+    layers, draws = (
+        max(numbers, default=-1) + 1,
+        {key: [draw[key] for draw in moved] for key in whole},
+    )
     return {
         key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole
     }

@@ -93,8 +93,7 @@ class PairEncoder:
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
         """Both texts in at most `length` tokens; the longer text loses tokens at its end."""
         a, b = self._encode(first), self._encode(second)
-        room = length - 3
-        sizes = [len(a.ids), len(b.ids)]
+        room, sizes = length - 3, [len(a.ids), len(b.ids)]
         while sum(sizes) > room:
             sizes[sizes[1] >= sizes[0]] -= 1
         return self._join(a.ids[: sizes[0]], b.ids[: sizes[1]], b.offsets[: sizes[1]])
@@ -332,8 +331,10 @@ class FineTuner:
             score, place = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
             if score > best:
                 low, high = divmod(int(place), last - first)
-                best = float(score)
-                text = example.context[window.offsets[low][0] : window.offsets[high][1]]
+                best, text = (
+                    float(score),
+                    example.context[window.offsets[low][0] : window.offsets[high][1]],
+                )
         return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
 
     def _scores(self, features: Sequence[Feature]) -> Tensor:
@@ -403,9 +404,7 @@ def finetune(
         tuner.train(sets["train"], label)
         for split, part in held_out.items():
             scores[split].append(tuner.scores(part, f"{label} {split}"))
-    of_members = {}
-    medians = {}
-    ensemble = {}
+    of_members, medians, ensemble = {}, {}, {}
     for split, part in held_out.items():
         of_members[split] = members_metrics = [tuner.metrics(part, each) for each in scores[split]]
         medians[split] = {

@@ -65,8 +65,10 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         write_shard(temporary / FILE, shapes, (imported.tensors[name] for name in shapes))
         check_written(temporary / FILE, numbers, parts)
         write_index(temporary, [describe(parts.items(), FILE, numbers)])
-        twin = imported.twin and imported.twin.model_dump(mode="json")
-        model = imported.model.model_dump(mode="json")
+        twin, model = (
+            imported.twin and imported.twin.model_dump(mode="json"),
+            imported.model.model_dump(mode="json"),
+        )
         write_json(temporary / "config.json", {"name": imported.name, "model": model, "twin": twin})
         write_json(temporary / "origin.json", imported.origin)
         if imported.tokenizer:

@@ -185,8 +185,7 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
     """Name and twin scale of our own records, if present. Raises BadInput for an invalid twin
     scale."""
     values = values if isinstance(values, dict) else {}
-    name = values.get("name")
-    twin = values.get("twin")
+    name, twin = values.get("name"), values.get("twin")
     known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
     return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
@@ -348,8 +347,7 @@ def read_weights(
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
     tensors: dict[str, Tensor] = {}
-    single = directory / WEIGHTS
-    index = directory / INDEX
+    single, index = directory / WEIGHTS, directory / INDEX
     places = None if single.is_file() else _read_index(index)
     files = (
         [single] if places is None else [directory / name for name in sorted(set(places.values()))]

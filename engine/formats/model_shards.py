@@ -128,8 +128,7 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
         # The dim of outputs; a Conv1D is [in, out].
         outputs = int(not isinstance(module, nn.Linear))
         for parameter in module.parameters(recurse=False):
-            key = id(parameter)
-            is_matrix = parameter.dim() == 2
+            key, is_matrix = id(parameter), parameter.dim() == 2
             if module is head or (
                 isinstance(module, nn.Embedding) and len(parameter) == vocabulary
             ):
@@ -367,8 +366,7 @@ class _Region:
     rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
-        self.axis = axis
-        self.is_inside = False
+        self.axis, self.is_inside = axis, False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
         """The random state of the other side: of divided activations, or within them that of the
         whole ones."""
@@ -392,8 +390,7 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
-        current = torch.get_rng_state()
-        self.is_inside = not self.is_inside
+        current, self.is_inside = torch.get_rng_state(), not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 

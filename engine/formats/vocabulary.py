@@ -33,8 +33,7 @@ def write_vocabulary(
         "PreTrainedTokenizerFast"
     )
     if tokenizer.is_byte_level:
-        reader = "GPT2Tokenizer"
-        model = read_json(out / FILE_NAME)["model"]
+        reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
         merges = [f"{left} {right}\n" for left, right in model["merges"]]
         write_text(out / MERGES, "".join(["#version: 0.2\n", *merges]))

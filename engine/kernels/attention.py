@@ -83,8 +83,7 @@ class _Blocked(torch.autograd.Function):
             mixed = scores @ value[heads, keys]
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(each, context, sums)
-        ctx.arguments = arguments
-        ctx.shape = qkv.shape
+        ctx.arguments, ctx.shape = arguments, qkv.shape
         return context.view(s, b, n * d)
 
     @staticmethod

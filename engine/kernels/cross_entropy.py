@@ -171,8 +171,7 @@ class _Chunked(torch.autograd.Function):
             sums = numbers[1:]
             loops.log_sum(logits, columns, targets[here], top, sums, factor, is_whole)
             if not is_whole:
-                own_top = top
-                top = axis.all_reduce(top.clone(), ReduceOp.MAX)
+                own_top, top = top, axis.all_reduce(top.clone(), ReduceOp.MAX)
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
                 if is_trained:

@@ -97,8 +97,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        rows = gradient.reshape(-1, gradient.size(-1))
-        others = x.reshape(-1, x.size(-1))
+        rows, others = gradient.reshape(-1, gradient.size(-1)), x.reshape(-1, x.size(-1))
         if add := to_weight and ctx.add_product:
             add(rows.t(), others)
         return (

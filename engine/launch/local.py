@@ -27,9 +27,7 @@ from mlm_repro.lineage.processes import (
 )
 from mlm_repro.lineage.variables import DOOR
 
-M_TRIM_THRESHOLD = -1
-M_TOP_PAD = -2
-M_MMAP_MAX = -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 """Environment variables: where libraries listen. Ranks of one machine listen to this machine
 alone."""

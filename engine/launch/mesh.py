@@ -225,9 +225,7 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         raise BadInput(
             f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
         )
-    here = current_rank()
-    device = local_device()
-    waiting = Waiting()
+    here, device, waiting = current_rank(), local_device(), Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()

@@ -197,8 +197,7 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
     """Dropout on a layer's attention weights, [b, n/t, s, k]."""
     if dropout is None:
         return weights
-    rows = weights.size(1) * weights.size(2)
-    k = weights.size(3)
+    rows, k = weights.size(1) * weights.size(2), weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
     if registry.on_gpu(weights.device):
         dropped: Tensor = kernel("dropout", weights)(

@@ -21,8 +21,10 @@ class FlatAdamW(FlatOptimizer):
     """Adam with decoupled weight decay, one fused update per group."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        step = replace(step, clipping=step.clipping / group.divisor)
-        gradient = group.main_gradient[group.own]
+        step, gradient = (
+            replace(step, clipping=step.clipping / group.divisor),
+            group.main_gradient[group.own],
+        )
         kernel("adamw", group.master)(
             group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step
         )

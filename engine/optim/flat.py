@@ -31,9 +31,7 @@ class FlatGroup:
     def __init__(
         self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool
     ) -> None:
-        self.parameters = parameters
-        self.weight_decay = weight_decay
-        self.owners = owners
+        self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
         each = -(-sum(p.local.numel() for p in parameters) // owners.size)
         self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
@@ -168,8 +166,7 @@ class FlatOptimizer(ABC):
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip, update the master weights and copy them to the model's."""
         self.steps += 1
-        train = self.train
-        limit = self.train.clip_gradient
+        train, limit = self.train, self.train.clip_gradient
         clipping = limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0
         constants = train.adam_beta1, train.adam_beta2, train.adam_epsilon
         for group in self.groups:

@@ -37,8 +37,7 @@ def learning_rate(train: TrainConfig, time: float) -> float:
     - `exponential`: a rise from floor to peak by equal factors.
     """
     peak, floor = train.learning_rate, train.min_learning_rate
-    warmup = train.warmup_iterations
-    end = end_of_schedule(train)
+    warmup, end = train.warmup_iterations, end_of_schedule(train)
     if train.decay == "exponential":
         return floor * (peak / floor) ** (min(time - 1, end - 1) / max(end - 1, 1))
     if warmup and time <= warmup:

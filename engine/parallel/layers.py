@@ -132,8 +132,10 @@ class _EnteredLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         (x, weight), axis, is_divided = ctx.saved_tensors, ctx.mesh.tp, ctx.mesh.sequence_parallel
         whole = axis.all_gather(x, dim=0) if is_divided else x
-        rows = gradient.reshape(-1, gradient.size(-1))
-        to_x = linear(gradient, weight.t()).contiguous()
+        rows, to_x = (
+            gradient.reshape(-1, gradient.size(-1)),
+            linear(gradient, weight.t()).contiguous(),
+        )
         work = DONE if is_divided else axis.start_all_reduce(to_x)
         to_x = axis.reduce_scatter(to_x) if is_divided else to_x
         to_weight = multiply(rows.T, whole.reshape(-1, x.size(-1)))

@@ -40,9 +40,7 @@ class PartitionedModel:
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
     ) -> None:
-        self.chunks = chunks
-        self.parallel = parallel
-        self.mesh = mesh
+        self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
         self.sites: dict[str, int] = {}
         """Numbers of the dropout sites that were asked for so far, on a GPU."""
         self.graphs: Captured | None = None

@@ -151,8 +151,10 @@ def checkpoints(run: Path) -> Comparisons:
             for step in steps
             if step.iteration <= iteration_of(path)
         ][-WINDOW:]
-        state = read_object(path / STATE)
-        made = [step for step in every if step.iteration <= iteration_of(path)]
+        state, made = (
+            read_object(path / STATE),
+            [step for step in every if step.iteration <= iteration_of(path)],
+        )
         updates = [step for step in made if not step.skipped]
         due = {
             "iteration": iteration_of(path),

@@ -161,8 +161,7 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
-        described = self.config.model_dump(mode="json")
-        settings = settings_of(self.config)
+        described, settings = self.config.model_dump(mode="json"), settings_of(self.config)
         return asked_for(
             self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA
         )
@@ -229,9 +228,7 @@ class ResolvedRun:
         run."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
         computing = memory.state + memory.activations
-        parallel = self.config.parallel
-        train = self.config.train
-        layout = self.layout
+        parallel, train, layout = self.config.parallel, self.config.train, self.layout
         fall = (
             "constant"
             if train.decay == "constant"
@@ -494,8 +491,7 @@ def resolve_begun(
         ranks = ranks or (None if changed else layouts[-1]["ranks"])
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
-        identity = identity_in(manifest)
-        dataset = manifest["parents"]["dataset"]
+        identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
     if path.name != original:
@@ -511,8 +507,7 @@ def resolve_begun(
     here = {"dataset": places[0][0] if isinstance(config.data.dataset, Path) else places}
     config = config.model_copy(update={"data": config.data.model_copy(update=here)})
     config = override_config(config, changed) if changed else config
-    train = config.train
-    parents = manifest["parents"]
+    train, parents = config.train, manifest["parents"]
     place = (
         checkpoint_path(train.continues.run, train.continues.iteration)
         if train.continues

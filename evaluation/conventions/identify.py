@@ -105,8 +105,7 @@ class Identified:
             shown = self.matches[:1]
         lines = [f"{self.claimed}: {head} ({accident}):"]
         if not likely:
-            lines = [f"{self.claimed}: {NO_CONVENTION}"]
-            shown = self.nearest
+            lines, shown = [f"{self.claimed}: {NO_CONVENTION}"], self.nearest
         for each in shown[:MOST_SHOWN]:
             axes = [axis for axis in SENTENCES if axis in each and each[axis] != USUAL.get(axis)]
             says = "; ".join(SENTENCES[axis].format(each[axis]) for axis in axes)
@@ -181,9 +180,7 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
     places_on = (
         [[on] for on in known] if claims[0][1] is None else [[str(name) for _, name in claims]]
     )
-    ranked = []
-    outside = 0.0
-    accidents = 0.0
+    ranked, outside, accidents = [], 0.0, 0.0
     for on, name in product(places_on, UNITS if unit is None else [unit]):
         places = [
             i
@@ -210,8 +207,10 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
         inside = near < NEIGHBOURHOOD
         accidents += float((inside * widths / (2 * NEIGHBOURHOOD)).prod(1).sum())
         for i in {*np.flatnonzero(fits), *np.argsort(away.max(1), kind="stable")[:NEAREST]}:
-            convention = conventions[places[i]]
-            shown = " ".join(f"{value:.6g}" for value in values[i])
+            convention, shown = (
+                conventions[places[i]],
+                " ".join(f"{value:.6g}" for value in values[i]),
+            )
             by_bytes = convention.axes["average"].startswith("bytes") == (name == "bits-per-byte")
             likely = (
                 fits[i]

@@ -251,8 +251,7 @@ class ReadText:
         self.tokens = [np.asarray(each, dtype=np.int64) for each in ids]
         again = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
         in_place = first.endswith(IN_PLACE)
-        self.requests = list[Request]()
-        owners = []
+        self.requests, owners = list[Request](), []
         for owner, tokens in enumerate(self.tokens):
             longest = context - (not in_place) * len(again)
             for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
@@ -270,8 +269,7 @@ class ReadText:
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
         """Every average of the scores: its name and a loss in nats."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
-        counts = np.add.reduceat(self._counts, scores.starts, dtype=np.int64)
-        owners = self._owners
+        counts, owners = np.add.reduceat(self._counts, scores.starts, dtype=np.int64), self._owners
         nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]
         total = math.fsum(nll)
         scored = np.bincount(owners, counts)
@@ -297,8 +295,10 @@ class ReadText:
             "sub-words, those not scored too": sum(map(len, self.tokens)),
             "original tokens less one": counts["original tokens"] - 1,
         }
-        decode = self._tokenizer.decode
-        special = {self._tokenizer.end_of_text, *self._tokenizer.first_tokens}
+        decode, special = (
+            self._tokenizer.decode,
+            {self._tokenizer.end_of_text, *self._tokenizer.first_tokens},
+        )
         # A sub-word alone loses its space.
         if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):
             return counts
@@ -315,8 +315,10 @@ class ReadText:
 
 def _encode_without_space(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     contexts, words = zip(*map(split_last_word, passages), strict=True)
-    before = tokenizer.encode_batch([f"{each} " for each in contexts])
-    after = tokenizer.encode_batch([*words])
+    before, after = (
+        tokenizer.encode_batch([f"{each} " for each in contexts]),
+        tokenizer.encode_batch([*words]),
+    )
     return [([*context, *word], len(word)) for context, word in zip(before, after, strict=True)]
 
 

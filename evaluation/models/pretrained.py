@@ -65,8 +65,7 @@ class PretrainedTokenizer:
         self.digest = sha256_json(files)
         ids = set(theirs.get_vocab().values())
         self.vocab_size = max(ids) + 1
-        alone = self.encode("a text")
-        added = list(theirs("a text", verbose=False).input_ids)
+        alone, added = self.encode("a text"), list(theirs("a text", verbose=False).input_ids)
         places = (
             place
             for place in range(len(added))
@@ -400,8 +399,7 @@ class Pretrained:
                 ).num_parameters()
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "configuration") from error
-        is_gpu = device.type == "cuda"
-        size = count * dtype.itemsize / 2**30
+        is_gpu, size = device.type == "cuda", count * dtype.itemsize / 2**30
         here = (
             torch.cuda.mem_get_info(device)[1] if is_gpu else memory_bytes() or math.inf
         ) / 2**30
@@ -426,8 +424,7 @@ class Pretrained:
             )
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "weights") from error
-        missing = sorted(said["missing_keys"])
-        left = sorted(said["unexpected_keys"])
+        missing, left = sorted(said["missing_keys"]), sorted(said["unexpected_keys"])
         if missing and not renamed and any(name.startswith(WRAPPED) for name in left):
             self._say("names", f"{WRAPPED!r} of torch.compile is left out of the weights' names")
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
@@ -472,8 +469,7 @@ class Pretrained:
                 adapted = (
                     import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
                 )
-                beside = model(**some, use_cache=False).logits
-                head = model.get_output_embeddings()
+                beside, head = model(**some, use_cache=False).logits, model.get_output_embeddings()
                 if head.weight is model.get_input_embeddings().weight:
                     getattr(head, "base_layer", head).weight = nn.Parameter(head.weight.clone())
                 merged = adapted.merge_and_unload()

@@ -81,8 +81,7 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
-    whole = tokenizer.encode_batch([*passages])
-    before = tokenizer.encode_batch([*contexts])
+    whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
     return [
         (tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)
     ]

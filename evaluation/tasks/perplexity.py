@@ -208,12 +208,12 @@ class PerplexityTask(Task):
         facts = self.facts(scores, provenance)
         text = self.running_text
         stream = self.stream
-        nll = math.fsum(scores.nll)
-        num_scored = len(scores.log_probabilities)
-        share = self._share(scores)
-        loss = nll / num_scored
-        targets = sum(block.num_targets for block in stream.blocks)
-        others = self._num_original_tokens - 1
+        nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
+        share, loss = self._share(scores), nll / num_scored
+        targets, others = (
+            sum(block.num_targets for block in stream.blocks),
+            self._num_original_tokens - 1,
+        )
         token_ratio = targets / others if others else None
         divided, normaliser = self._divided(scores)
         blocks = self._scored_blocks(scores)

@@ -21,8 +21,7 @@ from mlm_repro.lineage.errors import BadInput
 GPTQ = "perplexity-gptq"
 LLAMA_CPP = "perplexity-llama.cpp"
 NANOCHAT = "perplexity-nanochat"
-LM_EVAL = "perplexity-lm-eval"
-LM_EVAL_TWICE = "perplexity-lm-eval-bos-twice"
+LM_EVAL, LM_EVAL_TWICE = "perplexity-lm-eval", "perplexity-lm-eval-bos-twice"
 PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
 """Longest window without another by name; None for the model's context."""
 

@@ -188,12 +188,16 @@ def _kept(shape: str) -> list[Line]:
         for (form, tp, divided), value in measured.items()
         if form == "ours"
     }
-    whole = rows["no parallelism"]
-    tensor = rows["tensor parallel"]
-    both = rows[tuple(CONFIGURATIONS)[4]]
-    scores = whole - measured["selective", 1, False]
-    full = rows["full recomputation"]
-    stage = SHAPES[shape][3]
+    whole, tensor, both = (
+        rows["no parallelism"],
+        rows["tensor parallel"],
+        rows[tuple(CONFIGURATIONS)[4]],
+    )
+    scores, full, stage = (
+        whole - measured["selective", 1, False],
+        rows["full recomputation"],
+        SHAPES[shape][3],
+    )
     told = {
         "score_bytes_per_element": scores,
         "selective_activation_saving_percent": 100 * scores / whole,

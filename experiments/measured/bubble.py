@@ -81,9 +81,7 @@ class TimedStage(nn.Module):
 
     def __init__(self, is_first: bool, clock: Clock) -> None:
         super().__init__()
-        self.config = CONFIG
-        self.is_first = is_first
-        self.clock = clock
+        self.config, self.is_first, self.clock = CONFIG, is_first, clock
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:

@@ -77,8 +77,10 @@ class Traffic(TorchDispatchMode):
             objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
             if tensors:
                 group = next(each for each in objects if "ProcessGroup" in str(each._type()))
-                size = ProcessGroup.unbox(group).size()
-                largest = max(tensor.nbytes for tensor in tensors)
+                size, largest = (
+                    ProcessGroup.unbox(group).size(),
+                    max(tensor.nbytes for tensor in tensors),
+                )
                 self.calls[name, size] += 1
                 # It has a list of parts.
                 self.bytes[name, size] += largest * (size if name == "allgather" else 1)
@@ -148,14 +150,12 @@ def measure_traffic() -> list[Line]:
 
 
 def _tensor() -> list[Line]:
-    series = "tensor parallel"
-    numbers = []
+    series, numbers = "tensor parallel", []
     for tp in WIDTHS:
         forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
         elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
         numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
-    first = forward.calls.total()
-    both = whole.calls.total()
+    first, both = forward.calls.total(), whole.calls.total()
     counts = {
         "all_reduces_forward": first,
         "all_reduces": both,

@@ -89,8 +89,7 @@ class Walk(NamedTuple):
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Time of every workload. They must have been checked (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
-    layer = layer_passes(machine, w)
-    head = head_passes(machine, w)
+    layer, head = layer_passes(machine, w), head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(walks, layer, head, message)
@@ -273,8 +272,7 @@ def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
         done = np.full((2, stages, count * ranks // (2 * stages)), -1.0)
         position = np.zeros(ranks, np.int64)
         free = np.zeros(ranks)
-        finished = 0
-        before = -1
+        finished, before = 0, -1
         while finished != before:
             before = finished
             for rank in range(ranks):

@@ -52,8 +52,10 @@ def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
     for random tokens."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
-    every = np.ones(vocab_size, np.bool_)
-    special = range(vocab_size, vocab_size + len(SPECIAL_TOKENS))
+    every, special = (
+        np.ones(vocab_size, np.bool_),
+        range(vocab_size, vocab_size + len(SPECIAL_TOKENS)),
+    )
     return Vocabulary(
         ~every, ~every, every, np.arange(vocab_size) % 4 == 1, ~every, 0, tuple(special)
     )

@@ -78,8 +78,7 @@ class BertLayer(TransformerLayer):
     """Attention and MLP, each after a norm. The residual is taken before the norm, in the original
     order after it."""
 
-    attention_class = BidirectionalAttention
-    mlp_class = ExactMLP
+    attention_class, mlp_class = BidirectionalAttention, ExactMLP
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False

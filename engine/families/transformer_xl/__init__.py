@@ -29,8 +29,7 @@ class TransformerXLForms(ClosedForms):
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Parameters of the layers and of the embedding, which is adaptive if there are cutoffs."""
         model, h, xl = self.model, self.h, self.model.transformer_xl
-        width = model.num_heads * model.head_dim
-        inner = model.inner_size
+        width, inner = model.num_heads * model.head_dim, model.inner_size
         count = len(stage.layers) * (
             (5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h
         )

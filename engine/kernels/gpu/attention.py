@@ -129,8 +129,7 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         qkv, context, sums, bits = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        qkv_gradient = torch.empty_like(qkv)
+        gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         inner = torch.empty_like(sums)
         given: tuple[Any, ...] = (
@@ -271,16 +270,13 @@ def _forward(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    group = tl.program_id(1)
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride = b * n * 3 * d
-    base = qkv + group.to(tl.int64) * 3 * d
+    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
     q = _tile(base, first, stride, s, m, d, w, v)
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
-    total = tl.zeros([m], tl.float32)
-    mixed = _zeros(m, w, v)
+    total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
     edge = (first + 1) // c * c
     for is_edge in tl.static_range(2):  # at the edge some keys are later than their query
         for start in range(is_edge * edge, tl.minimum(first + m, s) if is_edge else edge, c):
@@ -291,8 +287,7 @@ def _forward(
             if is_edge:
                 scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
-            weights = tl.exp2(scores - higher[:, None])
-            fade = tl.exp2(top - higher)
+            weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 1)
             weights = tl.where(
                 _stays(bits, group, query[:, None], key[None, :], s), weights, 0.0
@@ -337,9 +332,7 @@ def _to_query(
     """Also write the inner product of each query's output and the output's gradient, which
     `_to_key_value` reads."""
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride = b * n * 3 * d
-    base = qkv + group.to(tl.int64) * 3 * d
-    at = group.to(tl.int64) * s
+    stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
     query = first + tl.arange(0, m)
     head = group.to(tl.int64) * d
     q = _tile(base, first, stride, s, m, d, w, v)

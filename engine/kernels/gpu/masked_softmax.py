@@ -66,8 +66,7 @@ def _weights(
 ):
     """One row of weights, [width], in fp32."""
     row = tl.program_id(0).to(tl.int64)
-    query = row % s
-    sample = row // (n * s)
+    query, sample = row % s, row // (n * s)
     key = tl.arange(0, width)
     seen = key < k
     if is_causal:
