@@ -4,8 +4,6 @@ Pairs are equal parts of the text: articles that were scored whole, or examples.
 tokenizer covers other text than the same window of another, so such are never paired.
 """
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -170,13 +168,3 @@ def rows(
             ]
         )
     return made
-
-
-def as_text(rows: Sequence[Sequence[str]], suffix: str) -> str:
-    """Rows as CSV for the suffix .csv, otherwise as a table of Markdown."""
-    if suffix == ".csv":
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(rows)
-        return file.getvalue()
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
