@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
@@ -67,8 +66,8 @@ from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
-OTHER_STEPS = 4
-"""Steps beside the trainings: first results, the text, the scores and the page."""
+OTHER_STEPS = 3
+"""Steps beside the trainings: the text, the scores and the page."""
 CURVE_POINTS = 200
 """Blocks of iterations that a run's metrics are averaged over."""
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
@@ -86,21 +85,16 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     """
     check_torch()
     start = time.monotonic()
-    course = steps.Course(len(plan.configs) + OTHER_STEPS)
-    published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
-    course.begin("first results")
-    with TemporaryDirectory() as scratch:
-        for step in steps.first_steps(runs, Path(scratch) if published else None):
-            steps.run_step(*step)
-    course.begin("making the text")
+    count = len(plan.configs) + OTHER_STEPS
+    steps.say_step(1, count, "making the text")
     steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
     card = read_document(dataset.path / DATASET, DataCard)
     counts = ", ".join(f"{split.tokens:,} tokens in {name}" for name, split in card.splits.items())
     print(f"text: {card.source}; {counts}; vocabulary {card.vocab_size:,}", flush=True)
     trained = []
-    for config in plan.configs:
-        course.begin(f"training {config.name.replace('-', ' ')}")
+    for number, config in enumerate(plan.configs, 2):
+        steps.say_step(number, count, f"training {config.name.replace('-', ' ')}")
         if plan.size is None:
             write_launch_files(
                 training_job(config, runs, dataset.path), steps.launch_folder(config, runs)
@@ -108,7 +102,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         folder = folder_of(config.name, runs)
         steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, folder))
         trained.append(RunDirectory.open_named(folder, config.name))
-    course.begin("scoring the models")
+    steps.say_step(count - 1, count, "scoring the models")
     available = {name: _are_here(partial(find_test_set, name)) for name in steps.TASKS}
     size = plan.size
     run = RunDirectory.begin(
@@ -147,11 +141,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_document(run.path / SUMMARY, summary)
             write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / RECORDS, derived_records(run, summary))
-            if published:
+            if _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary):
                 steps.run_step(*steps.words_step(run.path))
             run.complete()
         page = run.path / "report" / "index.html"
-        course.begin("making the page")
+        steps.say_step(count, count, "making the page")
         if not page.is_file():
             steps.run_step(*steps.report_step(run.path, runs))
     _print_results(run.path)

@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
@@ -28,26 +27,10 @@ TASKS = ("wikitext103", "lambada")
 Step = list[str]
 
 
-class Course:
-    """Says which step begins."""
-
-    def __init__(self, steps: int) -> None:
-        """`steps` is how many there are."""
-        self._steps, self._number = steps, 0
-
-    def begin(self, what: str) -> None:
-        """Print the step's number and name."""
-        self._number += 1
-        if not is_quiet():
-            print(f"\nstep {self._number} of {self._steps}: {what}", flush=True)
-
-
-def first_steps(runs: Path, scratch: Path | None) -> Iterator[Step]:
-    """Steps that show a result at once: a schedule, and below `scratch`, if the published file is
-    here, its words."""
-    yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
-    if scratch:
-        yield words_step(scratch)
+def say_step(number: int, count: int, what: str) -> None:
+    """Print which of so many steps begins, unless quiet."""
+    if not is_quiet():
+        print(f"\nstep {number} of {count}: {what}", flush=True)
 
 
 def words_step(runs: Path) -> Step:
