@@ -103,7 +103,6 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         fields=dict(text.partition("=")[::2] for text in asked.fields),
         findings=[finding for each in tried for finding in each.findings],
         compared={each.outcome.layout.name: len(each.outcome.rows) for each in tried},
-        parameters=list(dict.fromkeys(part.tensor for part in tried[0].outcome.ranks[0].initial)),
         cannot_run={each.outcome.layout.name: each.cannot_run for each in tried if each.cannot_run},
         not_asked={each.outcome.layout.name: each.not_asked for each in tried if each.not_asked},
         lost={
