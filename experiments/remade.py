@@ -280,7 +280,7 @@ def _begun_with(
         yield Absent(f"the digest of the records of {name}")
     elif (digest_of_numbers(records), sha256_json(refused)) != (
         config["records"],
-        config["refused"],
+        config.get("refused", sha256_json([])),
     ):
         yield f"{RECORDS} of {run.name} does not have the numbers that {name} was begun with"
 

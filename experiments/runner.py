@@ -1,5 +1,5 @@
-"""Runs an experiment: its numbers, each with its kind, in a sealed run directory. Imports no
-torch."""
+"""Runs an experiment: prints its numbers, each with its kind, and seals what was measured. Imports
+no torch."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -18,28 +18,9 @@ from mlm_repro.lineage.progress import announce, is_quiet
 from mlm_repro.lineage.run import RunDirectory
 
 
-def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
-    """Simulate and compute everything the experiment names.
-
-    Returns its sealed run and the counts of its numbers and of the rows that could not run. An
-    existing run with the same numbers is returned as it is.
-    """
-    worked = work_out(experiment)
-    numbers = [each.record.model_dump(exclude={"source", "digest"}) for each in worked.numbers]
-    simulated = {
-        "clusters": {
-            name: cluster.model_dump(mode="json") for name, cluster in worked.clusters.items()
-        }
-    }
-    run, _ = seal_numbers(
-        experiment, "", numbers, runs, simulated=simulated, refused=worked.refused
-    )
-    return run, len(numbers), len(worked.refused)
-
-
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
     """Simulate, compute and measure all of each experiment that this machine can, and print its
-    numbers.
+    numbers; what was measured becomes a sealed run.
 
     The runs of several become one study, without those that train or that score released weights.
     """
@@ -70,10 +51,13 @@ def _runs_of(
         raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
     else:
         if experiment.parts or experiment.arithmetic:
-            run, numbers, refused = run_experiment(experiment, runs)
-            what = "simulated or computed, not measured"
-            print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run")
-            yield run
+            worked = work_out(experiment)
+            print(
+                f"{experiment.name}: {len(worked.numbers)} numbers simulated or computed, not"
+                f" measured; {len(worked.refused)} rows cannot run"
+            )
+            if not several:
+                print(format_records(each.record for each in worked.numbers))
         if experiment.measures:
             yield from _measured(experiment, runs, limit, several)
 

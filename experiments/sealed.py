@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.files import EXPERIMENTS, NOT_RUN, KeptRun, write_runs
-from mlm_repro.lineage.atomic import JSON, write_json
+from mlm_repro.experiments.files import EXPERIMENTS, KeptRun, write_runs
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_json
-from mlm_repro.lineage.files import read_values
 from mlm_repro.lineage.numbers import aligned, show
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
 SCHEMA = 2
 """Version of the configuration of an experiment's run; version 1 had curves predicted from other
-curves, `extrapolates`."""
+curves, `extrapolates`, and digests of rows that could not run, `refused`."""
 Line = JSON
 """The fields of a record that a measurement knows."""
 
@@ -31,29 +30,19 @@ def lines(
 
 
 def seal_numbers(
-    experiment: Experiment,
-    ending: str,
-    numbers: Sequence[Line],
-    runs: Path,
-    simulated: JSON | None = None,
-    refused: Sequence[Line] = (),
+    experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
     """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same
     numbers are found again.
 
-    Its mode is simulate where it is said what they were `simulated` with, measure where a number is
-    measured or counted, else scaled. What was `refused` is kept with its reasons.
+    Its mode is measure where a number is measured or counted, else scaled.
     """
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
-    measured = (
-        "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
-    )
+    is_measured = any(record.kind in ("measured", "counted") for record in records)
     facts: JSON = {
-        "mode": measured if simulated is None else "simulate",
-        **(simulated or {}),
+        "mode": "measure" if is_measured else "scaled",
         "records": digest_of_numbers(records),
-        "refused": sha256_json(list(refused)),
     }
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
     config = facts | {"experiment": experiment.model_dump(mode="json")}
@@ -65,8 +54,6 @@ def seal_numbers(
         run.link()
     else:
         write_records(run.path / RECORDS, records)
-        if simulated is not None:
-            write_json(run.path / NOT_RUN, list(refused))
         run.complete()
     return run, records
 
@@ -82,7 +69,7 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     if study.is_complete:
         study.link()
         return study
-    write_runs(study.path, {run.path.name: _kept(run.path) for run in made}.values())
+    write_runs(study.path, {run.path.name: KeptRun.of(run.path) for run in made}.values())
     in_order = sorted(made, key=lambda run: run.path.name)
     write_records(
         study.path / RECORDS,
@@ -90,11 +77,6 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     )
     study.complete()
     return study
-
-
-def _kept(run: Path) -> KeptRun:
-    refused = {"refused": read_values(run / NOT_RUN)} if (run / NOT_RUN).is_file() else {}
-    return KeptRun.of(run, **refused)
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:

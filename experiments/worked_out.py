@@ -55,12 +55,10 @@ class WorkedOut(NamedTuple):
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]
     """Workloads that cannot run, with the reason."""
-    clusters: Mapping[str, Cluster]
 
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate everything that the experiment names."""
-    clusters: dict[str, Cluster] = {}
     numbers: list[Worked] = []
     refused: list[Line] = []
 
@@ -89,7 +87,7 @@ def work_out(experiment: Experiment) -> WorkedOut:
                     | {"quantity": name, "kind": "computed", "value": ours.value},
                     ours,
                 )
-        for line, of, baselines in _simulated(part, rows, clusters):
+        for line, of, baselines in _simulated(part, rows):
             if "reason" in line:
                 refused.append({"experiment": experiment.name} | line)
             else:
@@ -100,7 +98,7 @@ def work_out(experiment: Experiment) -> WorkedOut:
         ours = each.worked_out(claim.says)
         place = {"series": claim.series, "quantity": claim.quantity, "x": claim.x}
         add(place | {"kind": "computed", "value": ours.value}, ours)
-    return WorkedOut(tuple(numbers), tuple(refused), clusters)
+    return WorkedOut(tuple(numbers), tuple(refused))
 
 
 def worked_out(experiment: Experiment) -> WorkedOut:
@@ -113,15 +111,13 @@ def _worked_out(name: str) -> WorkedOut:
     return work_out(find_experiment(name))
 
 
-def _simulated(
-    part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]
-) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
+def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
     """Lines of the part's simulated quantities or of a refusal, with what each was made of, and
     baselines."""
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
-    predictions = [_predict(row, clusters) for row in (base, *rows)]
+    predictions = [_predict(row) for row in (base, *rows)]
     first, first_prediction = predictions[0]
     for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
         reason = prediction.reason or first_prediction.reason
@@ -133,7 +129,7 @@ def _simulated(
                 {},
             )
             continue
-        cluster = clusters[row["cluster"]]
+        cluster = _cluster(row["cluster"])
         note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
         for name in part.simulated:
             of: Any = (row["cluster"], workload, first if name in RATIOS else None)
@@ -159,12 +155,14 @@ def _simulated(
             yield position(part, row) | values | {"note": note}, of, baselines
 
 
-def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Prediction]:
-    name = row["cluster"]
-    if name not in clusters:
-        clusters[name] = load_cluster(name)
+@cache
+def _cluster(name: str) -> Cluster:
+    return load_cluster(name)
+
+
+def _predict(row: Row) -> tuple[Workload, Prediction]:
     workload = workload_of(row)._replace(scatter_gather=row.get("scatter_gather") != "false")
-    return workload, predict(clusters[name], [workload])[0]
+    return workload, predict(_cluster(row["cluster"]), [workload])[0]
 
 
 def _slowest(name: str, workload: Workload) -> float:

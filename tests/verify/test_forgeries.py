@@ -14,7 +14,6 @@ from mlm_repro.experiments.catalogue import find_experiment
 from mlm_repro.experiments.files import write_runs
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.experiments.reproduce.reproduction import derived_records, keep_training
-from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import read_document
@@ -26,6 +25,7 @@ from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call
 from tests.experiments.packed import join, unpack
+from tests.experiments.simulated import seal_simulated
 from tests.reports.reproduction import build_page
 
 Edit = Callable[[Any], object]
@@ -79,7 +79,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs: what an earlier version sealed, its reproduction as one of today keeps
     its parts, and a simulated experiment; not to be changed."""
     folder = unpack(tmp_path_factory.mktemp("honest"))
-    run_experiment(find_experiment("2021/figure-6"), folder / "runs")
+    seal_simulated(find_experiment("2021/figure-6"), folder / "runs")
     reproduction, training = (next((folder / "runs").glob(f"{name}-*")) for name in RUNS[:2])
     join(reproduction)
     write_runs(reproduction, [keep_training(RunDirectory(training))])
