@@ -14,10 +14,10 @@ verbs.py        the stages' verbs, read from these files
 duplicates/     near-duplicates: buckets, components, decisions
 config.py       the recipe of a dataset
 passes/         the tasks of a build
-remade.py       how the files of a dataset follow from one another
-pipeline.py     their order
+remade.py       checks that recompute the files of a dataset
+pipeline.py     the stages in order, as tasks
 publish.py      the files of a finished dataset
-imported.py     token files of others as a dataset
+imported.py     token files of other programs as a dataset
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`
 """

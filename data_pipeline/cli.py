@@ -27,7 +27,7 @@ WorkersOption = Annotated[
 ]
 ExecutorOption = Annotated[
     Literal["local", "ray"],
-    typer.Option(help="Where the work is done; a Ray cluster is the one of RAY_ADDRESS."),
+    typer.Option(help="Where the work is done; RAY_ADDRESS names a Ray cluster."),
 ]
 DryRun = Annotated[
     bool,
@@ -62,6 +62,7 @@ def run(
     from mlm_repro.lineage.config import load_config
     from mlm_repro.lineage.digest import sha256_json
 
+    # The recipe is read first: a mistake in it is named before slow modules are imported.
     recipe = load_config(
         find_file(config, Shipped.RECIPE), DataConfig, _overrides(overrides, workers)
     )
@@ -80,6 +81,9 @@ def run(
 
 
 def _add_verb(name: str, summary: str) -> None:
+    """Add a command `name IN OUT` that runs the stage with this verb, or the measurement of
+    overlap."""
+
     def verb(
         source: Source,
         out: Out,
@@ -120,7 +124,7 @@ def import_(
     ],
     end_of_text: Annotated[str | None, typer.Option(help="Its token that ends a document.")] = None,
 ) -> None:
-    """Make a dataset of a token file; its last documents, one in 30, are for validation."""
+    """Make a dataset from a token file; the last thirtieth of its documents is for validation."""
     from mlm_repro.data_pipeline.config import TokenizerConfig
     from mlm_repro.data_pipeline.imported import import_tokens
 
@@ -156,7 +160,7 @@ def trace(
     run: Annotated[Path, typer.Argument(help="Training run.")],
     step: Annotated[int, typer.Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
 ) -> None:
-    """Print the text that a training run saw in an iteration: documents, places in them,
+    """Print the text that a training run saw in an iteration, with documents, ranges of tokens and
     data-parallel ranks."""
     from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
 
@@ -184,7 +188,7 @@ def fetch(
 
 
 def _one_source(source: str, stages: list[str]) -> "VerbConfig":
-    """Configuration with one source, the argument of a verb, and its stage."""
+    """Return a verb's configuration: its one source, the argument IN, and its stages."""
     from mlm_repro.data_pipeline.config import VerbConfig
     from mlm_repro.data_pipeline.reading.config import ENDINGS
     from mlm_repro.lineage.config import parse_config
@@ -204,6 +208,8 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
+    """Return the words for what a finished directory holds: documents and tokens of each split, or
+    shares of test sets."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
@@ -211,16 +217,18 @@ def _counts(directory: Path) -> str:
         return "; ".join(
             f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items()
         )
-    ledger, parts = _read_ledger(directory), []
+    ledger, sentences = _read_ledger(directory), []
     for name, split in ledger.splits.items():
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
-        own, of = (f"{name} ", "") if len(ledger.splits) > 1 else ("", f" of {ledger.lines:,}")
-        parts.append(f"{own}{split.documents:,} documents{of}, {size}")
-    if lost := ledger.malformed_lines:
-        parts.append(
-            f"warning: {lost:,} of {ledger.lines:,} lines are no documents, see quarantine.jsonl"
+        prefix, total = (
+            (f"{name} ", "") if len(ledger.splits) > 1 else ("", f" of {ledger.lines:,}")
         )
-    return "; ".join(parts)
+        sentences.append(f"{prefix}{split.documents:,} documents{total}, {size}")
+    if lost := ledger.malformed_lines:
+        sentences.append(
+            f"warning: {lost:,} of {ledger.lines:,} lines are not documents, see quarantine.jsonl"
+        )
+    return "; ".join(sentences)
 
 
 def _read_ledger(directory: Path) -> "Ledger":
@@ -231,8 +239,8 @@ def _read_ledger(directory: Path) -> "Ledger":
 
 
 def _table(ledger: "Ledger") -> str:
-    """The ledger as a table for a terminal: one line for each stage, and below it one for each
-    reason."""
+    """Return the ledger as a table for a terminal: one line for each stage, and below it one for
+    each reason for a drop."""
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
     for stage in ledger.stages:
@@ -260,6 +268,8 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
+    """Return the directory of a dataset. Raises BadInput if it is another kind of run,
+    IntegrityFailure if it is not complete."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 
@@ -272,5 +282,5 @@ def _open(dataset: Path) -> Path:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the program `mlm-data`; its default verb is `run`."""
     run_command(app, "run")

@@ -21,8 +21,8 @@ ORDER = "filters of text, then filters of tokens, deduplicate, decontaminate, sp
 
 
 class OverlapConfig(Config):
-    """The share of test-set n-grams that a corpus contains (Shoeybi et al. 2019; Radford et al.
-    2019, section 4)."""
+    """Settings for the share of test-set n-grams that a corpus contains (Shoeybi et al. 2019;
+    Radford et al. 2019, section 4)."""
 
     test_sets: TestSets = ("wikitext103", "lambada")
     """Test sets, named as in `decontaminate`."""
@@ -31,18 +31,17 @@ class OverlapConfig(Config):
 
 
 class TokenizerConfig(Config):
-    """The tokenizer and the size of the vocabulary a model pads it to."""
+    """Settings of the tokenizer, and of the size that a model pads its vocabulary to."""
 
     kind: Literal["gpt2", "train", "words"] = "gpt2"
     """`gpt2`: the published vocabulary; `train`: byte-level BPE trained on the documents in the
     kept language; `words`: their most frequent words and, for all others, bytes, for adaptive
     embeddings (`model.transformer_xl.cutoffs`). With `path` this has no meaning."""
     path: Path | None = None
-    """A tokenizer that there is already: a dataset, a `tokenizer.json` or a Hugging Face directory.
-    Datasets with one tokenizer can be blended."""
+    """An existing tokenizer: a dataset, a `tokenizer.json` or a Hugging Face directory. Datasets
+    with one tokenizer can be blended."""
     end_of_text: str | None = None
-    """Token of `path` that ends a document, where its files do not name one or another is
-    wanted."""
+    """Token of `path` that ends a document, if its files name none or another one is wanted."""
     vocab_size: Annotated[int, Field(ge=257)] = 50257
     """Tokens of the vocabulary, end-of-text included; GPT-2's has 50,257."""
     multiple: PositiveInt = 128
@@ -52,7 +51,7 @@ class TokenizerConfig(Config):
 
     @property
     def origin(self) -> str:
-        """The kind, or `path`."""
+        """Return "path" if there is a path, else the kind."""
         return "path" if self.path else self.kind
 
     @model_validator(mode="after")
@@ -69,7 +68,7 @@ class TokenizerConfig(Config):
 
 
 WITHOUT = {"workers", "shard_bytes", "overlap"}
-"""Keys on which a dataset does not depend."""
+"""Keys that change nothing in a dataset, which its identity leaves out."""
 
 
 class _Beginning(Config):
@@ -83,13 +82,14 @@ class _Beginning(Config):
     """Input bytes in a unit of work: 64 MiB, less for a corpus under 4 GiB. The dataset does not
     depend on it."""
     stages: tuple[str, ...] = PAPER
-    """All that is done, in order: filters of text, then filters of tokens such as `length`,
+    """The stages that are done, in order: filters of text, then filters of tokens such as `length`,
     `deduplicate`, `decontaminate`, and at the end `split` and `tokenize`. A stage that is not
     listed has no section either. `module:Class` is a filter of the user's own code, with the
     settings that it has there."""
     shards: PositiveInt | None = None
-    """Token files of the largest split, and Parquet tables of its documents; the other splits have
-    theirs in proportion. Without a number a split has one token file and one file of JSON lines."""
+    """Number of token files of the largest split, and of Parquet tables of its documents; the other
+    splits have theirs in proportion. Without a number a split has one token file and one file of
+    JSON lines."""
     keep_dropped: bool = False
     """Write the documents that stages drop, each as it came to its stage, with `stage` and
     `reason`, as `dropped.jsonl`."""
@@ -104,7 +104,7 @@ else:
 
 
 class DataConfig(_WithFilters):
-    """One dataset."""
+    """The recipe of one dataset."""
 
     other_names: ClassVar[dict[str, str]] = {"without": "stages"}
     ends_with: ClassVar[tuple[str, ...]] = ("split", "tokenize")
@@ -117,10 +117,12 @@ class DataConfig(_WithFilters):
 
     @model_validator(mode="after")
     def _stages_can_be_done(self) -> Self:
+        """Raise ValueError for a stage that is unknown, doubled or out of order, and for the
+        section of a stage that is not listed."""
         for name in self.stages:
             if name not in BY_NAME:
-                said = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
-                raise ValueError(f"`stages` names {name!r}, which is no stage; {said}")
+                hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")
+                raise ValueError(f"`stages` names {name!r}, which is not a stage; {hint}")
             if self.stages.count(name) > 1:
                 raise ValueError(f"`stages` names {name!r} twice")
         for before, after in pairwise(self.stages):
@@ -140,8 +142,8 @@ class DataConfig(_WithFilters):
         return self
 
     def model_dump(self, **options: Any) -> JSON:
-        """Plain values, without the sections of stages that are not done: a new stage's is in no
-        recipe."""
+        """Return plain values without the sections of stages that are not done, so that a new stage
+        changes no recipe."""
         idle = BY_NAME.keys() - {*self.stages}
         return {
             name: value for name, value in super().model_dump(**options).items() if name not in idle
@@ -153,11 +155,11 @@ class DataConfig(_WithFilters):
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:
-        """The plain values that the dataset depends on, where they differ from their defaults."""
+        """Return the plain values that change the dataset and differ from their defaults."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude=WITHOUT)
 
 
 class VerbConfig(DataConfig):
-    """The work of one stage, or of none."""
+    """A recipe for the work of one verb, which need not split or tokenize."""
 
     ends_with = ()

@@ -9,22 +9,22 @@ from typing import Any
 import orjson
 
 ROWS = 1000
-"""Documents that are turned into a table at a time."""
+"""Documents that are read from or written to a table at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text. `id` names its place for people; no code depends on it."""
+    """One text. `id` tells people where it is from; no stage's decision depends on it."""
 
     id: str
     text: str
     source: str = ""
-    """File and line, where the id is not that."""
+    """File and line, if the id does not give them."""
     metadata: dict[str, Any] | None = None
-    """Other keys of its line that were asked for."""
+    """Other keys of the document's line that the recipe keeps."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that it has."""
+        """Return the id, the text, and the other fields that are not empty."""
         more = {"source": self.source, "metadata": self.metadata}
         return {"id": self.id, "text": self.text} | {
             name: value for name, value in more.items() if value
@@ -40,18 +40,18 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Input that is not a document: its place, the reason, and its first characters."""
+    """Input that is not a document: its file, line and first characters, and the reason."""
 
     source: str
     line: int
-    """Line number from 1."""
+    """Line number from 1; 0 for the damage of a whole file."""
     reason: str
     excerpt: str
 
 
 def written_documents(path: Path) -> Iterator[Document]:
-    """The documents of a file of a dataset: JSON lines, or a Parquet table with the metadata as
-    JSON."""
+    """Yield the documents of a file of a dataset: JSON lines, or a Parquet table with the metadata
+    as JSON."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             yield from (Document(**orjson.loads(line)) for line in file)
@@ -66,7 +66,7 @@ def written_documents(path: Path) -> Iterator[Document]:
 
 
 def write_table(path: Path, files: Iterable[Path]) -> None:
-    """Write the documents of files of JSON lines as one Parquet table."""
+    """Write the documents of several JSON lines files as one Parquet table at `path`."""
     import pyarrow
     from pyarrow import parquet
 
@@ -75,11 +75,11 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
     )
     with parquet.ParquetWriter(path, schema, compression="zstd") as table:
         rows = (document.to_json() for file in files for document in written_documents(file))
-        while some := [*islice(rows, ROWS)]:
-            for row in some:
+        while batch := [*islice(rows, ROWS)]:
+            for row in batch:
                 if "metadata" in row:
                     row["metadata"] = orjson.dumps(row["metadata"]).decode()
-            table.write_batch(pyarrow.RecordBatch.from_pylist(some, schema))
+            table.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
 
 
 class Unfit(Exception):
@@ -88,5 +88,5 @@ class Unfit(Exception):
 
 
 def size_bytes(text: str) -> int:
-    """Length of the text in UTF-8."""
+    """Return the length of the text in UTF-8, in bytes."""
     return len(text) if text.isascii() else len(text.encode("utf-8"))

@@ -1,5 +1,5 @@
-"""The files of a finished dataset, ledger.json and dataset.json, and the datasets that a training
-run names."""
+"""Schemas of a finished dataset's files, ledger.json and dataset.json, and the datasets that a
+training run names."""
 
 import math
 from collections.abc import Container
@@ -18,7 +18,7 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 LEDGER, DATASET = "ledger.json", "dataset.json"
 UNSPLIT = "all"
-"""Name, in place of a split's, of the token file of documents that were not divided."""
+"""Stands for a split's name in the token file of documents that were not divided."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
 """Files that say when and how fast a dataset was made."""
 MAX_SAMPLES = 5
@@ -29,8 +29,8 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass
 class Amount:
-    """A number of documents with their UTF-8 bytes and tokens; each document's end-of-text token is
-    counted."""
+    """A number of documents with their UTF-8 bytes and tokens, which include each document's
+    end-of-text token."""
 
     documents: int = 0
     bytes: int | None = 0
@@ -38,14 +38,14 @@ class Amount:
     """None if tokens were not counted."""
 
     def add(self, documents: int, size: int | None, tokens: int | None) -> None:
-        """Add so many documents, bytes and tokens."""
+        """Add the given numbers of documents, bytes and tokens. None counts as 0."""
         self.documents += documents
         self.bytes = (self.bytes or 0) + (size or 0)
         self.tokens = (self.tokens or 0) + (tokens or 0)
 
 
 class DroppedSample(FileSchema):
-    """The beginning of a dropped document: untrusted text."""
+    """The id and the beginning of a dropped document: untrusted text."""
 
     id: str | int = ""
     excerpt: str = ""
@@ -68,11 +68,11 @@ class StageAttrition(FileSchema, frozen=False):
     seconds: float = 0.0
     """Seconds by the clock, summed over all tasks."""
     note: str = ""
-    __setattr__ = object.__setattr__  # not checked: counted up for every document
+    __setattr__ = object.__setattr__  # unchecked, because counts change with every document
 
     @classmethod
     def begin(cls, name: str) -> Self:
-        """A stage that has counted nothing; every field is set, so that it is written."""
+        """Return a stage with all counts 0. Every field is set, so that each is written."""
         counts = dict.fromkeys(
             ("documents_in", "documents_out", "bytes_in", "bytes_out", "tokens_in", "tokens_out"), 0
         )
@@ -80,23 +80,24 @@ class StageAttrition(FileSchema, frozen=False):
 
     @property
     def kept(self) -> Amount:
-        """The amount that came out."""
+        """The amount that came out of the stage."""
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Count documents that come in."""
+        """Add documents, bytes and tokens to the stage's input."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Count documents that come out."""
+        """Add documents, bytes and tokens to the stage's output."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
 
     def drop(self, document: Document, reason: str, size: int, tokens: int = 0) -> None:
-        """Count a dropped document; the first few of each reason are kept as samples."""
+        """Count a dropped document under its reason, and keep the first MAX_SAMPLES of a reason as
+        samples."""
         self.dropped.setdefault(reason, Amount()).add(1, size, tokens)
         samples = self.samples.setdefault(reason, [])
         if len(samples) < MAX_SAMPLES:
@@ -105,7 +106,7 @@ class StageAttrition(FileSchema, frozen=False):
             )
 
     def merge(self, other: "StageAttrition") -> None:
-        """Add a task's counts of the same stage."""
+        """Add another task's counts, samples and seconds for the same stage."""
         self.enter(other.bytes_in, other.tokens_in, other.documents_in)
         self.keep(other.bytes_out, other.tokens_out, other.documents_out)
         for reason, amount in other.dropped.items():
@@ -113,24 +114,24 @@ class StageAttrition(FileSchema, frozen=False):
                 amount.documents, amount.bytes, amount.tokens
             )
         for reason, samples in other.samples.items():
-            mine = self.samples.setdefault(reason, [])
-            mine += samples[: MAX_SAMPLES - len(mine)]
+            own_samples = self.samples.setdefault(reason, [])
+            own_samples += samples[: MAX_SAMPLES - len(own_samples)]
         self.changed += other.changed
         self.seconds += other.seconds
 
 
 class InputShard(FileSchema):
-    """A shard of the input: its sources, the documents that its first pass kept, and their
-    digest."""
+    """A shard of the input: its byte ranges in sources, the number of documents that the first pass
+    kept, and the digest of that pass's files."""
 
     read: list[tuple[str, int, int]] = Field(default_factory=list)
-    """Source, first byte, end."""
+    """Name of the source, first byte and end byte of each range, or row groups of a table."""
     documents: int
     digest: str
 
 
 class NearDuplicates(FileSchema):
-    """The banding of MinHash signatures: its expected recall, and the pairs that were compared."""
+    """The banding of MinHash signatures, its expected recall, and the pairs that were compared."""
 
     rule: str
     bands: int
@@ -139,33 +140,34 @@ class NearDuplicates(FileSchema):
     shingle_characters: int
     threshold: Share
     min_agreement: int = 0
-    """Least number of permutations whose minima must agree as well."""
+    """Smallest number of permutations whose minima must agree as well."""
     s_curve: list[tuple[Share, Share]] = Field(min_length=2)
-    """Jaccard similarity and the probability that a pair of that similarity is compared."""
+    """Pairs of a Jaccard similarity and the probability that documents of that similarity are
+    compared."""
     expected_recall: dict[str, Share] = Field(default_factory=dict)
     compared_pairs: Count
     compared_pairs_by_similarity: list[Count] = Field(min_length=1)
-    """Counts in equal bins of [0, 1]."""
+    """Numbers of compared pairs in equal bins of [0, 1]."""
     partly_compared_documents: Count = 0
     """Documents that share a bucket with more earlier ones than they were compared with."""
     uncompared_pairs: Count = 0
-    """Pairs of these that were not compared, at most: a pair counts once for each full bucket that
-    it shares."""
+    """Upper bound on the pairs of these documents that were not compared: a pair counts once for
+    each full bucket that it shares."""
 
     @property
     def left_out(self) -> str:
-        """A sentence on what was not compared; nothing if all was."""
+        """A sentence on the pairs that were not compared; an empty text if all were."""
         if not self.partly_compared_documents:
             return ""
         return (
-            "documents in buckets of more than they were compared with:"
+            "documents that share a bucket with more than they were compared with:"
             f" {self.partly_compared_documents:,}; pairs left out there: at most"
             f" {self.uncompared_pairs:,}, and duplicates may be among them"
         )
 
 
 class Ledger(FileSchema, frozen=False):
-    """ledger.json: the attrition of a dataset."""
+    """ledger.json: how many documents entered a dataset, and what each stage dropped."""
 
     source: str = ""
     stages: list[StageAttrition] = Field(min_length=1)
@@ -177,11 +179,11 @@ class Ledger(FileSchema, frozen=False):
 
     @property
     def lines(self) -> int:
-        """Documents and malformed lines that were read."""
+        """Number of documents and malformed lines that were read."""
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:
-        """The stage of that name; a new one stands last."""
+        """Return the stage of that name, which is appended if the ledger does not have it."""
         entry = next((stage for stage in self.stages if stage.name == name), None)
         if entry is None:
             entry = StageAttrition.begin(name)
@@ -189,7 +191,7 @@ class Ledger(FileSchema, frozen=False):
         return entry
 
     def enter(self, tasks: list[JSON]) -> None:
-        """Add the counts of tasks, each a list of stages."""
+        """Add the counts of tasks; each has a list of `stages`."""
         for counts in tasks:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
@@ -213,8 +215,8 @@ class Ledger(FileSchema, frozen=False):
             )
 
     def finish(self, uncounted: Container[str]) -> None:
-        """Put the most frequent reasons first; tokens become null in the stages that did not count
-        them."""
+        """Put the most frequent reasons first, round the seconds, and set tokens to null in the
+        stages that did not count them."""
         for stage in self.stages:
             reasons = sorted(
                 stage.dropped, key=lambda reason: (-stage.dropped[reason].documents, reason)
@@ -236,7 +238,8 @@ class TokenizerFacts(FileSchema):
 
 
 class Split(FileSchema):
-    """A split: the name of its token files without an ending, and its size."""
+    """A split: the name of its token files without an ending, a pattern if there are several, and
+    its size."""
 
     prefix: str
     documents: int
@@ -245,19 +248,19 @@ class Split(FileSchema):
 
     @property
     def bits_per_nat(self) -> float:
-        """Bits per byte for a loss of one nat per token."""
+        """Bits per byte that a loss of one nat per token amounts to."""
         return self.tokens / self.bytes / math.log(2)
 
 
 class DatasetFile(FileSchema):
-    """A file of the dataset."""
+    """Size and digest of a file of the dataset."""
 
     bytes: int
     sha256: str
 
 
 class PackageText(FileSchema):
-    """The share of an installed package's documentation in a dataset."""
+    """How much of a dataset is documentation of one installed package."""
 
     version: str
     documents: int
@@ -267,7 +270,7 @@ class PackageText(FileSchema):
 
 
 class DataCard(FileSchema, frozen=False):
-    """dataset.json: what a dataset is and how it was made.
+    """dataset.json: the content of a dataset and how it was made.
 
     A stage whose result depends on more than its settings has a field of its own name.
     """
@@ -289,26 +292,27 @@ class DataCard(FileSchema, frozen=False):
     language: dict[str, str | int] = Field(default_factory=dict)
     near_duplicates: NearDuplicates | None = None
     packages: dict[str, PackageText] = Field(default_factory=dict)
-    """The remaining text of each package's documentation, Python's among them, where
+    """Documentation of each installed package, Python among them, that remains in the dataset if
     `installed-docs` is a source."""
 
 
 def dataset_digest(directory: Path) -> str:
-    """Digest of a dataset's content: the same if it is built again from the same text."""
+    """Return the digest of a dataset's content, which a second build from the same text has too."""
     return content_digest(directory, without=DATED_FILES)
 
 
 class TrainedOn(NamedTuple):
-    """A dataset as a run names it."""
+    """A dataset that a run names, and where it is now."""
 
     parent: str
-    """Name among the run's parents."""
+    """Name of the dataset among the run's parents."""
     place: Path
-    """The directory of that digest: the one that the run names, or one beside it, beside the run or
-    one folder above.
+    """The directory with that digest: the one that the run names, or one beside it, beside the run
+    or one folder above.
 
-    Where none has the digest, the directory that the run names, or the one of that name beside the
-    run."""
+    If none has the digest, the directory that the run names, or the one of that name beside the
+    run.
+    """
     weight: float
     digest: str
     """Digest that the run recorded."""
@@ -317,35 +321,35 @@ class TrainedOn(NamedTuple):
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:
-    """The datasets that a run was trained on. Raises BadInput if there is no run, DataMissing if it
-    names none."""
+    """Return the datasets that a run was trained on. Raises BadInput if there is no run,
+    DataMissing if its manifest does not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
         named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
-        several = (
+        weighted = (
             [(named, 1.0)]
             if isinstance(named, str)
             else [(str(name), float(weight)) for name, weight in named]
         )
         datasets = []
-        for number, (name, weight) in enumerate(several, 1):
-            parent = "dataset" if len(several) == 1 else f"dataset {number}"
-            place, digest, folder = Path(name), parents[parent], run.resolve().parent
-            here = by_digest(place, digest, dataset_digest, folder, folder.parent)
-            place = here or (place if is_sealed(place) else folder / place.name)
-            datasets.append(TrainedOn(parent, place, weight, digest, here is not None))
+        for number, (name, weight) in enumerate(weighted, 1):
+            parent = "dataset" if len(weighted) == 1 else f"dataset {number}"
+            directory, digest, folder = Path(name), parents[parent], run.resolve().parent
+            here = by_digest(directory, digest, dataset_digest, folder, folder.parent)
+            directory = here or (directory if is_sealed(directory) else folder / directory.name)
+            datasets.append(TrainedOn(parent, directory, weight, digest, here is not None))
     except (KeyError, TypeError, ValueError) as error:
         raise DataMissing(f"the run {run} does not name its dataset") from error
     return datasets
 
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
-    """The datasets of a run with their blend weights. Raises DataMissing if one is absent or its
-    digest changed."""
+    """Return the directories of a run's datasets with their blend weights. Raises DataMissing if
+    one is absent or has another digest."""
     datasets = named_datasets(run)
-    for each in datasets:
-        if not each.is_here:
+    for dataset in datasets:
+        if not dataset.is_here:
             raise DataMissing(
-                f"the dataset {each.place} that {run.name} was trained on is not here"
+                f"the dataset {dataset.place} that {run.name} was trained on is not here"
             )
-    return [(each.place, each.weight) for each in datasets]
+    return [(dataset.place, dataset.weight) for dataset in datasets]

@@ -1,4 +1,4 @@
-"""Token files of others as a dataset."""
+"""Turns a token file of another program into a dataset."""
 
 import sys
 from itertools import pairwise
@@ -23,14 +23,15 @@ from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.run import RunDirectory
 
 VALID_SHARE = 30
-"""One document in so many, of the last ones, is for validation."""
+"""Divisor of the validation split: of this many documents, one of the last is for validation."""
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
-    """Make a dataset of the `.bin` and `.idx` at a prefix, whose documents keep their order; the
-    last ones validate.
+    """Make a dataset from the `.bin` and `.idx` at a prefix, or find it complete. Documents keep
+    their order; the last ones are for validation.
 
-    Raises BadInput for one document, and for tokens that the tokenizer does not have.
+    Raises BadInput if there are fewer than two documents, or for a token that the tokenizer does
+    not have.
     """
     assert config.path
     file = TokenFile(prefix)
@@ -72,8 +73,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
             amount = ledger.splits[name] = Amount(last - first)
             index = file.document_index[first : last + 1]
             with TokenFileWriter(run.path / f"{name}{TOKENS_OF}", file.dtype) as writer:
-                whole = file.tokens[bounds[first] : bounds[last]]
-                writer.add_documents(whole, file.sizes[index[0] : index[-1]], np.diff(index))
+                tokens = file.tokens[bounds[first] : bounds[last]]
+                writer.add_documents(tokens, file.sizes[index[0] : index[-1]], np.diff(index))
             for ids in texts[first:last]:
                 text = tokenizer.decode(ids[ids != tokenizer.end_of_text])
                 amount.add(0, len(text.encode("utf-8")), len(ids))

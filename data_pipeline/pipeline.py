@@ -1,8 +1,8 @@
-"""Stages in order, as tasks in a workspace, each entered in the ledger.
+"""The stages in order, as tasks in a workspace, each entered in the ledger.
 
 Two passes go over every shard: `prepare` (source and the stages that need only text) and `measure`
-(everything the rest needs to know). Then decisions are made about numbers, `select` keeps or cuts
-each shard's documents, and `gather` writes them in their final order.
+(everything that later decisions need). Then decisions are made on numbers alone, `select` keeps or
+cuts each shard's documents, and `gather` writes them in their final order.
 """
 
 import math
@@ -51,25 +51,26 @@ class Pipeline:
     test_sets: dict[str, Path | None]
     workspace: Workspace
     digests: dict[str, str]
-    """Digests of all input, by what it is."""
+    """Digests of all input, by its name, such as `tokenizer` or `test set lambada`."""
     ledger: Ledger = field(init=False)
     tokenizer: Tokenizer | None = field(init=False, default=None)
     finished: dict[str, Finished] = field(init=False, default_factory=dict)
-    """Finished stages: `prepare`, `measure`, `gather`, and `decisions` if duplicates were searched
-    for."""
+    """Finished stages by name: `prepare`, `measure`, `select`, `gather`, and `decisions` if
+    duplicates were searched for."""
     compared: int = field(init=False, default=0)
-    """Number of shards, the first ones, that are of datasets to compare with."""
+    """Number of shards, the first ones, that hold the datasets to compare with."""
     splits: dict[str, dict[str, list[int]]] = field(init=False, default_factory=dict)
-    """The tasks of `gather` that wrote each file of each split, by its name without what tells its
-    kind."""
+    """Numbers of the `gather` tasks behind each file of each split. A file is named without its
+    ending."""
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages, in order."""
+        """Names of the recipe's stages, in order."""
         return self.config.stages
 
     def run(self) -> Self:
-        """Run the tasks that are not done yet. Raises BadInput if nothing is left of the corpus."""
+        """Run all stages of the recipe; tasks that are done already are not repeated. Raises
+        BadInput if no document is left."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -92,12 +93,13 @@ class Pipeline:
         return self
 
     def _section(self, name: str) -> JSON | None:
-        """Plain values of a stage's configuration, None if the stage is not run."""
+        """Return the plain values of a stage's configuration, or None if the stage is not run."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
     def _filters(self, kind: Known) -> JSON:
-        """Settings of a pass: its filters, and the code of the own ones among them."""
+        """Return the settings of a pass: its filters, the digests of the user's own code among
+        them, and whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
         filters = [(name, self._section(name) or {}) for name in names]
         return {
@@ -107,6 +109,8 @@ class Pipeline:
         }
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
+        """Run the first pass over all shards and enter it in the ledger. Raises BadInput if too
+        many files are damaged, too many lines are malformed, or no document is left."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
@@ -134,21 +138,21 @@ class Pipeline:
                 InputShard(read=read, documents=counts["documents"], digest=digest)
             )
         self.finished["prepare"] = prepared
-        if damaged := [each for counts in prepared.counts for each in counts["damaged"]]:
-            said = (
-                f"{len(damaged)} of the files are damaged, and what comes after is left out:"
-                f" {'; '.join(damaged)}"
+        if damaged := [sentence for counts in prepared.counts for sentence in counts["damaged"]]:
+            summary = (
+                f"{len(damaged)} of the files are damaged, and the text after the damage is left"
+                f" out: {'; '.join(damaged)}"
             )
             if len(damaged) > limit:
-                raise BadInput(f"{said}; sources.max_bad_files = {limit}")
-            print(f"warning: {said}", file=sys.stderr)
+                raise BadInput(f"{summary}; sources.max_bad_files = {limit}")
+            print(f"warning: {summary}", file=sys.stderr)
         self._check_malformed()
         self.ledger.check()
         return prepared
 
     def _check_malformed(self) -> None:
-        """Raise BadInput, with reasons, if more lines are malformed than may be; they are kept
-        beside the output."""
+        """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
+        allows. All of them are then kept beside the run."""
         bad, lines, limit = (
             self.ledger.malformed_lines,
             self.ledger.lines,
@@ -157,28 +161,30 @@ class Pipeline:
         if bad <= limit * lines:
             return
         run = self.workspace.path.parent
-        place = run.with_name(f"{run.name}.{QUARANTINE}")
-        shutil.copyfile(self.joined(QUARANTINE, "prepare"), place)
-        with place.open("rb") as file:
+        quarantine = run.with_name(f"{run.name}.{QUARANTINE}")
+        shutil.copyfile(self.joined(QUARANTINE, "prepare"), quarantine)
+        with quarantine.open("rb") as file:
             rows = [*map(orjson.loads, islice(file, 3))]
         raise BadInput(
-            f"{bad:,} of {lines:,} lines are no documents, more than sources.max_bad_fraction ="
+            f"{bad:,} of {lines:,} lines are not documents, more than sources.max_bad_fraction ="
             f" {limit:g} allows:"
             f" {'; '.join(map('{source}, line {line}: {reason}'.format_map, rows))}; all of them"
-            f" are in {place}"
+            f" are in {quarantine}"
         )
 
     def joined(self, name: str, *stages: str) -> Path:
-        """One file of the files of that name that the tasks of stages wrote, such as all malformed
-        input."""
-        made = [self.finished[stage] for stage in stages]
-        settings = {"shards": len(made[0].counts), "name": name}
-        inputs = (each.input for each in made)
+        """Return one file with the content of all files called `name` that the tasks of these
+        stages wrote, such as all malformed input."""
+        finished = [self.finished[stage] for stage in stages]
+        settings = {"shards": len(finished[0].counts), "name": name}
+        inputs = (stage_tasks.input for stage_tasks in finished)
         return (
             self.workspace.one(f"join-{name}", join_lists, settings, *inputs).path / "00000" / name
         )
 
     def _make_tokenizer(self, prepared: Finished) -> Finished | None:
+        """Train or copy the tokenizer, and return its finished stage; None if no stage needs
+        one."""
         if not self.config.needs_tokenizer:
             return None
         config = self.config.tokenizer
@@ -194,19 +200,22 @@ class Pipeline:
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
             files = [] if config.path else [str(path.resolve()) for path in find_gpt2_vocabulary()]
-            own = {
+            origin = {
                 "path": config.path and str(config.path.resolve()),
                 "end_of_text": config.end_of_text,
             }
             made = self.workspace.one(
-                "tokenizer", copy, {"files": files, **own, "digest": self.digests["tokenizer"]}
+                "tokenizer", copy, {"files": files, **origin, "digest": self.digests["tokenizer"]}
             )
         self.tokenizer = load_once(made.path / "00000", made.digest)
         return made
 
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
+        """Run the second pass over all shards and enter it in the ledger. Raises BadInput if no
+        document is left."""
         config, search = self.config.deduplicate, self.config.decontaminate
         bands, rows = config.banding
+        # The tasks rebuild this section without its threshold, so its recall is not checked there.
         banding = {
             "bands": bands,
             "rows": rows,
@@ -224,6 +233,7 @@ class Pipeline:
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (tokenizer.input,) if tokenizer else ()
+        # Datasets that are compared with are only fingerprinted.
         alone = settings | {
             "filters": [],
             "decontaminate": None,
@@ -242,8 +252,8 @@ class Pipeline:
     def _select(
         self, prepared: Finished, measured: Finished, tokenizer: Finished | None
     ) -> Finished:
-        """Decide about duplicates and test-set text, and apply it."""
-        counts = [each["documents"] for each in measured.counts]
+        """Decide about duplicates and test-set text, and apply the decisions to each shard."""
+        counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
         decided: list[Input] = []
         for name, decide in (
@@ -257,7 +267,7 @@ class Pipeline:
                 stage.seconds = (
                     time.monotonic()
                     - start
-                    + sum(each["seconds"].get(name, 0) for each in measured.counts)
+                    + sum(task_counts["seconds"].get(name, 0) for task_counts in measured.counts)
                 )
         fixed = {
             "keep_dropped": self.config.keep_dropped,
@@ -285,11 +295,12 @@ class Pipeline:
 
     @property
     def left_in(self) -> int:
-        """Documents that keep text of a test set."""
-        return sum(each["left_in"] for each in self.finished["select"].counts)
+        """Number of documents that keep text of a test set."""
+        return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        held = sum(each["documents"] for each in measured.counts[: self.compared])
+        """Decide which documents are near-duplicates, and describe the search in the ledger."""
+        held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
         )
@@ -312,8 +323,10 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
+        """Decide which n-grams of the test sets are cut out, and describe the search in the
+        ledger."""
         counts, frequent = (
-            [each["documents"] for each in measured.counts],
+            [task_counts["documents"] for task_counts in measured.counts],
             self.config.decontaminate.frequent,
         )
         settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
@@ -336,7 +349,8 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """The tasks that write the slices of the splits."""
+        """Return the tasks that write the slices of the splits, and note the split and the
+        vocabulary in the ledger. Raises BadInput if one document is left to split."""
         config, counts = self.config.split, [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
@@ -373,8 +387,8 @@ class Pipeline:
             for number in range(shards):
                 start, end = (count * each // shards for each in (number, number + 1))
                 firsts = range(start, max(start + 1, end), of_slice)
-                own = f"-{number:05d}-of-{shards:05d}" if self.config.shards else ""
-                self.splits[name][f"{name or UNSPLIT}{own}"] = [
+                suffix = f"-{number:05d}-of-{shards:05d}" if self.config.shards else ""
+                self.splits[name][f"{name or UNSPLIT}{suffix}"] = [
                     *range(len(jobs), len(jobs) + len(firsts))
                 ]
                 jobs += (
@@ -404,6 +418,8 @@ class Pipeline:
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
+        """Write the slices of the splits, and enter `split` and `tokenize` in the ledger with equal
+        shares of the time."""
         start = time.monotonic()
         slices = self.workspace.all("gather", gather_slice, jobs)
         for name in ("split", "tokenize"):

@@ -40,14 +40,15 @@ from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import write_document
 
 DUPLICATES, NAMED = "duplicates.jsonl", 1 << 14
-"""The file that names dropped documents and their survivors, and how many a task names."""
+"""Name of the file that pairs dropped documents with their survivors, and the number of pairs that
+one task writes."""
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
-    """Move the files of a pipeline that has run to `directory`, describe them there and return the
-    SHA-256 of splits.
+    """Move the files of a pipeline that has run to `directory`, write its ledger and data card, and
+    return the SHA-256 of the split files.
 
-    Nothing is lost if this is cut short.
+    If it is cut short, nothing is lost: the same call goes on.
     """
     workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
     ledger = pipeline.ledger
@@ -80,11 +81,11 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         )
         jobs: list[Job] = [
             (
-                {"name": own, "first": slices[0], "last": slices[-1] + 1, "kind": kind},
+                {"name": file_name, "first": slices[0], "last": slices[-1] + 1, "kind": kind},
                 (gathered.input,),
             )
             for shards in pipeline.splits.values()
-            for own, slices in shards.items()
+            for file_name, slices in shards.items()
             for kind in kinds
         ]
         joined = workspace.all("assemble", assemble, jobs).path
@@ -102,6 +103,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
                 files[str(Path(name, f"shard-{number:05d}.jsonl"))] = (
                     gathered.path / f"{task:05d}" / SLICE_LINES
                 )
+    # Files are moved last, when all are made: a task whose files are gone would be done again.
     for name, source in files.items():
         _move(source, directory / name)
     if pipeline.tokenizer and card:
@@ -113,7 +115,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 
 
 def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl,
+    """Task: join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl,
     parquet or tokens."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
     name = settings["name"]
@@ -128,28 +130,29 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     elif kind == "parquet":
         write_table(path, slices)
     else:
-        with path.open("wb") as whole:
-            join_files(slices, whole)
+        with path.open("wb") as joined:
+            join_files(slices, joined)
     return {}
 
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the id of each duplicate, that of the document kept for it, and their similarity."""
+    """Task: write the id of each dropped duplicate, the id of its survivor, and their similarity,
+    for the decisions from `first` to before `last`."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
-    own = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[
+    decisions_here = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[
         settings["first"] : settings["last"]
     ]
     with (directory / DUPLICATES).open("wb") as file:
-        for document, survivor, jaccard in own.tolist():
+        for document, survivor, jaccard in decisions_here.tolist():
             gone, stays = corpus[document], corpus[survivor]
-            places = [
-                f" ({each.source})" if gone.id == stays.id and each.source else ""
-                for each in (gone, stays)
+            origins = [
+                f" ({named.source})" if gone.id == stays.id and named.source else ""
+                for named in (gone, stays)
             ]
             row = {
-                "id": gone.id + places[0],
-                "survivor": stays.id + places[1],
+                "id": gone.id + origins[0],
+                "survivor": stays.id + origins[1],
                 "jaccard": round(jaccard, 6),
             }
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
@@ -164,6 +167,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
+    """Return the amount of documents, bytes and tokens in each split."""
     amounts = {}
     for name, shards in pipeline.splits.items():
         amount = Amount()
@@ -177,7 +181,7 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
-    """The data card of a pipeline; `files` are the size and digest of each file."""
+    """Return the data card of a pipeline; `files` has the size and digest of each file."""
     config, stages = pipeline.config, pipeline.stages
     assert pipeline.tokenizer
     values = config.model_dump(mode="json")
@@ -192,17 +196,20 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
 
 
 def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, PackageText]:
-    """The text of each of these packages in files of documents; ids begin with a package and a
-    colon."""
+    """Return the amount of text of each package in `versions`, from files of documents whose ids
+    begin with a package and a colon."""
     texts = defaultdict[str, list[tuple[str, str]]](list)
     for document in chain.from_iterable(map(written_documents, lines if versions else ())):
         if (owner := document.id.partition(":")[0]) in versions:
             texts[owner].append((document.id, document.text))
     facts = {}
-    for name, own in sorted(texts.items()):
-        size, digest = sum(size_bytes(text) for _, text in own), sha256_json(sorted(own))
+    for name, documents in sorted(texts.items()):
+        size, digest = (
+            sum(size_bytes(text) for _, text in documents),
+            sha256_json(sorted(documents)),
+        )
         facts[name] = PackageText(
-            version=versions[name], documents=len(own), bytes=size, sha256=digest
+            version=versions[name], documents=len(documents), bytes=size, sha256=digest
         )
     return facts
 
@@ -210,7 +217,8 @@ def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, Pack
 def data_card(
     name: str, seed: int, ledger: Ledger, tokenizer: Tokenizer, config: TokenizerConfig, files: JSON
 ) -> DataCard:
-    """`dataset.json` of a dataset with that ledger and tokenizer."""
+    """Return the data card of a dataset with that ledger and tokenizer; `files` has the size and
+    digest of each file."""
     card = DataCard(
         name=name,
         source=ledger.source,

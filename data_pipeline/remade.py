@@ -1,5 +1,5 @@
-"""Kinds of directories that mlm-data makes, and how their files follow: card, ledger, token files,
-documents and tokenizer."""
+"""Kinds of directories that mlm-data makes, and the checks that recompute their files: card,
+ledger, token files, documents and tokenizer."""
 
 import random
 import re
@@ -36,8 +36,11 @@ AMOUNTS = "documents", "bytes", "tokens"
 
 
 def card(run: Path) -> Comparisons:
-    """Compare the data card with the sealed files, the ledger, token files, documents and
-    tokenizer."""
+    """Compare the data card with the sealed files, the ledger, the token files, the documents and
+    the tokenizer.
+
+    Up to SAMPLED_DOCUMENTS documents of each token file are tokenized anew.
+    """
     card, sealed = read_document(run / DATASET, DataCard), sealed_files(run)
     files = {name: file.to_json() for name, file in card.files.items()}
     held = {
@@ -51,14 +54,14 @@ def card(run: Path) -> Comparisons:
     yield Remade(f"{DATASET}: files", files, {name: sealed.get(name) for name in held})
     yield from counted(run, card)
     tokenizer = Tokenizer.load(run / "tokenizer")
-    said = (card.tokenizer.digest, card.vocab_size, card.end_of_text)
+    stated_tokenizer = (card.tokenizer.digest, card.vocab_size, card.end_of_text)
     yield Remade(
         f"{DATASET}: tokenizer",
-        said,
+        stated_tokenizer,
         (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text),
     )
     config = read_document(run / MANIFEST, Manifest).config
-    if "sources" in config:  # of a recipe
+    if "sources" in config:  # an imported dataset has none
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
         stated = card.seed, card.tokenizer.kind
@@ -79,14 +82,15 @@ def card(run: Path) -> Comparisons:
                 continue
             are_there, texts = True, [document.text for document in written_documents(documents)]
             of_texts += _amount(texts)
-            # nobody knows before the seal which documents these are
+            # The draw depends on the seal and on chance: nobody can know beforehand which documents
+            # to leave intact.
             draw = random.Random(f"{read_digest(run)} {secrets.token_hex()}")
             amount = min(len(tokens.document_index) - 1, len(texts))
-            for place in sorted(draw.sample(range(amount), min(amount, SAMPLED_DOCUMENTS))):
-                first, end = tokens.document_index[place : place + 2]
-                has = np.concatenate([tokens[each] for each in range(first, end)]).tolist()
-                due = [*tokenizer.encode(texts[place]), tokenizer.end_of_text]
-                yield Remade(f"{prefix.name}: tokens of document {place}", has, due)
+            for number in sorted(draw.sample(range(amount), min(amount, SAMPLED_DOCUMENTS))):
+                first, end = tokens.document_index[number : number + 2]
+                has = np.concatenate([tokens[sequence] for sequence in range(first, end)]).tolist()
+                due = [*tokenizer.encode(texts[number]), tokenizer.end_of_text]
+                yield Remade(f"{prefix.name}: tokens of document {number}", has, due)
         where = f"{DATASET}: {split.prefix}"
         yield Remade(
             f"{where}: documents and tokens",
@@ -102,7 +106,8 @@ def card(run: Path) -> Comparisons:
 
 
 def stages(run: Path) -> Comparisons:
-    """Check what a verb of mlm-data states."""
+    """Compare the ledger of a verb's result with its documents, or `overlap.json` with its own
+    counts. A dataset is checked by `card`."""
     if (run / DATASET).is_file():
         yield from card(run)
     elif (run / LEDGER).is_file():
@@ -122,35 +127,35 @@ def stages(run: Path) -> Comparisons:
                 "found": present,
                 "percent": 100 * present / ngrams if ngrams else 0.0,
             }
-            said = {**measured["occurrences"], "percent": measured["percent"]}
-            yield Remade(f"{OVERLAP}: {name}", said, due)
+            stated = {**measured["occurrences"], "percent": measured["percent"]}
+            yield Remade(f"{OVERLAP}: {name}", stated, due)
 
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
-    """Compare what stages took in, kept and dropped, what is malformed or alike, and what the
-    splits have."""
+    """Compare the numbers of each stage's ledger entry with one another, with the stages before,
+    and with quarantine, banding and splits."""
     for stage in ledger.stages:
-        # A document loses tokens, and may become several.
+        # A document that is cut loses tokens and may become several, so that sums do not hold.
         is_cut = stage.name == "decontaminate" and stage.changed
-        for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
-            if (came := getattr(stage, f"{what}_in")) is not None:
-                amount = getattr(stage.kept, what) + sum(
-                    getattr(dropped, what) for dropped in stage.dropped.values()
+        for unit in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
+            if (came := getattr(stage, f"{unit}_in")) is not None:
+                amount = getattr(stage.kept, unit) + sum(
+                    getattr(dropped, unit) for dropped in stage.dropped.values()
                 )
                 yield Remade(
-                    f"{LEDGER}: {what} into {stage.name}",
+                    f"{LEDGER}: {unit} into {stage.name}",
                     came,
                     min(amount, came) if is_cut else amount,
                 )
-    for (before, after), what in product(pairwise(ledger.stages), AMOUNTS):
-        came, went = getattr(after, f"{what}_in"), getattr(before.kept, what)
+    for (before, after), unit in product(pairwise(ledger.stages), AMOUNTS):
+        came, went = getattr(after, f"{unit}_in"), getattr(before.kept, unit)
         if None not in (came, went):
-            yield Remade(f"{LEDGER}: {what} into {after.name}", came, went, f"{before.name} kept")
+            yield Remade(f"{LEDGER}: {unit} into {after.name}", came, went, f"{before.name} kept")
     if (run / QUARANTINE).is_file():
         bad = sum(parse_json(line)["line"] > 0 for line in (run / QUARANTINE).open("rb"))
         yield Remade(f"{LEDGER}: malformed_lines", ledger.malformed_lines, bad, f"{QUARANTINE} has")
     if alike := ledger.near_duplicates:
-        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # with numba
+        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # imports numba
 
         found_at = partial(
             recall, bands=alike.bands, rows=alike.rows, min_agreement=alike.min_agreement
@@ -159,7 +164,7 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             alike,
             {
                 "s_curve": [(similarity, found_at(similarity)) for similarity in CURVE],
-                "expected_recall": {each: found_at(float(each)) for each in alike.expected_recall},
+                "expected_recall": {name: found_at(float(name)) for name in alike.expected_recall},
                 "compared_pairs": sum(alike.compared_pairs_by_similarity),
                 "permutations": alike.bands * alike.rows,
             },
@@ -167,13 +172,13 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             "its bands give",
         )
     if splits := ledger.splits.values():
-        said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
+        stated = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
         due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
-        yield Remade(f"{LEDGER}: documents and bytes of its splits", said, due)
+        yield Remade(f"{LEDGER}: documents and bytes of its splits", stated, due)
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:
-    """Documents and bytes."""
+    """Return the number of documents and of their bytes."""
     return len(texts), sum(map(size_bytes, texts))
 
 
@@ -183,15 +188,15 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}
     of_card = {name: amount for name, amount in card.stages.items() if name in stages}
-    said, due = (
+    stated, due = (
         {
-            "source": each.source,
+            "source": file.source,
             "splits": {
                 name: (split.documents, split.bytes, split.tokens)
-                for name, split in each.splits.items()
+                for name, split in file.splits.items()
             },
         }
-        for each in (card, ledger)
+        for file in (card, ledger)
     )
     yield Remade(
         f"{DATASET}: near_duplicates",
@@ -199,7 +204,7 @@ def counted(run: Path, card: DataCard) -> Comparisons:
         ledger.near_duplicates,
         f"{LEDGER} says",
     )
-    yield Remade(DATASET, said | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
+    yield Remade(DATASET, stated | {"stages": of_card}, due | {"stages": stages}, f"{LEDGER} says")
 
 
 DOCUMENTS = rf"(quarantine|duplicates|dropped|left_in|({NAME}/)?shard-[0-9]+)\.jsonl"
@@ -232,7 +237,7 @@ KINDS = {
     },
     "data-tokenize": MADE_BY_VERBS,
     "data-import": MADE_BY_VERBS,
-    "data-merge": MADE_BY_VERBS,  # of earlier versions
+    "data-merge": MADE_BY_VERBS,  # a verb of earlier versions
     "data-overlap": Kind({OVERLAP: None}, made=(stages,)),
     "data": MADE_BY_VERBS._replace(
         name=lambda config: re.escape(config["name"]),

@@ -1,6 +1,7 @@
-"""Builds the directory of a configuration, or finds it complete; says beforehand what that takes.
+"""Builds the directory of a recipe, or finds it complete, and prints beforehand what the work
+takes.
 
-What is slow to import is imported when all input is known to be there.
+Modules that are slow to import are imported when all input is known to be there.
 """
 
 import contextlib
@@ -44,22 +45,22 @@ from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
 
 SHELF, DEAR = ".stages", ("harvest", "prepare", "tokenizer", "measure")
-"""Folder beside the runs with what the last complete build of a name took long for, and the stages
-that this is."""
+"""Folder beside the runs for the work of the last complete build of each name, and the stages that
+are kept there because they took long."""
 ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
-"""Most disk space that the work takes, as a multiple of the input; more where a token may be a
-byte."""
+"""Largest disk space that the work takes, as a multiple of the input, for a dataset and for a verb;
+the third is added for small vocabularies, where a token may be a byte."""
 SMALL_VOCABULARY = 8192
 RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
 """Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to
-compare sketches."""
+compare two sketches."""
 CACHE_BYTES = 56 << 20
-"""Bytes by which the tables of words and shingles of a process grow, at most, after a rehearsal."""
+"""Bytes by which a process's tables of words and shingles may still grow after a rehearsal."""
 REST = "the rest"
-"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, the
+"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, and the
 writing of a dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
-"""Sizes, in bytes, of corpora that a forecast is also made for."""
+"""Sizes, in bytes, of larger corpora for which a forecast is printed too."""
 STAGE_OF = {
     "prepare": SOURCE,
     "matches.jsonl": "decontaminate",
@@ -80,30 +81,31 @@ STAGE_OF = {
         "deduplicate",
     ),
 }
-"""Stages by the files and folders of a workspace; the rest are tokens and the slices of the end."""
+"""Stages by the files and folders of a workspace; all others belong to the last stage."""
 TABLES = ("mlm_repro.data_pipeline.fast.ready",)
-"""Functions that make the tables of cleaning and languages, called once before workers are
+"""Modules that make the tables of cleaning and languages when they are imported, before workers are
 forked."""
 REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
-"""Text on which a time is rehearsed, and the tokens of a vocabulary that is trained on it."""
+"""Bytes of text on which a time is rehearsed, and the tokens of a vocabulary that is trained on
+it."""
 
 Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
-"""Does the tasks; what it returns fills the directory of a run and gives the SHA-256 of known
-files, by name."""
+"""Runs the tasks in a workspace. The function that it returns fills the directory of a run and
+returns the SHA-256 of the files that it knows, by name."""
 
 
 def build_dataset(
     config: DataConfig, root: Path, executor: str = "local", part: str = ""
 ) -> RunDirectory:
-    """Build the dataset of `config` under `root`, or return it at once, saying so, if it is
+    """Build the dataset of `config` under `root`, or return it at once, with a note, if it is
     complete there.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
-    continues from there after any interruption. A task of the last complete build of that name
-    which is the same is not done again. Of several machines each does its `part`, such as 2/8.
-    Nothing is left after bad input. Raises BadInput for input or a root that cannot be used, and
-    for a part that differs from one that is at work, DataMissing for missing input, Interrupted
-    when stopped.
+    continues from there after any interruption. A task that the last complete build of that name
+    did too is not done again. With `part`, such as 2/8, this machine does that part of the tasks,
+    and other machines do the rest. Nothing is left after bad input. Raises BadInput for input or a
+    root that cannot be used, and for a part that differs from one that is at work; DataMissing for
+    missing input; Interrupted when stopped.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(
@@ -122,15 +124,15 @@ def build_dataset(
 def run_stage(
     stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
 ) -> RunDirectory:
-    """Run one stage over the sources of `config` into the directory `out`, as `build_dataset` does
-    with all stages."""
+    """Run one stage over the sources of `config` into the directory `out`; restarts and errors are
+    as in `build_dataset`."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
-    """Measure how much of the test sets the sources of `config` contain, into `overlap.json` in
-    `out`."""
+    """Measure which share of the test sets the sources of `config` contain, and write it to
+    `overlap.json` in `out`."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -151,10 +153,11 @@ def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDi
 
 
 def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[OpenedSources, int]:
-    """Open the sources, and print what it costs to read them; `room` is a multiple of their size.
+    """Open the sources and print the cost of reading them. Returns the sources and the largest disk
+    space that the work takes, in bytes.
 
-    Returns also the most disk space that the work takes, in bytes; short documents take more than
-    their text.
+    `room` is that space as a multiple of the sources' size; short documents need more than their
+    text.
     """
     sources = open_sources(config.sources, config.seed)
     if "tokenize" in config.stages and room and config.tokenizer.vocab_size < SMALL_VOCABULARY:
@@ -172,22 +175,25 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 
 class Promise(NamedTuple):
-    """Cost of a build."""
+    """Predicted cost of a build."""
 
     documents: int
     seconds: dict[str, float]
-    """Seconds by stage where nothing else is at work."""
+    """Seconds by stage on an otherwise idle machine."""
     memory: int
-    """Most bytes of all processes."""
+    """Peak bytes of all processes together."""
     disk: dict[str, float]
-    """Bytes of the work, by stage."""
+    """Bytes on disk while the work lasts, by stage."""
 
 
 def promise(
     config: DataConfig, sources: OpenedSources, rehearsed: "Rehearsed", size: int
 ) -> Promise:
-    """Cost of a build of so many bytes of text as the sources have: that of a rehearsal, times the
-    documents."""
+    """Predict the cost of a build of `size` bytes of text from a rehearsal on the same sources:
+    seconds, memory and disk grow with the number of documents.
+
+    Comparisons of unlike pairs grow with its square, up to what the buckets offer.
+    """
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
     from mlm_repro.data_pipeline.passes.gather import slice_documents
 
@@ -209,13 +215,16 @@ def promise(
         seconds["deduplicate"] += pairs * COMPARISON_SECONDS / workers
         memory += DOCUMENT_BYTES * documents
     return Promise(
-        documents, seconds, memory, {name: times * each for name, each in rehearsed.disk.items()}
+        documents,
+        seconds,
+        memory,
+        {name: times * size_of_stage for name, size_of_stage in rehearsed.disk.items()},
     )
 
 
 def forecast(config: DataConfig) -> None:
-    """Print time, memory and disk of a build by stage, where nothing is made yet, for larger
-    corpora too."""
+    """Print time, memory and disk of a build by stage, as if nothing was made yet, and for corpora
+    of the sizes in LARGER."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -239,27 +248,27 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Cost of a build of a sample."""
+    """Measured cost of a build of a sample."""
 
     documents: int
     bytes: int
     took: list[tuple[int, dict[str, float]]]
-    """Documents and processor seconds, by stage, of a small build and of that of the sample."""
+    """Number of documents and processor seconds by stage, for a small build and for the build of
+    the sample."""
     disk: dict[str, int]
-    """Bytes of the work, by stage."""
+    """Bytes on disk while the work lasts, by stage."""
     gathered: int
-    """Bytes of its slices, which are held in memory."""
+    """Bytes of the sample's slices, which are held in memory."""
     memory: int
-    """Most bytes of this process."""
+    """Peak bytes of the process that built the sample."""
     unlike: int
     """Pairs of documents in one bucket that are not alike."""
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
-    """Build a sample, the first text. Of three builds the first only prepares; the second, as
-    small, tells the start.
+    """Build a sample, the first text of the sources, and return its cost.
 
-    Raises UserError where that cannot be.
+    Raises UserError if that cannot be done, such as BadInput for a source that is not a local file.
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
@@ -273,12 +282,14 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
+        # The first build only prepares this process, and its time is dropped. The second, as small,
+        # gives the cost of a start, and the third the cost of the documents.
         took = list[tuple[int, dict[str, float]]]()
         for number, size in enumerate(
             (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
         ):
-            place, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
-            with place.open("wb") as file:
+            sample_file, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
+            with sample_file.open("wb") as file:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):
                     if isinstance(item, Document):
@@ -286,9 +297,10 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
                             orjson.dumps({"text": item.text}, option=orjson.OPT_APPEND_NEWLINE)
                         )
                         documents += 1
+                    # A build needs two documents, one for each split.
                     if documents > 1 and file.tell() >= size:
                         break
-            values["sources"] = {"names": [f"jsonl:{place}"], "max_bad_fraction": 1.0}
+            values["sources"] = {"names": [f"jsonl:{sample_file}"], "max_bad_fraction": 1.0}
             sample = parse_config(values, DataConfig, "the rehearsal")
             opened, test_sets, parents, _ = _open(sample, 0)
             with LocalExecutor(1) as executor:
@@ -302,11 +314,9 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
                 disk = Counter[str]()
                 for path in filter(Path.is_file, work.rglob("*")):
                     folder = path.relative_to(work).parts[0]
+                    # Slices count twice: they are joined into the files of the dataset.
                     disk[STAGE_OF.get(path.name, STAGE_OF.get(folder, config.stages[-1]))] += (
-                        path.stat().st_size
-                        * (
-                            2 if folder == "gather" else 1  # slices are joined
-                        )
+                        path.stat().st_size * (2 if folder == "gather" else 1)
                     )
                 publish(pipeline, Path(name, f"dataset {number}"))
             busy = time.process_time() - busy
@@ -316,7 +326,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         unlike = sum(read_json(path)["counts"]["unlike"] for path in work.glob(f"link/*/{MARKER}"))
         peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
         return Rehearsed(
-            documents, place.stat().st_size, took[1:], dict(disk), gathered, peak, unlike
+            documents, sample_file.stat().st_size, took[1:], dict(disk), gathered, peak, unlike
         )
 
 
@@ -328,8 +338,8 @@ def _run_stages(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Run the stages of `config` in the directory that `begin` makes of the digests of what is
-    read."""
+    """Run the stages of `config` in the run that `begin` opens for the digests of all input, and
+    return the run."""
     sources, test_sets, parents, needed = _open(config, room)
     if meeting:
         meeting.agree(parents)
@@ -344,7 +354,8 @@ def _run_stages(
 
 
 def _made_by(config: DataConfig) -> dict[str, str]:
-    """Code and libraries that decide the bytes of a recipe's dataset beside settings and input."""
+    """Return the versions of code and libraries that decide the bytes of a dataset beside its
+    settings and input."""
     stages = ((name, BY_NAME[name].made_with()) for name in config.stages)
     stated = {
         f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()
@@ -353,10 +364,11 @@ def _made_by(config: DataConfig) -> dict[str, str]:
 
 
 def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
-    """The executor of that name, its processes with the tables of cleaning and languages where both
-    stages run."""
+    """Return the executor of that name. Local processes start with the tables of cleaning and
+    languages if both stages run."""
     if executor == "ray":
         return RayExecutor(config.workers)
+    # Making the tables takes time, which a build without these stages need not spend.
     return LocalExecutor(
         config.workers, TABLES if {"clean", "language"} <= {*config.stages} else ()
     )
@@ -365,10 +377,10 @@ def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
 def _open(
     config: DataConfig, room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
-    """Open sources and test sets; print the cost; digests of all input, and of the code and
-    libraries that are run.
+    """Open sources and test sets, and print the cost.
 
-    The last of what is returned is the most disk space, in bytes.
+    Returns the sources, the files of the test sets (None for a missing one), the digests of all
+    input, code and libraries, and the largest disk space in bytes.
     """
     sources, needed = announce_cost(config, room)
     parents = _made_by(config)
@@ -388,8 +400,8 @@ def _open(
             print(f"warning: {path} does not keep every text: {change}", file=sys.stderr)
     elif config.needs_tokenizer and config.tokenizer.kind == "gpt2":
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
-    for name, place in test_sets.items():
-        parents[f"test set {name}"] = sha256_file(place) if place else "missing"
+    for name, test_set in test_sets.items():
+        parents[f"test set {name}"] = sha256_file(test_set) if test_set else "missing"
     return sources, test_sets, sources.fingerprints() | parents, needed
 
 
@@ -401,33 +413,36 @@ def _complete(
     shelf: Path | None = None,
     meeting: Meeting | None = None,
 ) -> RunDirectory:
-    """Build in the locked directory of a run and seal it, or find it sealed.
+    """Build in the locked directory of a run and seal it, or return it if it is sealed.
 
     All parts but the first work in the directory without its lock, and end when it is sealed.
     """
     work = run.path / FOLDER
+    # A lock or work that a kill left beside a complete run is removed below, under the lock.
     if run.is_at_rest and not work.exists():
         return _found(run)
-    place = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
+    executor = PartExecutor(workers, meeting, lambda: run.is_complete) if meeting else workers
     if meeting and meeting.part > 1:
-        return _help(run, build, workers, place, meeting, room)
+        return _help(run, build, workers, executor, meeting, room)
     with run.filled():
         if run.is_complete:
             shutil.rmtree(work, ignore_errors=True)
             return _found(run)
         taken = None
         if shelf and not work.exists():
-            with contextlib.suppress(FileNotFoundError):  # there is none
+            with contextlib.suppress(FileNotFoundError):  # no earlier build of that name
                 os.rename(shelf, work)
                 taken = shelf
         try:
             with _workspace(run, workers, room) as workspace:
-                workspace.executor = place
+                workspace.executor = executor
                 write = build(workspace)
-                workspace.executor = workers  # the other parts write nothing
+                workspace.executor = workers  # the other parts only wait for the writing
+                # The splits' digests are known from writing: the seal need not read them.
                 run.complete(write(run.path))
                 _put_away(work, shelf)
         except BadInput:
+            # Work from an earlier build goes back to its shelf: a refused recipe must not cost it.
             if run.is_new:
                 _put_away(work, taken)
             raise
@@ -438,12 +453,12 @@ def _help(
     run: RunDirectory,
     build: Build,
     workers: LocalExecutor | RayExecutor,
-    place: Executor,
+    executor: Executor,
     meeting: Meeting,
     room: int,
 ) -> RunDirectory:
-    """Do a part of the work, which the first part begins, until the first part has sealed the
-    run."""
+    """Do this part's share of the tasks, after the first part has begun, until the first part has
+    sealed the run."""
     work = run.path / FOLDER
     try:
         meeting.wait_for(
@@ -451,7 +466,7 @@ def _help(
         )
         if not run.is_complete:
             with _workspace(run, workers, room) as workspace:
-                workspace.executor = place
+                workspace.executor = executor
                 build(workspace)
                 meeting.wait_for(
                     lambda: run.is_complete or None, 1, lambda: "the dataset is being written"
@@ -466,7 +481,8 @@ def _help(
 def _workspace(
     run: RunDirectory, workers: LocalExecutor | RayExecutor, room: int
 ) -> Iterator[Workspace]:
-    """The workspace of a run, with a disk that is full or fails told as one sentence."""
+    """Yield the workspace of a run. Raises BadInput if the disk has too little space, Interrupted
+    if it fills up or fails."""
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
@@ -489,8 +505,8 @@ def _workspace(
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the work of a run that has ended; with a shelf, dear stages are kept there for the
-    next of that name."""
+    """Remove the work of a run that has ended. With a shelf, the results of long stages are kept
+    there for the next build of that name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):
@@ -502,12 +518,14 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
+    """Print that a run is complete already, renew its link, and return it."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run
 
 
 def _find_or_none(name: str) -> Path | None:
+    """Return the path of a test set, or None, with a warning, if it is missing."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

@@ -1,5 +1,5 @@
-"""The verbs of the stages, read from their source: a list of commands needs nothing that settings
-are made of."""
+"""The verbs of the stages, read from their source code, so that a list of commands imports neither
+pydantic nor the stages."""
 
 import ast
 import re
@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def stage_verbs() -> dict[str, str]:
-    """The first sentence on each stage by its verb, in order of the files' names."""
+    """Return the first sentence of each stage's docstring by its verb, in order of the file
+    names."""
     verbs: dict[str, str] = {}
     for path in sorted((Path(__file__).parent / "stages").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -18,10 +19,12 @@ def stage_verbs() -> dict[str, str]:
 
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
-    """The class's names for texts; one for something else stands for an empty text."""
+    """Return the text constants of a class by name. A name for anything else has an empty text."""
     return {
-        ast.unparse(target): str(each.value.value) if isinstance(each.value, ast.Constant) else ""
-        for each in node.body
-        if isinstance(each, ast.Assign)
-        for target in each.targets
+        ast.unparse(target): str(statement.value.value)
+        if isinstance(statement.value, ast.Constant)
+        else ""
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
     }

@@ -1,2 +1,2 @@
-"""The training engine: one GPT-2 definition on a mesh of ranks, its optimizer, batches, checkpoints
-and trainer."""
+"""The training engine: GPT-2 and other families on a mesh of ranks, with optimizer, batches,
+checkpoints and trainer."""

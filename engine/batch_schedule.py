@@ -1,12 +1,14 @@
-"""Global batch size against iteration (Megatron-LM, `num_microbatches_calculator.py`). Imports no
-torch."""
+"""Global batch size as a function of the iteration (Megatron-LM, `num_microbatches_calculator.py`).
+Imports no torch."""
 
 from bisect import bisect_right
 from typing import NamedTuple, Protocol
 
 
+# Protocols and not `TrainConfig`, because `engine/config.py` imports this module to turn samples
+# into iterations.
 class TrainedBefore(Protocol):
-    """The work before a seam."""
+    """Progress of the run that this run continues."""
 
     @property
     def iteration(self) -> int: ...
@@ -15,7 +17,7 @@ class TrainedBefore(Protocol):
 
 
 class Recipe(Protocol):
-    """The part of `TrainConfig` that says how large a batch is, and what was trained before."""
+    """Fields of `TrainConfig` from which the batch sizes follow."""
 
     @property
     def global_batch_size(self) -> int: ...
@@ -26,7 +28,7 @@ class Recipe(Protocol):
 
 
 class _Phase(NamedTuple):
-    """Iterations of one batch size, up to the next phase."""
+    """Consecutive iterations with one batch size."""
 
     iteration: int
     """First iteration of the phase, from 0."""
@@ -36,12 +38,12 @@ class _Phase(NamedTuple):
 
 
 class BatchSchedule:
-    """Samples of each iteration, and samples before it.
+    """Batch size of every iteration, and number of samples before it.
 
     With `train.rampup_batch_size` = (start, increment, samples) the batch grows from start by
     increment, each time that an equal part of the samples has been taken; after all samples it is
-    `train.global_batch_size`. A run that continues another counts from the iterations and samples
-    of that run.
+    `train.global_batch_size`. A run that continues another counts on from the other run's
+    iterations and samples.
     """
 
     def __init__(self, train: Recipe) -> None:
@@ -55,20 +57,24 @@ class BatchSchedule:
             )
 
     def batch_size(self, iteration: int) -> int:
-        """Samples of `iteration` (from 0)."""
+        """Return the global batch size of `iteration` (from 0)."""
         return self._phase(iteration).batch_size
 
     def samples_before(self, iteration: int) -> int:
-        """Samples of all iterations before this one."""
+        """Return the number of samples in all iterations before this one."""
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
     def whole_iterations(self, samples: float) -> int:
-        """Number of iterations that so many samples are enough for; a last batch that is not whole
-        is left out."""
+        """Return the number of iterations that `samples` samples fill; an incomplete last batch is
+        not counted."""
+        # Searched and not divided, because a growing batch has no fixed size. A batch has at least
+        # one sample, so `samples` iterations are enough to search.
         return bisect_right(range(int(samples) + 1), samples, key=self.samples_before) - 1
 
     def _phase(self, iteration: int) -> _Phase:
+        # At least 0: an iteration before a seam precedes every phase, and index -1 would be the
+        # last phase.
         return self._phases[
             max(bisect_right(self._phases, iteration, key=lambda phase: phase.iteration) - 1, 0)
         ]
@@ -77,10 +83,12 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """The phases after `iteration` iterations and `taken` samples; a short ramp leaves some out."""
+    """Return the phases after `iteration` iterations and `taken` samples. A ramp shorter than its
+    batches skips some sizes."""
     phases = []
     for step in range(steps):
-        if samples * (step + 1) > taken * steps:  # the next step is not reached yet
+        # A step whose samples are taken already has no iterations: a large batch passed over it.
+        if samples * (step + 1) > taken * steps:
             batch_size = start + step * increment
             phases.append(_Phase(iteration, taken, batch_size))
             # In whole numbers: Megatron-LM's ramp divides in floating point, and a step could come

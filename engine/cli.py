@@ -1,5 +1,5 @@
-"""`mlm-train`: train a configuration, resume a run, look at a schedule, export and import
-weights."""
+"""`mlm-train`: train, resume and fine-tune, print a schedule, divide, export and import weights,
+and translate Megatron-LM's flags."""
 
 import os
 import shlex
@@ -37,10 +37,12 @@ Overrides = Annotated[
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of run directories.")]
 Ranks = Annotated[
     int | None,
-    typer.Option("--ranks", min=1, help="Processes; by default one per GPU or core here."),
+    typer.Option(
+        "--ranks", min=1, help="Processes; by default one per GPU or core of this machine."
+    ),
 ]
 SameCode = Annotated[
-    bool, typer.Option("--same-code", help="Refuse to go on with a run of other code than this.")
+    bool, typer.Option("--same-code", help="Refuse a run on which other code worked last.")
 ]
 
 
@@ -111,6 +113,8 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
+    """Train a run on its ranks, or only report it if it is complete. Raise BadInput if `same_code`
+    and other code worked on the run last."""
     check_torch()
     other = (run.begun or run.directory(runs)).other_code
     if other and same_code:
@@ -123,7 +127,7 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
             if other:
                 print(f"note: {other}", file=sys.stderr)
             return
-        run = replace(run, begun=directory)  # the ranks take it as it was found here
+        run = replace(run, begun=directory)  # so that the ranks do not search for it again
     from mlm_repro.engine.run.files import describe_end
     from mlm_repro.engine.train import train
 
@@ -137,8 +141,11 @@ def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = Fals
 
 
 def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> None:
-    """Do the work in this process if it is a rank or the only one, else start the ranks; rank 0
-    prints its answer."""
+    """Do the work on `ranks` ranks and print rank 0's answer.
+
+    The ranks are threads if `threads` is set. Otherwise this process does the work if it is a rank
+    or the only one; else it forks the ranks and ends with their exit code.
+    """
     if threads:
         from mlm_repro.engine.launch.threads import run_threads
 
@@ -203,7 +210,7 @@ def export_(
     checkpoint: Annotated[Path, typer.Argument(help="Checkpoint or run directory.")],
     out: Annotated[Path, typer.Argument(help="New directory.")],
 ) -> None:
-    """Write a checkpoint's weights for Hugging Face; what `shard-hf` divided is merged again."""
+    """Write a checkpoint, or a model that `shard-hf` divided, as a Hugging Face directory."""
     from mlm_repro.engine.published import PLAN
     from mlm_repro.lineage.chain import resolve_checkpoint
 
@@ -224,15 +231,15 @@ def shard_hf(
     """Divide a Hugging Face model over tensor-parallel ranks, bit for bit; `export` merges it
     again.
 
-    The plan is transformers', or ours for a GPT-2, BERT, T5, BART or OPT. It is printed, and the
-    ranks' outputs are held against the whole model's. `import` makes a GPT-2 or BERT a checkpoint
-    of this engine, for any layout.
+    The plan is transformers', or ours for a GPT-2, BERT, T5, BART or OPT. It is printed. If memory
+    suffices, the ranks' outputs are compared with the undivided model's. A GPT-2 or BERT that is to
+    train at any layout goes through `import` instead.
     """
     from mlm_repro.engine.published import CONFIG
 
     _announce_conversion(directory)
     if not (directory / CONFIG).is_file():
-        raise BadInput(f"{directory} has no {CONFIG}: it is no Hugging Face directory")
+        raise BadInput(f"{directory} has no {CONFIG}: it is not a Hugging Face directory")
     from mlm_repro.engine.formats.model_shards import shard_model
 
     print("\n".join([*shard_model(directory, out, tp), f"written: {out}"]))
@@ -255,7 +262,7 @@ def import_(
         typer.Option("--heads", min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
-    """Turn published weights into a checkpoint."""
+    """Turn another program's published weights into a checkpoint of this engine."""
     from mlm_repro.engine.published import check_published
 
     check_published(directory)
@@ -294,12 +301,14 @@ def schedule(
     ideal = ideal_bubble(chosen, pp, chunks, microbatches)
     print(f"bubble {lowered.bubble:.4f} of the ideal time; the formula says {ideal:.4f}")
     peaks = ", ".join(map(str, peaks_in_flight(chosen, pp, chunks, microbatches)))
-    print(f"most activations in flight, chunks per rank: {peaks}")
+    print(f"peak activations in flight, chunks per rank: {peaks}")
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
-    """The schedule as text: a row per rank, a column per unit of time; digits forward, letters in
-    [] backward."""
+    """Draw a schedule as text: a row per rank, a column per unit of time.
+
+    A cell has F or B for forward or backward, the microbatch's number and the chunk's letter.
+    """
     unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
     width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
     lines = []
@@ -334,7 +343,7 @@ def from_megatron_(context: typer.Context) -> None:
     print(to_toml(translated.config), end="")
     for title, flags in (
         ("of the data, which mlm-data makes", translated.data),
-        ("without effect on what is computed", translated.without_effect),
+        ("without effect on the result", translated.without_effect),
     ):
         print("".join(f"# {title}: {flag}\n" for flag in flags), end="")
     for sentence in translated.missing:
@@ -354,6 +363,8 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
+    """Announce the bytes that a conversion reads and writes. An interrupted conversion then says
+    that it begins anew."""
     from mlm_repro.lineage.digest import bytes_below
 
     check_is_there(directory, "directory")
@@ -362,7 +373,7 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command `mlm-train`. A first word that is not a verb is the model of `run`."""
     keep_large_buffers()
     run_command(app, "run")
 

@@ -19,8 +19,9 @@ PIECES = 8
 BLOCK = LANES * PIECES
 """Columns of a random row that come from LANES counters with PIECES each."""
 ROWS_TOGETHER = 32
-"""Number of rows whose gradients are summed before they join the total, which keeps rounding
-small."""
+"""Number of rows whose gradients are summed before they join the total: short sums round less."""
+# All of `fastmath` but `nnan`, `ninf` and `afn`: a loss that is not finite has to stay so, and no
+# function may be approximated.
 FLOAT_RULES = {"reassoc", "contract", "arcp", "nsz"}
 Array = NDArray[Any]
 
@@ -29,6 +30,8 @@ class Compiled:
     """A loop that is compiled when it is first called with arrays of a dtype."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        # numpy's error model, because Python's would test every division for a zero. Without the
+        # GIL, so that ranks that are threads compute side by side.
         self._dispatcher = compiled(function, fastmath=FLOAT_RULES, error_model="numpy", nogil=True)
         self._known: set[Any] = set()
 
@@ -37,17 +40,16 @@ class Compiled:
         if kinds in self._known:
             return self._dispatcher(*arguments)
         self._known.add(kinds)
+        # Of several processes that start together one compiles, and the others load.
         return call_first(self._dispatcher, *arguments)
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """A contiguous tensor's memory, as an argument of a loop.
-
-    `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer after
-    computing it.
-    """
+    """Return a contiguous tensor's memory as an array for a loop; bf16 becomes int16."""
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
+    # `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer
+    # after computing it.
     return np.from_dlpack(detached) if isinstance(tensor, torch.nn.Parameter) else detached.numpy()
 
 
@@ -60,7 +62,7 @@ last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
-    """Element i as fp32."""
+    """Return element i of a row as fp32."""
     raise NotImplementedError("compiled only")
 
 
@@ -70,6 +72,7 @@ def _load(row: Any, i: Any) -> Any:
         return row[i]
 
     def load_bf16(row: Any, i: Any) -> Any:
+        # bf16 is the upper half of fp32.
         return np.uint32(np.uint32(np.uint16(row[i])) << np.uint32(16)).view(np.float32)
 
     return load_bf16 if row.dtype == numba.types.int16 else load_fp32
@@ -87,6 +90,7 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
     def store_bf16(row: Any, i: Any, value: Any) -> Any:
         bits = np.float32(value).view(np.uint32)
+        # Half a unit, less one bit unless the kept part is odd: ties round to even.
         bits = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
         row[i] = np.int16(bits >> np.uint32(16))
 
@@ -95,10 +99,12 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
 @in_written_order
 def exponential(x: np.float32) -> np.float32:
-    """eˣ to 2 units in the last place, for x ≤ 88. Below −87, where results are no longer normal,
-    it is 0."""
+    """Return eˣ to 2 units in the last place, for x ≤ 88; 0 below −87, where results are no longer
+    normal."""
     clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
+    # ln 2 in two parts (Cody and Waite): the first has 16 bits, so that its product with n is
+    # exact. The polynomial is that used by Cephes' `expf`.
     r = (clamped - n * np.float32(0.693145751953125)) - n * np.float32(1.428606765330187e-06)
     p = np.float32(1.9875691500e-4)
     p = p * r + np.float32(1.3981999507e-3)
@@ -107,20 +113,21 @@ def exponential(x: np.float32) -> np.float32:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + np.float32(1.0)
+    # 2ⁿ by its exponent's bits, which hold normal numbers alone.
     power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
     return np.float32(0.0) if x < np.float32(-87.0) else p * power
 
 
 @inline
 def largest(row: Array, count: int) -> np.float32:
-    """Largest of the first `count` elements; −∞ if there are none. A NaN may be ignored.
-
-    The search compares integers in the order of the numbers, which compiles to vector instructions.
-    """
+    """Return the largest of the first `count` elements; −∞ if `count` is 0. A NaN may be
+    ignored."""
+    # The search compares integers in the order of the numbers, which compiles to vector
+    # instructions.
     most = _in_order(np.float32(-np.inf).view(np.int32))
     for i in range(count):
-        place = _in_order(np.float32(load(row, i)).view(np.int32))
-        most = place if place > most else most
+        key = _in_order(np.float32(load(row, i)).view(np.int32))
+        most = key if key > most else most
     return np.int32(_in_order(most)).view(np.float32)
 
 
@@ -149,6 +156,7 @@ def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
             c3 = np.uint64(0)
             k0, k1 = key & low, key >> half
             for _ in range(10):
+                # Products in 64 bits, because Philox takes both halves of each.
                 first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
                 c0 = (second >> half) ^ c1 ^ k0
                 c2 = (first >> half) ^ c3 ^ k1
@@ -156,6 +164,8 @@ def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
                 c3 = first & low
                 k0 = (k0 + np.uint64(0x9E3779B9)) & low
                 k1 = (k1 + np.uint64(0xBB67AE85)) & low
+            # Pieces lie 16 columns apart, so that lanes next to each other write columns next to
+            # each other.
             at = block * BLOCK + lane
             out[at], out[at + 16] = np.uint16(c0), np.uint16(c0 >> piece)
             out[at + 32], out[at + 48] = np.uint16(c1), np.uint16(c1 >> piece)

@@ -27,6 +27,7 @@ from mlm_repro.lineage.files import Positive
 
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp16-pure"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+# Names and not classes, because the configuration imports no torch.
 OPTIMIZERS = {
     "adam": "mlm_repro.engine.optim.adam:FlatAdamW",
     "lamb": "mlm_repro.engine.optim.adam:FlatLamb",
@@ -42,14 +43,14 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Batches = Annotated[
     int | float,
     Field(ge=0, allow_inf_nan=False),
+    # 3.0 and 3 are one setting, and must not make two runs.
     AfterValidator(lambda n: int(n) if n % 1 == 0 else n),
 ]
-"""Number of whole batches; one that is not an integer is a float."""
+"""Number of batches, an int if they are whole."""
 
 
 class FamilySection(Config):
-    """Base of the options that belong to one family, and what that family cannot be combined
-    with."""
+    """Base of a family's own options, and the limits of that family."""
 
     special_tokens: ClassVar[int] = 0
     """Entries that are added to the vocabulary of a tokenizer that has no such tokens."""
@@ -57,9 +58,11 @@ class FamilySection(Config):
     """True if sequence parallelism can divide the activations."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError if a model of this family cannot have these sizes."""
+        """Raise ValueError if a model of this family cannot have these sizes."""
 
 
+# A section although it is empty: an option that stood in the base class would apply to every
+# family, in silence.
 class GPT2Config(FamilySection):
     """Options of a GPT-2; it has none beside the shape."""
 
@@ -76,7 +79,7 @@ class BertConfig(FamilySection):
     """Number that is added to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError if the context has no room for a pair."""
+        """Raise ValueError if the context has no room for a pair."""
         if model.seq_length < 5:
             needed = "[CLS], [SEP], [SEP] and a token of each part"
             raise ValueError(f"seq_length = {model.seq_length} has no room for {needed}")
@@ -97,12 +100,11 @@ class TransformerXLConfig(FamilySection):
     """First word of each cluster after the head, for adaptive embedding and softmax; words are
     sorted by frequency."""
     div_value: PositiveInt = 1
-    """Factor by which each cluster's embeddings are narrower than those of the cluster before
-    it."""
+    """Factor by which the embeddings grow narrower from each cluster to the next."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raises ValueError for heads that are too wide, cutoffs that do not rise, or widths that
-        do not divide."""
+        """Raise ValueError for heads that are too wide, cutoffs that do not rise, or widths that do
+        not divide."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
             raise ValueError(f"all heads together may not be wider than {LARGEST_SIZE:,}")
         cutoffs = list(self.cutoffs)
@@ -121,7 +123,8 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """The twin's options: heads and MLP shrink with the model, the memory with its context."""
+        """Return the twin's options: heads and MLP shrink with the model, the memory with its
+        context."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -173,6 +176,7 @@ class ModelConfig(Config):
                 f"padded_vocab_size = {self.padded_vocab_size} is below vocab_size ="
                 f" {self.vocab_size}"
             )
+        # An option of another family would have no effect, and nobody would hear of it.
         for name, section in self:
             if (
                 isinstance(section, FamilySection)
@@ -191,7 +195,7 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Entries of the tokenizer, where a BERT's special tokens are added after them."""
+        """Entries of the tokenizer, without the special tokens that a BERT adds."""
         return self.vocab_size - self.section.special_tokens
 
     @property
@@ -206,7 +210,7 @@ class ModelConfig(Config):
 
 
 class Seam(Config):
-    """Place at which a run continues another; `mlm-train run --continue` writes it."""
+    """End of an earlier run that a run continues; `mlm-train run --continue` writes it."""
 
     run: Path
     """Directory of the earlier run."""
@@ -227,8 +231,9 @@ class TrainConfig(Config):
     """End of an earlier run that this one continues with its optimizer, as `--continue RUN`
     asks."""
     iterations: PositiveInt = 300_000
-    """Optimizer steps, those of a continued run among them. Here, in the schedule's lengths and in
-    the intervals below, `"300e9 tokens"` and `"183105 samples"` are turned into iterations."""
+    """Optimizer steps, counted from the start of a continued run. Here, in the schedule's lengths
+    and in the intervals below, `"300e9 tokens"` and `"183105 samples"` are turned into
+    iterations."""
     global_batch_size: PositiveInt = 512
     """Sequences per iteration over all data-parallel ranks."""
     rampup_batch_size: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
@@ -238,21 +243,21 @@ class TrainConfig(Config):
     microbatch_size: PositiveInt = 8
     """Sequences per forward pass of one rank."""
     normalise: Literal["microbatch", "batch"] = "microbatch"
-    """Tokens that a BERT's masked loss is averaged over. `microbatch`: those of a microbatch, and
-    then over microbatches, as in Megatron-LM; it depends on `microbatch_size` and on the
-    data-parallel ranks. `batch`: over the masked tokens of the whole batch, which depends on
+    """Tokens that a BERT's masked loss is averaged over. `microbatch`: the masked tokens of a
+    microbatch, and then over microbatches, as in Megatron-LM; it depends on `microbatch_size` and
+    on the data-parallel ranks. `batch`: the masked tokens of the whole batch, which depends on
     neither. Where every token counts both are the same."""
     learning_rate: NotNegative = 1.5e-4
     """Peak of the schedule."""
     min_learning_rate: NotNegative = 1e-5
     """Floor of the schedule."""
     clock: Literal["updates", "samples"] = "updates"
-    """Clock of the learning rate. `updates`: the first update has the rate of 1, the next that of
-    2. `samples`, as in Megatron-LM since v2: an update has the rate of the samples of all updates
-    before it, divided by `global_batch_size`; the first has that of 0."""
+    """Clock of the learning rate. `updates`: the first update has the rate at 1, the next the rate
+    at 2. `samples`, as in Megatron-LM since v2: an update has the rate at the samples of all
+    updates before it, divided by `global_batch_size`; the first has the rate at 0."""
     warmup_iterations: Batches = 3000
-    """Linear warm-up, by the clock; unless named, one in a hundred of the schedule's, at most the
-    paper's 3000. With `clock = "samples"` it is a number of whole batches, which need not be an
+    """Length of the linear warm-up by the clock; unless named, a hundredth of the schedule, at most
+    the paper's 3000. With `clock = "samples"` it is a number of whole batches, which need not be an
     integer."""
     decay: Literal[
         "clipped-cosine",
@@ -320,10 +325,11 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Gives the warm-up that is not named: one in a hundred of the schedule's iterations, at
-        most 3,000."""
+        """Set a warm-up that is not named: a hundredth of the schedule's iterations, at most
+        3,000."""
         if not isinstance(values, dict):
             return values
+        # Before validation, because only here a warm-up that is named differs from the default.
         end = values.get("decay_iterations") or values.get("iterations")
         if (
             "warmup_iterations" not in values
@@ -341,6 +347,7 @@ class TrainConfig(Config):
                 f"microbatch_size = {self.microbatch_size}",
             )
             raise ValueError(f"{batch} is not a multiple of {micro}")
+        # Not a Literal: an optimizer is added in the table alone (`docs/extend/optimizer.md`).
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"optimizer = {self.optimizer!r} is not one of {', '.join(OPTIMIZERS)}"
@@ -351,6 +358,7 @@ class TrainConfig(Config):
             )
         if self.rampup_batch_size:
             start, increment, samples = self.rampup_batch_size
+            # Each size on the way has to be whole microbatches, and the last one the global batch.
             shown, size = f"rampup_batch_size = {[start, increment, samples]}", self.microbatch_size
             if start > self.global_batch_size or (self.global_batch_size - start) % increment:
                 steps = (
@@ -368,6 +376,7 @@ class TrainConfig(Config):
         name = "decay_iterations" if self.decay_iterations else "iterations"
         end = self.decay_iterations or self.iterations
         parts = [self.warmup_iterations, self.decay_iterations, self.wsd_iterations]
+        # Updates are whole; only a clock of samples can stop within a batch.
         if self.clock == "updates" and any(isinstance(part, float) for part in parts):
             raise ValueError("with clock = 'updates' warm-up and fall are integers")
         if (self.decay == "WSD") != (self.wsd_iterations is not None):
@@ -399,8 +408,11 @@ class TrainConfig(Config):
         return self
 
     @model_serializer(mode="wrap")
-    def _state_what_depends(self, handler: Callable[[Any], JSON]) -> JSON:
-        """States what has a default by machine or by other values, even where it is equal to it."""
+    def _write_dependent_defaults(self, handler: Callable[[Any], JSON]) -> JSON:
+        """Write settings whose default depends on the machine or on other settings, even where they
+        equal it."""
+        # A run's identity leaves out what equals its default. These defaults differ between
+        # machines and recipes, and a resumed run must not find another one.
         return {
             **handler(self),
             "precision": self.precision,
@@ -411,6 +423,7 @@ class TrainConfig(Config):
     def batch_in_microbatches(self) -> int:
         """Microbatches of an iteration over all data-parallel ranks; if the batch grows, their
         common divisor."""
+        # The greatest common divisor, so that what divides it divides every size of the batch.
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
 
@@ -441,7 +454,7 @@ class ParallelConfig(Config):
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in the backward pass: none, the attention core (scores, softmax,
     dropout and product with the values; Korthikanti et al. 2022, Section 5), or whole layers.
-    Dropout is keyed by its place (`mlm_repro.engine.rng`), so a recomputed pass drops the same
+    Dropout is keyed by its site (`mlm_repro.engine.rng`), so a recomputed pass drops the same
     elements."""
     recompute_layers: PositiveInt = 1
     """Layers per group that is recomputed as a whole."""
@@ -481,7 +494,7 @@ class TwinScale(Config):
 
 
 class DataSection(Config):
-    """Place of the tokens."""
+    """The dataset that a run trains on."""
 
     dataset: Path | tuple[tuple[Path, float], ...] | None = None
     """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a",
@@ -491,6 +504,7 @@ class DataSection(Config):
     @classmethod
     def _in_words(cls, value: Any, handler: Callable[[Any], Any]) -> Any:
         try:
+            # In a sentence, because pydantic prints one error for each type that a value is not.
             return handler(value)
         except ValidationError as error:
             raise ValueError(
@@ -502,6 +516,7 @@ class DataSection(Config):
         if isinstance(self.dataset, tuple):
             if not self.dataset:
                 raise ValueError("dataset = [] names no dataset")
+            # Checked here, where the directory can be named beside its weight.
             for number, (directory, weight) in enumerate(self.dataset):
                 if not 0 < weight < math.inf:
                     raise ValueError(
@@ -513,7 +528,7 @@ class DataSection(Config):
 
 
 FORMER_RECORDS = ("tensorboard", "noise_scale", "trust_ratio")
-"""Switches of earlier versions, which changed no result."""
+"""Switches of earlier versions, which changed no result and may be false in their files."""
 
 
 class RecordConfig(Config):
@@ -532,12 +547,13 @@ class RecordConfig(Config):
     @field_validator("loggers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
+        # `--set record.loggers=tensorboard` gives a text.
         return tuple(value.split(",")) if isinstance(value, str) and value else value or ()
 
     @model_validator(mode="before")
     @classmethod
-    def _read_former_key(cls, values: Any) -> Any:
-        """Reads what runs of earlier versions wrote, such as `tensorboard = false`."""
+    def _drop_earlier_switches(cls, values: Any) -> Any:
+        """Drop switches that runs of earlier versions wrote, such as `tensorboard = false`."""
         if not isinstance(values, dict):
             return values
         return {
@@ -590,8 +606,8 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Turns lengths in samples or tokens, such as "300e9 tokens", into iterations; a batch cut
-        short is left out.
+        """Turn lengths in samples or tokens, such as "300e9 tokens", into iterations; an incomplete
+        last batch is not counted.
 
         Warm-up and fall become whole batches, not rounded where `clock` is "samples".
         """
@@ -608,6 +624,7 @@ class RunConfig(Config):
             for key in ("global_batch_size", "microbatch_size", "rampup_batch_size")
             if key in others
         }
+        # Only what decides the batch, because the other settings may still be texts.
         batches = TrainConfig(**recipe)
         schedule, batch = BatchSchedule(batches), batches.global_batch_size
         tokens = values.get("model", {}).get(
@@ -618,6 +635,7 @@ class RunConfig(Config):
             if key == "iterations":
                 others[key] = schedule.whole_iterations(samples)
             elif key.endswith("_interval"):
+                # At least one, because an interval of 0 is refused, and a short one is meant.
                 others[key] = max(round(samples / batch), 1)
             else:
                 others[key] = (
@@ -627,6 +645,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # It begins the name of a directory, and must not lead out of the folder of runs.
         if not re.fullmatch(r"\w[\w.-]*", self.name):
             raise ValueError(
                 f"name = {self.name!r} cannot name a directory: letters, digits, '-', '_' and"

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes in closed form. Every program takes them from here. Imports no torch.
+"""Closed forms for parameters, FLOPs and bytes, which every program uses. Imports no torch.
 
 Shapes: b microbatch, s sequence, h hidden, L layers, v padded vocabulary, t tensor-parallel ranks.
 """
@@ -13,7 +13,7 @@ from mlm_repro.engine.pipeline.schedule import peaks_in_flight
 
 
 class ParameterBytes(NamedTuple):
-    """Bytes held for one parameter."""
+    """Bytes that training holds per parameter, by kind."""
 
     weight: int
     """Bytes of a weight in the forward pass, and of an activation's element."""
@@ -36,19 +36,19 @@ Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
-    """Peak bytes of one pipeline rank."""
+    """Peak memory of one pipeline rank, in bytes."""
 
     state: int
     """Parameters, gradients and optimizer state."""
     activations: int
     rank: int
     copied: int = 0
-    """The copy of the state that checkpoints are written from, where it lies in the same memory:
-    without a GPU."""
+    """Bytes of the state's copy from which a checkpoint is written. On a GPU it is 0: the copy lies
+    in the host's memory."""
 
     @property
     def total(self) -> int:
-        """All of it together."""
+        """Sum of state, activations and copy."""
         return self.state + self.activations + self.copied
 
 
@@ -62,45 +62,45 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = False) -> float:
-    """FLOPs of a token's matrix products, forward and backward, and of the layers' forward again
-    with `recompute`.
+    """Return the FLOPs of one token's matrix products, forward and backward.
 
-    By default attention counts in full, as in the papers. With `causal` the masked half is left
-    out.
+    With `recompute` the layers' forward pass counts twice. Attention counts in full, as in the
+    papers; with `causal` the masked half is left out.
     """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
-    """FLOPs of a global batch, with attention counted in full, as in the papers."""
+    """Return the FLOPs of one global batch, with attention counted in full, as in the papers."""
     return (
         family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
     )
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Tokens of the whole run."""
+    """Return the number of tokens that a run trains on from beginning to end."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
 def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp: int = 1) -> float:
-    """Bytes that a rank of this engine holds per parameter of its part of the model.
+    """Return the bytes of weight, gradient and optimizer state that a rank holds per parameter of
+    its part of the model.
 
     ZeRO stage 1 divides moments and master weights over the data-parallel ranks, stage 3
     everything.
     """
-    each = PARAMETER_BYTES[precision]
+    sizes = PARAMETER_BYTES[precision]
     owners, holders = (
         (dp if parallel.shard_optimizer else 1),
         (dp if parallel.shard_parameters else 1),
     )
-    return (each.weight + each.gradient + (each.moments + each.master) / owners) / holders
+    return (sizes.weight + sizes.gradient + (sizes.moments + sizes.master) / owners) / holders
 
 
 def activation_bytes_per_layer(
     model: ModelConfig, microbatch_size: int, parallel: ParallelConfig
 ) -> float:
-    """Bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
+    """Return the bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
 
     Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective
     recomputation drops the last term. Full recomputation keeps only the layer's input, 2sbh.
@@ -127,69 +127,74 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Peak memory of each pipeline rank, in closed form.
+    """Return the peak memory of each pipeline rank, in closed form.
 
-    A rank holds the activations of the forward passes that wait for backward (2021 paper, Section
-    2.2), and those that recomputation makes again at a time. The last rank also holds the inputs of
-    final layer norm and output head, and fp32 logits. Raises BadInput if the pipeline cannot be
-    divided so.
+    A rank holds the activations of forward passes that await their backward pass (2021 paper,
+    Section 2.2), and the activations that one recomputation restores. The last rank also holds the
+    inputs of final layer norm and output head, and fp32 logits. Raises BadInput if layers or
+    microbatches do not fit the pipeline.
     """
     costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
     stored = activation_bytes_per_layer(model, b, parallel)
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))
-    again = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (whole - stored)
+    recomputed = (parallel.recompute_layers if parallel.recompute == "full" else 1) * (
+        whole - stored
+    )
     head = (
         s
         * b
         * (2 * element * model.hidden_size + max(element, 4) * costs.head_columns() / parallel.tp)
     )
-    each = state_bytes_per_parameter(train.precision, parallel, dp)
+    state_bytes = state_bytes_per_parameter(train.precision, parallel, dp)
     microbatches = train.global_batch_size // (b * dp)
     waiting = peaks_in_flight(parallel.schedule, parallel.pp, parallel.chunks, microbatches)
     ranks = []
     for rank, own in enumerate(_stages_of_ranks(model, parallel)):
         layers = sum(len(stage.layers) for stage in own) / parallel.chunks
         parameters = _parameters(model, parallel, own)
-        activations = element / 2 * (waiting[rank] * layers * stored + again) + (
+        activations = element / 2 * (waiting[rank] * layers * stored + recomputed) + (
             head if own[-1].is_last else 0
         )
-        ranks.append(RankMemory(round(parameters * each), round(activations), rank))
+        ranks.append(RankMemory(round(parameters * state_bytes), round(activations), rank))
     return ranks
 
 
 def fullest_rank(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> RankMemory:
-    """Memory of the pipeline rank that needs the most. Raises BadInput like `memory_of_ranks`."""
+    """Return the memory of the pipeline rank that needs the most. Raises BadInput like
+    `memory_of_ranks`."""
     return max(memory_of_ranks(model, train, parallel, dp), key=lambda memory: memory.total)
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Size of a checkpoint: parameters, two moments and, below fp32, master weights."""
-    each = PARAMETER_BYTES[precision]
-    return parameter_count(model) * (each.weight + each.moments + each.master)
+    """Return the size of a checkpoint in bytes: parameters, two moments and, below fp32, master
+    weights."""
+    sizes = PARAMETER_BYTES[precision]
+    return parameter_count(model) * (sizes.weight + sizes.moments + sizes.master)
 
 
 def written_bytes(
     model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1
 ) -> int:
-    """Bytes of a checkpoint that the rank with most to write does: its weights, and its share of
-    the other state.
+    """Return the largest number of bytes that one rank writes of a checkpoint: its weights, and its
+    share of the optimizer state.
 
     Tensors are written whole, so a rank may write up to one tensor's state more.
     """
-    each = PARAMETER_BYTES[precision]
-    most = max(_parameters(model, parallel, own) for own in _stages_of_ranks(model, parallel))
-    return round(most * (each.weight + (each.moments + each.master) / dp))
+    sizes = PARAMETER_BYTES[precision]
+    largest = max(_parameters(model, parallel, own) for own in _stages_of_ranks(model, parallel))
+    return round(largest * (sizes.weight + (sizes.moments + sizes.master) / dp))
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
+    """Return each pipeline rank's stages, one for each of its chunks."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 
 
 def _parameters(model: ModelConfig, parallel: ParallelConfig, stages: list[PipelineStage]) -> float:
-    """Parameters of these stages that one tensor-parallel rank holds."""
+    """Count the parameters of these stages that one tensor-parallel rank holds."""
     costs = family_of(model).closed_forms(model)
     return sum(costs.parameters(stage, parallel.tp) for stage in stages)

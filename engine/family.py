@@ -25,7 +25,8 @@ TokenFiles = Sequence[tuple["TokenFile", float]]
 
 
 class ClosedForms:
-    """Closed forms of GPT-2. Other families override what differs."""
+    """GPT-2's number of parameters, FLOPs and bytes in closed form. Other families override the
+    methods in which they differ."""
 
     is_causal = True
 
@@ -36,31 +37,36 @@ class ClosedForms:
         self.v = model.padded_vocab_size
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Parameters on one tensor-parallel rank of a stage. The last stage has a copy of the word
-        embedding."""
+        """Return the number of parameters on one tensor-parallel rank of a stage. The last stage
+        has a copy of the word embedding if it is not the first as well."""
         h, words = self.h, self.v // tp * self.h
+        # In a layer 12h² weights and 7h biases are divided over tp. Two layer norms and the two
+        # biases that are added after the all-reduces, together 6h, are whole on every rank.
         count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
         count += words + self.s * h if stage.is_first else 0
         return count + (2 * h + (0 if stage.is_first else words) if stage.is_last else 0)
 
     def score_bytes(self) -> int:
-        """Bytes kept of a query's scores in 16 bits: output of the softmax, dropout mask, output of
-        the dropout."""
+        """Return the bytes that one query of one head keeps for the backward pass, in 16 bits:
+        output of the softmax, dropout mask, output of the dropout."""
         return 5 * self.s
 
     def head_columns(self) -> float:
-        """Columns of the output head that a position is multiplied by."""
+        """Return the average number of output-head columns that a position is multiplied by."""
         return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """FLOPs of all matrix products, forward and backward. `flops_per_token` explains the
-        arguments.
+        """Return the FLOPs of all matrix products, forward and backward. `flops_per_token` explains
+        the arguments.
 
         72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h +
         v/16Lh).
         """
         s, h, layers = self.s, self.h, self.model.num_layers
+        # Recomputation repeats the layers' forward pass, a third of 72 more, and not the head's:
+        # 72/12 = 96/16.
         factor, share = (96, 16) if recompute else (72, 12)
+        # A causal query sees half of the keys on average.
         attention = s / ((12 if causal and self.is_causal else 6) * h)
         return (
             factor
@@ -75,7 +81,7 @@ class ClosedForms:
 
 @dataclass(frozen=True)
 class Family:
-    """The parts of a family."""
+    """A family's model class, closed forms, and orders of training and validation samples."""
 
     model: str
     """module:class of the model. The class also builds a single pipeline stage."""
@@ -87,7 +93,8 @@ class Family:
     """(run, token files, tokenizer) → the sequences of the validation split."""
 
     def model_class(self) -> "type[StageModel]":
-        """The model's class. The import is delayed because it needs torch."""
+        """Import and return the model's class."""
+        # Imported late, because the class needs torch and the closed forms do not.
         module, name = self.model.split(":")
         return getattr(import_module(module), name)
 
@@ -95,6 +102,7 @@ class Family:
 def _training_order(
     config: RunConfig, parts: TokenFiles, iterations: int, tokenizer: Path | None
 ) -> "TrainingOrder":
+    # Imported when samples are asked for, so that a command that needs none starts sooner.
     from mlm_repro.data_pipeline.tokens.samples import training_samples
     from mlm_repro.engine.batch_schedule import BatchSchedule
     from mlm_repro.engine.data.batches import TrainingOrder, text_of
@@ -117,7 +125,8 @@ GPT2 = Family("mlm_repro.engine.model.gpt2:GPT2", ClosedForms, _training_order, 
 
 
 def family_of(model: ModelConfig) -> Family:
-    """The family of a model."""
+    """Return the family of a model. A family other than GPT-2 is imported here."""
     if model.family == "gpt2":
         return GPT2
+    # By name, because the core knows no family but GPT-2.
     return import_module(f"mlm_repro.engine.families.{model.family.replace('-', '_')}").FAMILY

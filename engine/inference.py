@@ -1,4 +1,4 @@
-"""The model of a checkpoint, ready to evaluate."""
+"""Loads the model of a checkpoint for evaluation, and reads whole tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ OPTIMIZER_STATE = ("exp_avg.", "exp_avg_sq.", "master.")
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A model ready to evaluate."""
+    """A checkpoint's model in evaluation mode, with its configuration, directory and digest."""
 
     model: StageModel
     config: ModelConfig
@@ -39,11 +39,14 @@ class LoadedCheckpoint:
 def load_for_inference(
     path: Path, mesh: ParallelMesh | None = None, as_stored: bool = False
 ) -> LoadedCheckpoint:
-    """The model of a checkpoint or run directory in evaluation mode, with its digest checked.
+    """Load the model of a checkpoint or run directory, in evaluation mode and with the checkpoint's
+    digest checked.
 
     With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its
-    training format. Raises BadInput for a directory of another kind or a mesh that does not divide
-    the model, IntegrityFailure for a directory that is incomplete or changed.
+    training format. Statistics of the tensors (below fp64) and the loss on the probe (without
+    pipeline stages) must equal the stored ones. Raises BadInput for a directory of another kind or
+    a mesh that does not divide the model, IntegrityFailure for a directory that is incomplete or
+    changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
@@ -57,7 +60,8 @@ def load_for_inference(
     index = {
         n: e for n, e in read_object(directory / INDEX).items() if not n.startswith(OPTIMIZER_STATE)
     }
-    if len(index) < config.num_layers:  # before a model of that size is made
+    # Checked before a model of that size is built: a damaged number could ask for any memory.
+    if len(index) < config.num_layers:
         raise IntegrityFailure(
             f"{directory} has {len(index)} tensors, too few for its {config.num_layers} layers"
         )
@@ -96,8 +100,8 @@ def load_for_inference(
 def parameters_of(
     config: ModelConfig, stage: PipelineStage | None = None, tp: int = 1
 ) -> list[ShardedParameter]:
-    """Every parameter of a model, or of a stage on one of `tp` ranks, without values: name and
-    shape."""
+    """Return every parameter of a model, or of a stage on one of `tp` ranks, with name and shape
+    but without values."""
     mesh = replace(serial_mesh(), tp=LoneAxis(tp))
     with torch.device("meta"):
         return sharded_parameters(family_of(config).model_class()(config, mesh, stage), mesh)
@@ -116,7 +120,7 @@ def check_entries(
 
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
-    """A whole tensor in its own number format.
+    """Read a whole tensor from its files, in its own number format.
 
     Raises IntegrityFailure if the index or a file lacks it.
     """

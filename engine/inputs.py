@@ -1,4 +1,4 @@
-"""Microbatches of a run, in training and in validation."""
+"""Microbatches of a run for one rank, in training and in validation."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +16,14 @@ from mlm_repro.engine.model.microbatch import PipelineInput, Recurrence, to_inpu
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.rng import Dropout
 
+# Tokens of a validation microbatch. It keeps no activations, so the recipe's microbatch size does
+# not bound it.
 TOKENS_AT_ONCE = 8192
 
 
 class TrainingInputs:
-    """This rank's microbatches; except for the streams' memory, they depend on seed and iteration
-    alone."""
+    """This rank's training microbatches. Everything but the memory of the streams follows from seed
+    and iteration."""
 
     def __init__(
         self,
@@ -31,17 +33,20 @@ class TrainingInputs:
         tokenizer: Path | None,
         mesh: ParallelMesh,
     ) -> None:
-        """`parts` are token files with their weights; a BERT needs the directory of their
+        """Take token files with their weights; a BERT also needs the directory of their
         tokenizer."""
         self._config, self._mesh = config, mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
         self.streams = StreamMemory(config.model, mesh)
 
     def of(self, iteration: int) -> list[PipelineInput]:
-        """The microbatches of `iteration` (from 0), each with its streams' memory."""
+        """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
+        of their streams."""
         model, train, mesh = self._config.model, self._config.train, self._mesh
         inputs = [
             to_input(
+                # Checked here: a divided embedding would take an unknown token for another rank's,
+                # in silence.
                 known_tokens(batch.tokens, model.vocab_size),
                 mesh,
                 Dropout(model.dropout, train.seed, iteration, batch.places)
@@ -56,16 +61,16 @@ class TrainingInputs:
         if train.normalise == "microbatch":
             return inputs
         # The divisor of the whole batch has to be known before its first backward pass.
-        targets = torch.stack([(each.targets >= 0).sum() for each in inputs]).sum().double()
+        targets = torch.stack([(batch.targets >= 0).sum() for batch in inputs]).sum().double()
         # A mean per microbatch and not a sum: the step divides by the number of microbatches in
         # every case.
         mean = (mesh.dp.all_reduce(targets) / (len(inputs) * mesh.dp.size)).float()
-        return [replace(each, mean_targets=mean) for each in inputs]
+        return [replace(batch, mean_targets=mean) for batch in inputs]
 
 
 class ValidationSplit:
-    """Sequences of the validation split: each alone or, for a model with memory, in continuing
-    streams."""
+    """Sequences of the validation split: each alone or, for a model with memory, in streams of text
+    that continue from microbatch to microbatch."""
 
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path
@@ -82,12 +87,15 @@ class ValidationSplit:
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """This rank's share of about `num_samples` sequences; memory is carried along each
-        stream."""
+        """Yield this rank's microbatches of about `num_samples` sequences; memory is carried along
+        each stream."""
         dp = self.mesh.dp
+        # Microbatches of the same streams have the same indices, by which their memory is found
+        # again.
         carried: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
         for batch in self._order.microbatches(num_samples, self.batch_size, dp.rank, dp.size):
             states = carried.setdefault(batch.places, {})
+            # One dict for both, because nothing is recomputed in validation.
             recurrence = Recurrence(states, states) if self._order.are_streams else None
             tokens = known_tokens(batch.tokens, self._vocab_size)
             yield to_input(tokens, self.mesh, recurrence=recurrence, pairs=batch.pairs)

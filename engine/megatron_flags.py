@@ -21,7 +21,9 @@ from mlm_repro.lineage.config import flatten, parse_config, read_toml
 from mlm_repro.lineage.errors import BadInput, cause
 
 FLAGS = read_toml(Path(__file__).with_suffix(".toml"))
-VALUES, SWITCHES, FORMER, SAME = (FLAGS[part] for part in ("values", "switches", "former", "same"))
+VALUES, SWITCHES, CURRENT_NAMES, SAME = (
+    FLAGS[table] for table in ("values", "switches", "former", "same")
+)
 WRITTEN_SWITCHES = (
     "fp16",
     "bf16",
@@ -38,11 +40,13 @@ ASSIGNMENT = re.compile(
 DATA = re.compile(
     r"((train|valid|test)-)?data-path|data-args-path|split|vocab-file|merge-file|tokenizer-(model|type)|mock-data"
 )
-NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[part])) for part in ("no_effect", "noted"))
+"""Names of flags about the data."""
+NO_EFFECT, NOTED = (re.compile("|".join(FLAGS[table])) for table in ("no_effect", "noted"))
 
 
 class Translation(NamedTuple):
-    """A command line as a configuration."""
+    """A configuration translated from a command line, and the flags that did not become
+    settings."""
 
     config: RunConfig
     data: list[str]
@@ -54,15 +58,17 @@ class Translation(NamedTuple):
 
 
 class MegatronFlags(NamedTuple):
-    """A configuration as Megatron-LM's flags."""
+    """Megatron-LM's flags for a configuration, and the settings that they do not express."""
 
     words: list[str]
     missing: list[str]
-    """Settings that the flags do not keep, with what they mean instead."""
+    """Sentences about settings that the flags do not express, with the values that the flags
+    imply."""
 
 
 def script_or_arguments(given: Sequence[str]) -> list[str]:
-    """The given arguments, or those in the script that is the only one."""
+    """Return the given arguments, or the arguments in a script if its path is the only one. Raises
+    BadInput if the script is unreadable."""
     if len(given) == 1 and not given[0].startswith("--"):
         try:
             return read_script(Path(given[0]).read_text(encoding="utf-8"))
@@ -72,7 +78,8 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 
 def read_script(text: str) -> list[str]:
-    """The arguments that a shell script, or a text of arguments alone, gives to `pretrain_gpt.py`.
+    """Return the arguments that a shell script, or a text of arguments alone, gives to
+    `pretrain_gpt.py`.
 
     Nothing is run. Variables and arrays that the script sets are substituted; others keep their
     `$`.
@@ -103,7 +110,7 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """The configuration that Megatron-LM would train with these arguments.
+    """Return the configuration that Megatron-LM would train with these arguments.
 
     Raises BadInput for an invalid value, a missing flag, and flags of another model or another
     training.
@@ -145,20 +152,20 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags, and the names of those that were read."""
+    """Flags by name, and the set of names that were read."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)
         self.taken = set[str]()
 
     def has(self, name: str) -> bool:
-        """True if the flag is given."""
+        """Return True if the flag is given. Count it as read."""
         self.taken.add(name)
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """The flag's value as written. Raises BadInput if it is missing, one of several, or a
-        variable."""
+        """Return the flag's value as written. Raises BadInput unless it has exactly one value,
+        which is not a shell variable."""
         values = self.flags[name] if self.has(name) else [] if default is None else [default]
         if len(values) != 1 or values[0].startswith("$"):
             raise BadInput(
@@ -167,7 +174,7 @@ class _Given:
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """The flag's value as a number."""
+        """Return the flag's value as a number. Raises BadInput if it is not a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
@@ -178,11 +185,11 @@ class _Given:
 
 
 def _count_in_batches(given: _Given) -> JSON:
-    """Count warm-up and fall in whole batches, and the iterations.
+    """Convert warm-up, decay and length of the training to batches.
 
-    It counts as Megatron-LM's `training.py` does in `update_train_iters` and
-    `get_optimizer_param_scheduler`. Raises BadInput for what Megatron-LM's `arguments.py` refuses,
-    so that no schedule is guessed.
+    The rules are Megatron-LM's (`training.py`: `update_train_iters`,
+    `get_optimizer_param_scheduler`). Raises BadInput for what its `arguments.py` refuses, so that
+    no schedule is guessed.
     """
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
@@ -233,7 +240,7 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set the values that follow from several flags; return sentences about what has no
+    """Set the values that follow from several flags; return a sentence for each flag without a
     counterpart."""
     model, train, parallel = values["model"], values["train"], values["parallel"]
     if train["precision"] != "fp16":
@@ -242,13 +249,14 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
         train["rampup_batch_size"] = rampup
     batches = max(1, int(given.number("eval-iters", "100")))
     train["validation_samples"] = batches * int(given.number("global-batch-size"))
-    if given.has(each := "num-layers-per-virtual-pipeline-stage"):
-        layers = given.number("pipeline-model-parallel-size", "1") * given.number(each)
+    if given.has(flag := "num-layers-per-virtual-pipeline-stage"):
+        layers = given.number("pipeline-model-parallel-size", "1") * given.number(flag)
         parallel["chunks"] = int(given.number("num-layers") // max(layers, 1))
     if str(parallel["chunks"]) != "1":
         parallel["schedule"] = "interleaved"
     if given.flags.get("recompute-method") == ["uniform"] and parallel["recompute"] == "none":
-        parallel["recompute"] = "full"  # what the older name of the flag said
+        # `uniform` alone is the older way to ask for full recomputation.
+        parallel["recompute"] = "full"
     model["vocab_size"] = int(given.number("vocab-size", str(GPT2_VOCABULARY)))
     tp = int(given.number("tensor-model-parallel-size", "1"))
     multiple = int(given.number("make-vocab-size-divisible-by", "128"))
@@ -269,7 +277,8 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set the weights that the training starts from; return a sentence about them."""
+    """Set the weights that the training starts from; return a sentence about them, or nothing if it
+    starts anew."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes
@@ -285,7 +294,8 @@ def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> lis
 
 
 def to_megatron(config: RunConfig) -> MegatronFlags:
-    """The flags with which Megatron-LM trains a configuration; `from_megatron` is the inverse.
+    """Return the flags with which Megatron-LM trains a configuration, the inverse of
+    `from_megatron`.
 
     Raises BadInput for a model other than GPT-2.
     """
@@ -309,7 +319,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         ),
         "vocab-size": str(model.vocab_size),
     }
-    is_said = {
+    is_written = {
         "train-iters": "train-samples" not in flags,
         "lr-wsd-decay-style": train.decay == "WSD",
         "lr-decay-style": train.decay != "exponential",
@@ -318,7 +328,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
         "recompute-granularity": parallel.recompute != "none",
         "recompute-num-layers": parallel.recompute == "full",
     }
-    flags = {name: value for name, value in flags.items() if is_said.get(name, True)}
+    flags = {name: value for name, value in flags.items() if is_written.get(name, True)}
     if parallel.recompute == "full":
         flags["recompute-method"] = "uniform"
     flags |= {"tensorboard-dir": config.name} if config.record.loggers else {}
@@ -328,10 +338,10 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     words += ["--load", str(train.init_from), "--finetune"] if train.init_from else []
     switches = {name: SWITCHES[name] for name in WRITTEN_SWITCHES}
     words += [
-        f"--{name}" for name, each in switches.items() if values[each["key"]] == each["value"]
+        f"--{name}" for name, switch in switches.items() if values[switch["key"]] == switch["value"]
     ]
     ours, theirs = (
-        flatten(each.model_dump(mode="json")) for each in (config, from_megatron(words).config)
+        flatten(run.model_dump(mode="json")) for run in (config, from_megatron(words).config)
     )
     sections = ("model.", "train.", "parallel.", "record.")
     keys = [
@@ -344,15 +354,15 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
 
 
 def _schedule_flags(train: TrainConfig) -> dict[str, str]:
-    """The schedule's flags: in iterations where Megatron-LM takes them and they are integers, else
-    in samples."""
+    """Return the schedule's flags: in iterations if Megatron-LM takes them and they are integers,
+    else in samples."""
     end = end_of_schedule(train)
-    parts = {
+    named_lengths = {
         "lr-decay": end,
         "lr-warmup": train.warmup_iterations,
         "lr-wsd-decay": train.wsd_iterations,
     }
-    lengths = {name: length for name, length in parts.items() if length}
+    lengths = {name: length for name, length in named_lengths.items() if length}
     batch = train.global_batch_size
     is_exact = all(
         abs(length * batch - round(length * batch)) < 1e-6 for length in lengths.values()
@@ -369,14 +379,15 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Current flag name → values; a repeated flag overrides."""
+    """Return each flag's values by its current name; a repeated flag overrides. Raises BadInput for
+    a word before the first flag."""
     flags: dict[str, list[str]] = {}
     values: list[str] = []
     for word in words:
         if match := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word):
             name = match[1].replace("_", "-")
             values = [] if match[2] is None else [match[2]]
-            flags[FORMER.get(name, name)] = values
+            flags[CURRENT_NAMES.get(name, name)] = values
         elif flags:
             values.append(word)
         else:
@@ -388,6 +399,7 @@ def _flags(words: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _equal(text: str, values: list[str]) -> bool:
+    """Return True if there is one value and it equals `text`, as text or as a number."""
     try:
         return len(values) == 1 and (text == values[0] or float(text) == float(values[0]))
     except ValueError:

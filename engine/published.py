@@ -1,4 +1,4 @@
-"""The files by which directories of other programs are known. Imports no torch."""
+"""Files by which directories of other programs are recognised. Imports no torch."""
 
 from pathlib import Path
 
@@ -15,25 +15,25 @@ PLAN = "plan.json"
 
 
 def is_megatron(directory: Path) -> bool:
-    """True if a directory is one that Megatron-LM saved."""
+    """Return True if Megatron-LM saved the directory."""
     return any((directory / name).is_file() for name in (TRACKER, METADATA))
 
 
 def is_huggingface(directory: Path) -> bool:
-    """True if a directory has the files of a Hugging Face model."""
+    """Return True if a directory has the files of a Hugging Face model."""
     return (directory / CONFIG).is_file() and any(
         (directory / name).is_file() for name in (WEIGHTS, INDEX)
     )
 
 
 def check_published(directory: Path) -> None:
-    """Raise BadInput for a directory of which no program's weights are imported."""
+    """Raise BadInput if a directory has no weights that can be imported."""
     check_is_there(directory, "directory")
     if is_megatron(directory) or is_huggingface(directory):
         return
     raise BadInput(
         f"{directory / BIN} is pickled, which is not read here: transformers' save_pretrained"
-        " writes safetensors, and mlm-eval --backend transformers scores it"
+        " writes safetensors, and mlm-eval --set backend=transformers scores it"
         if (directory / BIN).is_file()
         else (
             f"{directory} is neither a Megatron-LM save directory ({TRACKER}), nor a distributed"

@@ -1,7 +1,7 @@
 """Random numbers keyed by their purpose, never by the rank that draws them.
 
 A parameter's initial value depends on (seed, global name, global shape); a dropout mask on (seed,
-iteration, place in the global batch, layer, site, position). Any layout therefore starts equal,
+iteration, index in the global batch, layer, site, position). Any layout therefore starts equal,
 drops the same elements, and a resumed run needs no saved generator state.
 """
 
@@ -15,39 +15,46 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 
 def key_of(*parts: object) -> int:
-    """A 63-bit number that depends on every part."""
+    """Return a 63-bit hash of all parts."""
+    # BLAKE2, because Python's own hash of a text differs between processes. 63 bits, because
+    # GPU kernels take keys as int64.
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """N(0, std) values of the undivided parameter `name`, fp32."""
+    """Draw N(0, std) values for the undivided parameter `name`, in fp32."""
+    # A generator for each name: parameters can be drawn in any order, and on several threads.
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Dropout of one microbatch in one iteration.
+    """Dropout masks of one microbatch in one iteration.
 
-    `samples` are the places of its sequences in the global batch.
+    `samples` are the indices of its sequences in the global batch.
     """
 
     probability: float
     seed: int
     iteration: int
     samples: tuple[int, ...]
+    # The model's own dict on a GPU (`PartitionedModel.sites`): a site that one pass asks for is in
+    # the table of the next microbatch.
     rows: dict[str, int] = field(default_factory=dict, compare=False)
-    """Rows of `table` by site. A site joins them when it is first asked for."""
+    """Row of each site in `table`. A site joins when its mask is first asked for."""
     table: Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
-    """The keys of sites on a GPU, [sites, b] int64. A mask of another site has its own."""
+    """Keys of the known sites on a GPU, [sites, b] int64; empty on a CPU."""
 
     def keys(self, site: str) -> tuple[int, ...]:
-        """One key for each sequence."""
+        """Return the site's key for each sequence of the microbatch."""
         return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """The masks of one site, from row `first_row` on, equal for every layout."""
+        """Return one site's mask from row `first_row` on. It is the same at every layout."""
+        # A site that the table does not have yet, in a model's first pass, brings its keys in a
+        # copy of its own.
         row = self.rows.setdefault(site, len(self.rows))
         return DropoutMask(
             self.probability,
@@ -56,6 +63,7 @@ class Dropout:
         )
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
-        """The same with the keys of all sites in `rows` on a GPU, in one copy for which the host
-        does not wait."""
+        """Return a copy whose `table` has the keys of all sites in `rows` on a GPU. The host does
+        not wait for it."""
+        # One copy for all sites: before, each layer made three.
         return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

@@ -24,11 +24,11 @@ from mlm_repro.lineage.errors import Diverged
 from mlm_repro.lineage.progress import announce
 
 SHORT_SECONDS = 0.5
-"""A rehearsed iteration below this is timed four times, others once."""
+"""A rehearsed iteration that takes less is timed four times, a longer one once."""
 
 
 class NotFinite(Diverged):
-    """The loss or the gradient is no longer a number (exit code 3)."""
+    """Error for a loss or gradient that is not finite (exit code 3)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Gradient:
 
 
 class TrainingStep:
-    """A rank's model, gradient reducer, optimizer and loss scale, and how a batch goes through
+    """One rank's model, gradient reducer, optimizer and loss scale, and the training iteration over
     them."""
 
     def __init__(
@@ -65,52 +65,65 @@ class TrainingStep:
 
     @property
     def loss_scale(self) -> float:
-        """Factor on the loss before the backward pass."""
+        """Factor of the loss in the backward pass; 1 unless the precision is fp16."""
         return self.scaler.scale if self.scaler else 1.0
 
     def gradient(self, microbatches: Sequence[PipelineInput], signal: int = 0) -> Gradient:
-        """Loss and reduced gradient of this rank's microbatches. Every rank calls it, with as many
-        microbatches.
+        """Run forward and backward over this rank's microbatches, reduce the gradient, and return
+        loss and norm.
 
-        `signal` is summed over the ranks with the loss. Only at the end, and nowhere else in a
-        step, the host waits for a GPU.
+        Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
+        the loss. The host waits for a GPU once in a step, at the end of this method.
         """
         mesh, scale = self.mesh, self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
+        # One divisor for the mean over microbatches and the loss scale: a second would be another
+        # pass over the gradient.
         self.reducer.finish(len(microbatches) * scale)
+        # The signal travels with the loss, in its number format, and needs no collective of its own
+        # over pp and dp. Tensor-parallel ranks have the same loss, so over tp the signal alone is
+        # summed.
         raised = torch.tensor(float(signal), dtype=torch.float64, device=mesh.device)
         report = mesh.pp.all_reduce(
             mesh.dp.all_reduce(torch.stack([loss_sum, mesh.tp.all_reduce(raised)]))
         )
+        # One copy to the host for all three numbers, because each copy waits for the GPU.
         loss, signals, norm = torch.stack([*report, self.optimizer.gradient_norm()]).tolist()
         return Gradient(loss / (sequences * mesh.dp.size), norm, round(signals))
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
-        """Clip and step, unless told to skip or something is not finite; returns True if the
-        weights changed."""
+        """Clip the gradient and update the weights, unless `skip` is set or loss or norm are not
+        finite; return True if the weights changed."""
+        # Both numbers are asked: an infinite loss can have a finite gradient.
         changes = gradient.is_finite and not skip
         if changes:
             self.optimizer.step(learning_rate, gradient.norm)
         if self.scaler:
+            # By the norm alone, not by `changes`: a spike that is skipped is no overflow.
             self.scaler.update(overflow=not math.isfinite(gradient.norm))
         return changes
 
     def run(self, microbatches: Sequence[PipelineInput], learning_rate: float) -> Gradient:
-        """One whole iteration: gradient, then update."""
+        """Run one whole iteration, gradient and update, and return the gradient's loss and norm."""
         gradient = self.gradient(microbatches)
         self.update(gradient, learning_rate)
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
-        """Allocate what an iteration allocates, before the first one; changes nothing.
+        """Run a few iterations that leave the weights as they are, so that memory is allocated and
+        loops are compiled before the first real one.
 
-        Returns the seconds of forward and backward over the microbatches, and of the update, when
-        they are repeated.
+        Overwrites the gradients and clears the optimizer's moments. Returns the seconds of forward
+        and backward over the microbatches, and of the update: medians without the first round.
         """
+        # The first round compiles loops and allocates, so its time is not counted. It also asks for
+        # every dropout site, which a capture has to know.
         rounds = [self._rehearse_once(microbatches)]
         self.capture(microbatches)
         rounds.append(self._rehearse_once(microbatches))
+        # Rank 0's time decides for all: ranks with different numbers of rounds would wait for each
+        # other for ever. One round of a short iteration is mostly noise.
         if self.mesh.world.gather_objects(sum(rounds[1]))[0] < SHORT_SECONDS:
             rounds += [self._rehearse_once(microbatches) for _ in range(3)]
         return median(computing for computing, _ in rounds[1:]), median(
@@ -118,8 +131,13 @@ class TrainingStep:
         )
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
-        """Compute microbatches of this shape by CUDA graphs, on one GPU and if these give the same
-        numbers."""
+        """Replay microbatches of this shape as CUDA graphs from now on, if these give the eager
+        step's loss and norm; else warn.
+
+        Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
+        """
+        # A graph copies `PipelineInput.tensors` alone, which a BERT's pairs and a model's memory
+        # are not among; messages between ranks are not captured either.
         batch, is_alone = microbatches[0], self.mesh.layout.world_size == 1
         if not (
             registry.on_gpu(self.mesh.device)
@@ -134,6 +152,7 @@ class TrainingStep:
             captured = self._computed(microbatches)
         except RuntimeError as error:
             captured = str(error)
+        # Equal to the last bit: a run must not depend on whether its steps were replayed.
         if captured != own:
             self.model.graphs = None
             announce(
@@ -141,7 +160,7 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Sum of the losses, and norm of the gradient."""
+        """Return the sum of the losses and the norm of the gradient; the weights stay."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()
@@ -151,6 +170,7 @@ class TrainingStep:
         self._computed(microbatches)
         computed = time.monotonic()
         self.optimizer.try_step()
+        # Reading a number waits for the GPU, whose update would otherwise not be in the time.
         self.optimizer.gradient_norm().item()
         return computed - begun, time.monotonic() - computed
 
@@ -158,6 +178,6 @@ class TrainingStep:
 def build_step(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, mesh: ParallelMesh
 ) -> tuple[PartitionedModel, TrainingStep]:
-    """The configured model on this rank and the step that trains it."""
+    """Build the configured model on this rank and the step that trains it."""
     partitioned = partition(model, parallel, mesh, DTYPES[train.precision], train.seed)
     return partitioned, TrainingStep(partitioned, train, parallel.shard_optimizer)

@@ -1,7 +1,8 @@
 """Names of torch that differ between versions, under their newest spelling, and what the processor
 can do.
 
-The rest of the product uses only names that every supported version has, and asks for no version.
+The rest of the product uses only names that every supported version has, and never compares
+versions.
 """
 
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# new in 2.13
+# The first name is new in 2.13.
 reduce_scatter_single = (
     dist.reduce_scatter_single
     if hasattr(dist, "reduce_scatter_single")
@@ -20,6 +21,8 @@ _capability, _has_onednn = (
     torch.backends.cpu.get_cpu_capability(),
     torch.backends.mkldnn.is_available(),
 )
+# Without AVX-512 MKL's products of float32 are faster than oneDNN's, and torch's of bf16 go through
+# one number at a time (`engine/kernels/products.py`).
 onednn: Any = _capability == "AVX512" and _has_onednn and torch.ops.mkldnn
 multiplies_bf16 = (
     _capability != "AVX2" and _has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()

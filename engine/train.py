@@ -51,9 +51,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                     done, config.parallel.model_dump(mode="json"), mesh.layout.world_size
                 )
                 directory.link(yields=True)
-                disk = (
-                    config.train.keep_checkpoints + 1
-                ) * run.checkpoint_bytes  # one more is written than is kept
+                # One more checkpoint is on the disk while it is written than is kept afterwards.
+                disk = (config.train.keep_checkpoints + 1) * run.checkpoint_bytes
                 announce(
                     run.describe_work(done),
                     f"up to {format_bytes(disk)} of checkpoints",
@@ -71,7 +70,9 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
                 trainer = Trainer(run, directory, mesh)
                 trainer.prepare()
             gc.collect()
-            gc.freeze()  # what stays is not looked through again: other ranks would wait meanwhile
+            # Lasting objects are frozen: while one rank's collector goes through them, the other
+            # ranks wait.
+            gc.freeze()
             with explaining_out_of_memory(run, mesh, "while training"):
                 trainer.run_to_end(loggers, until)
         elif mesh.is_first:
@@ -81,14 +82,14 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """The run's directory, in which no other command trains meanwhile, and the mesh of the started
-    ranks.
+    """Yield the run's directory, in which no other command trains meanwhile, and the mesh of the
+    started ranks.
 
     Raises BadInput, on every rank, if ranks were given different work or another command trains the
     run already, RanksMissing if one does not come or is lost.
     """
     join_ranks()
-    with telling_of_lost_ranks(), ExitStack() as held:
+    with telling_of_lost_ranks(), ExitStack() as stack:
         check_agreement(run.config.model_dump(mode="json"))
         directory, layout = run.begin(root), run.layout
         if layout.world_size > 1:
@@ -96,5 +97,5 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
         mesh = build_mesh(layout, run.config.parallel.sequence_parallel)
         with mesh.all_or_none():
             if mesh.is_first and not directory.is_at_rest:
-                held.enter_context(locked(directory.path))
+                stack.enter_context(locked(directory.path))
         yield directory, mesh

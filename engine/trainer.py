@@ -1,4 +1,5 @@
-"""The training loop: build, then iterate; everything it does is in its run directory."""
+"""Training loop of a run: iterations, validations, checkpoints and the summary, all in the run's
+directory."""
 
 import math
 import time
@@ -47,15 +48,17 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 class Trainer:
-    """One rank's share of a training run."""
+    """Trainer of a run on one rank: it prepares, iterates, validates, writes checkpoints and seals
+    the run with the other ranks."""
 
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
-        """Build the model, and what feeds and watches it. Nothing is computed or loaded before
-        `prepare`."""
+        """Build model, inputs, checkpoint writer and guards. No step is computed and no checkpoint
+        read before `prepare`."""
         self.run, self.directory, self.mesh = run, directory, mesh
         self.config, self.dataset = config, dataset = run.config, run.data
         train = config.train
         self.schedule = BatchSchedule(train)
+        # Before the model is built: on a CPU the peak is the growth of resident memory since here.
         self.memory = PeakMemory(mesh.device)
         self.model, self.step = build_step(config.model, train, config.parallel, mesh)
         self.inputs = TrainingInputs(
@@ -69,73 +72,87 @@ class Trainer:
         )
         self.state, self.recent = TrainingState(), RecentIterations()
         self.updated_samples = 0
-        """Samples of the updates so far."""
+        """Samples in the updates so far; skipped iterations do not count."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.rehearsed_seconds = math.nan
-        """Estimate of an iteration's time; a sequence of validation takes a third of one of
-        training."""
+        """Estimated seconds of an iteration, for the first line that a user reads; NaN before
+        `prepare`."""
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
         self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
 
     def prepare(self) -> None:
-        """Rehearse an iteration, which changes nothing, and load what the run goes on from. Every
-        rank calls it."""
-        # first, because a rehearsed update clears the moments that are loaded next
+        """Rehearse an iteration, then load the checkpoint that the run resumes or starts from.
+        Every rank calls it."""
+        # In this order, because a rehearsed update clears the moments that are loaded next.
         self._rehearse()
         self._resume()
 
     def _rehearse(self) -> None:
         parallel = self.config.parallel
+        # The last iteration, because a growing batch is largest there. 1F1B and interleaving never
+        # hold more than 2p microbatches, so more would allocate no more; GPipe holds all.
         microbatches, most_held = self.inputs.of(self.config.train.iterations - 1), 2 * parallel.pp
         rehearsed = microbatches if parallel.schedule == "gpipe" else microbatches[:most_held]
         computing, updating = self.step.rehearse(rehearsed)
+        # The copy for a checkpoint is rehearsed too, with the messages between owners of a divided
+        # state.
         self.writer.copy()
-        waits = parallel.pp - 1  # of a pipeline that fills and drains
+        # A pipeline takes p - 1 microbatches longer than its own m, to fill and to drain.
+        waits = parallel.pp - 1
         self.rehearsed_seconds = (
             computing * (len(microbatches) + waits) / (len(rehearsed) + waits) + updating
         )
+        # The rehearsed text is the last of the training; its memory must not meet the first
+        # iteration.
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint, else from the one that the run starts from, if there is
-        one."""
+        """Load the run's newest checkpoint, else the one that it starts from, if any: weights,
+        optimizer, memory, loss scale and recent losses."""
         run, own = self.run, (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(
             self.directory.path, *own, lambda probe: self._loss_of(probe.tokens)
         )
         place = checkpoint_path(self.directory.path, self.state.iteration)
+        # A checkpoint of its own is further than the origin that it came from.
         if run.origin and not self.state.iteration:
             place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
             self.state = checkpoint.start_from(place, run.origin.digest, *own, is_whole)
         if self.state.iteration:
+            # Memory belongs to the streams of the last iteration, whose batch may be smaller than
+            # the next.
             batch_size, dp = self.schedule.batch_size(self.state.iteration - 1), self.mesh.dp
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.inputs.streams.load(place, groups, layers)
+        # Earlier releases did not store the number; then every iteration counts as an update.
         samples = self.state.updated_samples
         self.updated_samples = (
             self.schedule.samples_before(self.state.iteration) if samples is None else samples
         )
         if self.step.scaler and self.state.loss_scaler:
             self.step.scaler = LossScaler(**self.state.loss_scaler)
+        # A resumed run must judge spikes by the same losses as one that was never stopped.
         self.recent.seen.extend(self.state.recent)
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
-        """After `prepare`: run the iterations that are left, then validate, write the summary and
-        seal the run.
+        """Run the remaining iterations, validate on the whole split, write the summary and seal the
+        run. Call `prepare` before.
 
-        Raises Interrupted, with a checkpoint written, when it is stopped by a signal or after
-        iteration `until`.
+        Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it.
         """
         train, first = self.config.train, self.state.iteration
+        # Earlier sessions count, because the summary states the time of the whole training.
         begun = time.monotonic() - self.state.seconds
         name, every = self.config.name, self.config.record.log_interval
         progress = Progress(
             name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
         )
         seam = train.continues
+        # At its first session a continued run takes over the earlier run's curve; later it has it
+        # already.
         earlier = seam.run if seam and seam.iteration == first else None
         metrics = writing_metrics(self.directory.path, first, loggers or {}, progress.note, earlier)
         log: Callable[[Step | Validation], None]
@@ -150,6 +167,7 @@ class Trainer:
             announce(self._estimate(first))
             self.validations = read_validations(self.directory.path) if self.mesh.is_first else []
             if first == 0:
+                # Only at iteration 0: a resumed or continued run has this line already.
                 log(start := self._validate(0, train.validation_samples))
                 self.validations.append(start)
             for number in range(first, train.iterations):
@@ -175,10 +193,13 @@ class Trainer:
                     self.state.ancestors,
                     self.updated_samples,
                 )
+                # Only when every rank's thread is done, as the signals said: asking earlier would
+                # let training wait for the disk.
                 if self.is_ready:
                     self._go_on_saving()
                 if is_last or stop or self.is_save_due or done % train.checkpoint_interval == 0:
                     self._save()
+                # Waited for here, because after this the process ends or the run is sealed.
                 if is_last or stop:
                     self._finish_saving()
                 if stop and not is_last:
@@ -187,12 +208,14 @@ class Trainer:
                         f"stopped after iteration {done} of {train.iterations}; {then}"
                     )
                 progress.advance(1, self._console(line))
+            # Before the last validation: a training without any update is no result.
             self._check_updates(progress.note)
             final = self._validate(
                 train.iterations, self.validation.num_samples, "final-validation"
             )
             log(final)
             self._check_data()
+        # After the block, which has closed metrics.jsonl: the seal takes its digest.
         peaks = self.mesh.world.gather_objects(self.memory.first_iteration_bytes)
         if self.mesh.is_first:
             path = self.directory.path
@@ -228,17 +251,18 @@ class Trainer:
         sequences += (left // train.validation_interval + 1) * min(
             train.validation_samples, sequences
         )
+        # A validation sequence runs forward alone, a third of forward and backward.
         seconds = self.rehearsed_seconds * (left + sequences / train.global_batch_size / 3)
         cost = f"about {format_duration(seconds)} and {format_bytes(self.memory.bytes())} a rank"
         return f"{cost}, by a rehearsed iteration of {self.rehearsed_seconds:.3g} s"
 
     def rate(self) -> float:
-        """Learning rate of the next update."""
+        """Return the learning rate of the next update."""
         train = self.config.train
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run one optimizer step; returns its metrics, the guards' warnings, and True if a rank was
+        """Run one optimizer step; return its metrics, the guards' warnings, and True if a rank was
         asked to stop."""
         for guard in self.guards:
             guard.before(number)
@@ -254,15 +278,18 @@ class Trainer:
             and self.mesh.is_first
             and time.monotonic() >= self.saved + 60 * minutes
         )
-        # Three counts of ranks in one sum.
-        place = ranks + 1
-        signal = self.stop_requested + place * (is_due + place * self.writer.is_ready)
+        # Three counts of ranks in one sum, in base `ranks + 1`. They travel with the loss, so that
+        # a stop, a due checkpoint and a finished write cost no collective.
+        base = ranks + 1
+        signal = self.stop_requested + base * (is_due + base * self.writer.is_ready)
         gradient = self.step.gradient(microbatches, signal)
-        signals, stops = divmod(gradient.signals, place)
-        self.is_save_due, self.is_ready = signals % place > 0, signals // place == ranks
+        signals, stops = divmod(gradient.signals, base)
+        self.is_save_due, self.is_ready = signals % base > 0, signals // base == ranks
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
-        skip = sum(guard.skips(iteration) for guard in self.guards) > 0  # every guard is asked
+        # A sum, because `any` stops at the first True, and later guards would miss an iteration.
+        skip = sum(guard.skips(iteration) for guard in self.guards) > 0
         is_updated = self.step.update(gradient, rate, skip)
+        # Skipped samples do not move the schedule's clock, as in Megatron-LM.
         self.updated_samples += is_updated * iteration.batch_size
         self.inputs.streams.commit()
         seconds = time.monotonic() - start
@@ -278,6 +305,7 @@ class Trainer:
             learning_rate=rate,
             loss_scale=scale,
             seconds=round(seconds, 5),
+            # JSON has no infinity.
             gradient_norm=gradient.norm if math.isfinite(gradient.norm) else None,
             tokens_per_second=round(size * model.seq_length / seconds, 1),
             model_tflops=flops / seconds / 1e12,
@@ -292,8 +320,10 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Mean loss over the first `num_samples` validation sequences, without dropout."""
+        """Evaluate the first `num_samples` validation sequences, without dropout, and return their
+        mean loss and perplexity. Raises NotFinite if the loss is not finite."""
         mesh, inputs = self.mesh, list(self.validation.inputs(num_samples))
+        # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
         own = float(sum(len(batch.tokens) for batch in inputs))
         count = round(
             mesh.dp.all_reduce(torch.tensor(own, dtype=torch.float64, device=mesh.device)).item()
@@ -301,22 +331,23 @@ class Trainer:
         loss = mesh.pp.all_reduce(mesh.dp.all_reduce(self.model.evaluate(inputs))).item() / count
         if not math.isfinite(loss):
             raise NotFinite(f"after iteration {iteration} the validation loss is {loss}")
+        # Cut off at e²⁰, as Megatron-LM prints it.
         perplexity = math.exp(min(loss, 20.0))
         return Validation(
             kind=kind, iteration=iteration, samples=count, loss=loss, perplexity=perplexity
         )
 
     def _describe_validation(self, now: Validation) -> str:
-        """A validation beside the best so far, for the console."""
-        said = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
+        """Return a sentence for the console: a validation beside the best so far."""
+        text = f"{self.config.name}: validation after {now.iteration:,}: loss {now.loss:.4f}"
         if self.validations:
             best = min(self.validations, key=attrgetter("loss"))
-            said += (
+            text += (
                 f", lowest {best.loss:.4f} after {best.iteration:,}"
                 if best.loss < now.loss
                 else ", the lowest"
             )
-        return f"{said}, perplexity {now.perplexity:.5g}"
+        return f"{text}, perplexity {now.perplexity:.5g}"
 
     def _check_data(self) -> None:
         """Raise IntegrityFailure, on every rank, if a file of the dataset was changed since
@@ -326,11 +357,12 @@ class Trainer:
                 self.dataset.check()
 
     def _save(self) -> None:
-        """Begin to write a checkpoint, after the one that is written, if there is one, is
-        complete."""
+        """Begin to write a checkpoint; one that is still being written is completed first."""
         self._finish_saving()
+        # Nothing is kept that was trained on a dataset that changed meanwhile.
         self._check_data()
         for guard in self.guards:
+            # Replicas that have drifted apart must not be written.
             guard.before_checkpoint()
         probe = Probe(
             tokens=self.validation.probed,
@@ -353,24 +385,26 @@ class Trainer:
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
-        """Complete the checkpoint that is being written if every rank ends in an error, not if one
-        is lost."""
+        """Context manager: complete a checkpoint in progress if training diverges, and give it up
+        after any other error."""
         try:
             yield
         except Diverged:
+            # Raised by every rank in the same iteration, so that all can still exchange what the
+            # checkpoint needs. After other errors a lost rank would be waited for.
             self._finish_saving()
             raise
         finally:
             self.writer.close()
 
     def _loss_of(self, tokens: tuple[tuple[int, ...], ...]) -> float:
-        """Mean loss of the current model on samples that are the same for every data-parallel rank,
-        without dropout."""
+        """Return the current model's mean loss, without dropout, on samples that are the same on
+        every data-parallel rank."""
         total = self.model.evaluate([to_input(np.array(tokens, dtype=np.int64), self.mesh)])
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
-        """Warn if more than a tenth of the updates were left out. Raises NotFinite if no update was
+        """Warn if more than a tenth of the updates were skipped. Raises NotFinite if no update was
         made."""
         done, skipped = self.state.iteration, self.state.iteration - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
@@ -387,9 +421,10 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations made no update: {why}")
 
     def _console(self, line: Step) -> str:
-        """The numbers of an iteration that a person watches; rates are those of all ranks
-        together."""
+        """Format an iteration for the progress line: loss, gradient norm, learning rate and the
+        speed of all ranks together."""
         skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
+        # An fp16 overflow is not among the recent losses, so at first there may be none.
         losses = [loss for loss, _ in self.recent.seen][
             -(self.config.record.log_interval or 20) :
         ] or [line.loss]
@@ -408,4 +443,5 @@ class Trainer:
         )
 
     def _request_stop(self, number: int) -> None:
+        # Only noted: the other ranks must hear of it first, with the next loss.
         self.stop_requested = True

@@ -6,16 +6,17 @@ from mlm_repro.engine.config import ParallelConfig, RunConfig, TwinScale
 from mlm_repro.lineage.errors import BadInput
 
 TWIN_FLOPS = 30e9
-"""Floating-point operations per second and core in a twin's training; only for the estimate of
-minutes."""
+"""Floating-point operations per second and core in a twin's training, only for estimates of its
+time."""
 
 DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
-"""Sizes of a model that its scale has a factor for; the number of layers, too, which stays above
+"""Sizes of a model that its scale divides. The number of layers is divided too, and stays above
 0."""
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Shrink a published recipe to its twin, by the rule that `describe_scale` states."""
+    """Shrink a published recipe to its twin, by the rule that `describe_scale` states. Raises
+    BadInput for a growing batch."""
     if config.train.rampup_batch_size:
         raise BadInput(
             "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"
@@ -63,8 +64,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
-    """The rule as a sentence; `rates` says what else gives the learning rates, `kept` what else
-    stays the same."""
+    """State the rule of a twin as a sentence. `rates` says what else sets the learning rates,
+    `kept` what else stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
         f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"
@@ -76,11 +77,11 @@ def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisatio
 
 
 def initial_deviation(width: int) -> float:
-    """Initial standard deviation of a small model's weights; equals the 355M model's at its
-    width."""
+    """Return the initial standard deviation of a small model's weights, which at a width of 1024 is
+    the 355M model's."""
     return 0.02 * math.sqrt(1024 / width)
 
 
 def twin_seconds(flops: float, ranks: int) -> float:
-    """Rough time of a twin's training."""
+    """Estimate the seconds that a twin trains for `flops` operations on `ranks` ranks."""
     return flops / (TWIN_FLOPS * ranks)

@@ -1,1 +1,1 @@
-"""Named protocols that score any checkpoint."""
+"""Evaluation of checkpoints by named protocols."""

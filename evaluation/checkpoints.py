@@ -1,7 +1,7 @@
-"""Checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist`, loaded as models to score
+"""Loads checkpoints of this suite, Hugging Face, Megatron-LM or `torch_dist` as models to score
 with.
 
-GPT-2 is computed by the engine, every other causal language model by transformers.
+The engine computes GPT-2, transformers every other causal language model.
 """
 
 import sys
@@ -40,7 +40,7 @@ from mlm_repro.lineage.records import Kind
 
 @contextmanager
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Yield a checkpoint directory of this suite: the place itself, or a temporary import of it.
+    """Yield a checkpoint directory of this suite: the given one, or a temporary import of it.
 
     A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is
     taken. Raises the errors of imports.
@@ -49,10 +49,8 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
     if place.format == "native":
         yield directory
         return
-    # Reads what torch.distributed saves, whose import takes a second.
-    from mlm_repro.engine import (
-        formats,
-    )
+    # Imported only here: torch.distributed's checkpoints, which it reads, take a second to import.
+    from mlm_repro.engine import formats
     from mlm_repro.engine.formats.convert import read_published
 
     if vocab is None and is_megatron(directory) and not (directory / VOCABULARY).is_file():
@@ -67,7 +65,7 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A loaded checkpoint with its own tokenizer."""
+    """A loaded checkpoint with its tokenizer, as protocols score it."""
 
     directory: Path
     digest: str
@@ -77,22 +75,22 @@ class EvaluatedCheckpoint:
     """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
     num_parameters: int
     notes: tuple[str, ...] = ()
-    """Warnings for a reader of its numbers."""
+    """Warnings for readers of its numbers."""
     backend: str = "engine"
     """Program that computes the model."""
     checked: dict[str, str] = field(default_factory=dict)
     """Outcome of each probe."""
     loaded: str = ""
-    """SHA-256 of the tensors as they were loaded, where the digest is of the files that they came
-    from."""
+    """SHA-256 of the loaded tensors if transformers loaded them; `digest` is then computed from the
+    files."""
     is_open: bool = False
-    """True for a model that takes inputs beyond its context."""
+    """True for a model that takes inputs longer than its context."""
 
     def within(self, window: int | None) -> "EvaluatedCheckpoint":
-        """The checkpoint with a longest input other than its context.
+        """Return the checkpoint with `window` as its longest input, or itself without a window.
 
-        Raises BadInput for one beyond the context where the model has no positions; where it
-        computes them, it is said.
+        A window beyond the context adds a warning to an open model, and raises BadInput for any
+        other.
         """
         context, notes, checked = self.model.seq_length, self.notes, self.checked
         if not window:
@@ -101,21 +99,24 @@ class EvaluatedCheckpoint:
             beyond = f"a window of {window:,} is beyond the model's context of {context:,}"
             if not self.is_open:
                 raise BadInput(f"{beyond}, where it has no positions")
-            said = f"{beyond}: its positions are computed there too, but it was not made for them"
-            notes, checked = (*notes, said), checked | {"window": said}
+            warning = (
+                f"{beyond}: its positions are computed there too, but it was not made for them"
+            )
+            notes, checked = (*notes, warning), checked | {"window": warning}
         return replace(
             self, model=replace(self.model, seq_length=window), notes=notes, checked=checked
         )
 
     @property
     def store(self) -> Store:
-        """Store of the checkpoint's scores."""
+        """Function that opens the kept scores of this checkpoint."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )
 
     def training_dataset(self) -> Path:
-        """The single training dataset of the checkpoint. Raises DataMissing if it is not here."""
+        """Return the single dataset that the checkpoint was trained on. Raises DataMissing if it is
+        not on this machine."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -129,10 +130,10 @@ class EvaluatedCheckpoint:
 def open_checkpoint(
     place: Place, settings: Settings, row_by_row: bool = False
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format by the program that the settings name, and probe it.
+    """Load a checkpoint of any format with the backend that the settings name, and probe it.
 
-    Without a name the engine computes each GPT-2 that it can, transformers every other model.
-    Raises what `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe` raise.
+    Without a backend the engine computes each GPT-2 that it can, transformers every other model.
+    Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`.
     """
     evaluated = _load(place, settings, row_by_row)
     try:
@@ -147,6 +148,7 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
+    """Load a checkpoint as `open_checkpoint` does, without probing it."""
     mesh, directory = build_mesh(settings.layout), place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
@@ -154,7 +156,7 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
     is_ours = place.format != "transformers"
     if settings.backend == "transformers" and is_ours:
         raise BadInput(
-            f"{directory} is no directory of transformers: leave out backend = transformers, or"
+            f"{directory} is not a Hugging Face directory: leave out backend = transformers, or"
             " export it first"
         )
     if settings.backend != "transformers" and (
@@ -164,7 +166,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
             with native_checkpoint(place, settings.vocab, settings.heads) as native:
                 return load_checkpoint(native, mesh, row_by_row, dtype)
         except (OSError, UserError) as reason:
-            if not directory.is_dir():  # a training removed it meanwhile
+            # A training may have removed the checkpoint meanwhile: its run's newest is found anew.
+            if not directory.is_dir():
                 return _load(Place.find(place.asked, settings.vocab), settings, row_by_row)
             if not isinstance(reason, BadInput):
                 raise
@@ -200,6 +203,7 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
 
 
 def _device(name: str) -> torch.device:
+    """Return torch's device of that name. Raises BadInput if it cannot be used for scoring."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
         raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:
@@ -218,13 +222,13 @@ def load_checkpoint(
     row_by_row: bool = False,
     dtype: torch.dtype | None = None,
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of this suite, or a run's newest one, in a number format or in that of its
-    weights.
+    """Load a checkpoint of this suite, or a run's newest one, in `dtype` or the number format of
+    its weights.
 
     With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one.
     Weights are laid out for many rows at a time, or with `row_by_row` for one. Raises BadInput if
-    nothing is at `path` or the mesh does not divide the model, and IntegrityFailure if what is
-    there is incomplete or damaged.
+    `path` holds no checkpoint or the mesh does not divide the model, and IntegrityFailure if the
+    checkpoint is incomplete or damaged.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)

@@ -1,4 +1,5 @@
-"""`mlm-eval`: a checkpoint's numbers by named protocols, and on a user's own text."""
+"""`mlm-eval`: score a checkpoint by named protocols or on a user's text, compare results, identify
+conventions, generate text."""
 
 from dataclasses import asdict
 from functools import partial
@@ -61,7 +62,7 @@ def run(
         str,
         typer.Argument(
             help=(
-                "A name of `mlm-eval list`, `all`, `cloze`, or `perplexity`, which may go on as"
+                "A name from `mlm-eval list`, `all`, `cloze`, `perplexity` or one of its variants"
                 " below."
             )
         ),
@@ -93,25 +94,22 @@ def run(
         typer.Option(
             min=1,
             help=(
-                "Tokens from window to window; by default a 32nd of one, by transformers' recipe"
-                " half."
+                "Tokens between the starts of windows; by default a 32nd of a window, in"
+                " transformers' recipe half."
             ),
         ),
     ] = None,
     first: Annotated[
         Literal["once", "every"],
         typer.Option(
-            help=(
-                "Where a file's perplexity has what the tokenizer puts before a text: once, or in"
-                " every window."
-            )
+            help=("Put the tokenizer's first tokens before a file's text once, or in every window.")
         ),
     ] = "once",
     limit: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Score only so many windows or examples, spread evenly; the result is partial.",
+            help="Score only this many windows or examples, evenly spread; the result is partial.",
         ),
     ] = None,
     scoring: Scoring = None,
@@ -134,6 +132,7 @@ def run(
         raise BadInput(
             f"{protocol} takes no file: {file}" if file else f"{protocol} needs a text file"
         )
+    # A file that cannot be read is named before torch is imported.
     if file and protocol in FILE_TASKS:
         from mlm_repro.evaluation.tasks.heldout import read_texts
 
@@ -176,8 +175,8 @@ def run(
     if samples is not None:
         lines = (
             sample.to_line()
-            for each in evaluations.done.values()
-            for sample in each.task.samples(each.scores)
+            for evaluation in evaluations.done.values()
+            for sample in evaluation.task.samples(evaluation.scores)
         )
         _write(samples, "".join(lines))
 
@@ -205,7 +204,7 @@ def compare(
     pairs = [(first[name], other[name]) for other in others for name in first if name in other]
     differences = [compare.paired_difference(*pair) for pair in pairs]
     tables.print_rows(compare.rows([first, *others], differences))
-    tables.print_remarks([result for each in (first, *others) for result in each.values()])
+    tables.print_remarks([result for file in (first, *others) for result in file.values()])
     _write(
         json, {"differences": [difference.model_dump(mode="json") for difference in differences]}
     )
@@ -225,6 +224,7 @@ def identify(
     settings = override_config(Settings(), scoring or ())
     from mlm_repro.evaluation.conventions import identify as conventions
 
+    # A claim that is not a number is named before a checkpoint is loaded.
     conventions.parse_claim(claimed)
     place = _start(settings, ckpt, json, '"claimed"')
     identified = conventions.identify(place, claimed, task, settings)
@@ -237,7 +237,7 @@ def identify(
 def oracle(
     out: Annotated[
         Path | None,
-        typer.Option(help="New directory of the oracle, or the one that numbers are of."),
+        typer.Option(help="New directory for the oracle, or the one that gave the numbers."),
     ] = None,
     identify: Annotated[
         list[str] | None,
@@ -249,12 +249,13 @@ def oracle(
         ),
     ] = None,
     unit: Annotated[
-        Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None, typer.Option(help="Its unit.")
+        Literal["ppl", "loss", "bits-per-byte", "accuracy"] | None,
+        typer.Option(help="Unit of the number."),
     ] = None,
     json: Json = None,
 ) -> None:
-    """Write a checkpoint that tells how it was evaluated, or name the convention of a harness's
-    number on it."""
+    """Write a checkpoint whose scores tell how it was evaluated, or name the convention behind a
+    harness's number on it."""
     check_place("--json", json, '"identified"')
     from mlm_repro.evaluation.conventions.identify import find, parse_claims
 
@@ -284,17 +285,18 @@ def oracle(
 def generate(
     ckpt: Checkpoint,
     prompt: Annotated[
-        str, typer.Option(help="Text to continue; without one a document begins.")
+        str, typer.Option(help="Text to continue; by default a new document begins.")
     ] = "",
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens to add; end-of-text ends earlier.")
+        int, typer.Option(min=1, help="Maximum number of tokens to add; end-of-text stops earlier.")
     ] = 64,
     temperature: Annotated[
-        float | None, typer.Option(help="Divides the logits; asks for sampling.")
+        float | None, typer.Option(help="Sample, with the logits divided by this number.")
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")
+        float | None,
+        typer.Option(help="Sample from the likeliest tokens that together have this probability."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 1234,
     scoring: Scoring = None,
@@ -325,8 +327,8 @@ def generate(
     }
 )
 def harness(context: typer.Context) -> None:
-    """lm-evaluation-harness's command line; its model mlm is this engine: --model mlm --model_args
-    pretrained=DIR."""
+    """Run lm-evaluation-harness's command line with this engine as its model mlm: --model mlm
+    --model_args pretrained=DIR."""
     if "--help" in context.args:
         print(context.get_help(), flush=True)
         if not find_spec("lm_eval"):
@@ -356,16 +358,17 @@ def fetch(
 
 @app.command("list")
 def list_() -> None:
-    """List the protocols with their differences."""
+    """List the protocols, each with a title that says how it differs."""
     for name, protocol in TASKS.items():
         print(f"{name:<24} {protocol.title}")
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint, then start the ranks; they are forked from a process that has the
-    engine."""
+    """Find the checkpoint and start the ranks of the layout. Raises BadInput if `json` exists and
+    is not a result."""
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)
+    # Imported before the ranks are forked, so that torch is imported once for all of them.
     import mlm_repro.evaluation.evaluate  # noqa: F401
 
     start_ranks(settings.layout, main)
@@ -373,6 +376,7 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 
 def _write(path: Path | None, content: JSON | str) -> None:
+    """Write a result as JSON, or a text as it is, and say so. Do nothing without a path."""
     if path is not None:
         try:
             if isinstance(content, str):
@@ -385,7 +389,7 @@ def _write(path: Path | None, content: JSON | str) -> None:
 
 
 def main() -> None:
-    """Entry point: a first word that is no verb is a protocol."""
+    """Run the command. A first word that is not a verb is a protocol for `run`."""
     keep_large_buffers()
     run_command(app, "run")
 

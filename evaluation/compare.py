@@ -1,7 +1,8 @@
-"""Results compared in pairs: from two kept files, or from two checkpoints that were scored now.
+"""Compares results of evaluations in pairs.
 
-Pairs are equal parts of the text: articles that were scored whole, or examples. A window of one
-tokenizer covers other text than the same window of another, so such are never paired.
+A pair is one part of the text scored by two models: an article that both scored whole, or an
+example. A window of one tokenizer covers another text than the same window of another, so windows
+are never paired across tokenizers.
 """
 
 import math
@@ -18,30 +19,31 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_object
 
 NORMAL_95 = 1.959964
-"""Standard errors to each side that hold 95 % of a normal distribution."""
+"""Number of standard errors to each side that hold 95 % of a normal distribution."""
 
 
 class Difference(Config):
-    """A model less the first, article by article or example by example."""
+    """A model's result minus the first model's, over the same articles or examples."""
 
     task: str
     model: str
     num_pairs: int
     log_perplexity: float
-    """Below zero if it predicts better than the first."""
+    """Difference of ln perplexity, below zero if the model predicts better than the first."""
     log_perplexity_standard_error: float | None
     interval: tuple[float, float] | None
     """95 % interval of the difference of ln perplexity."""
     p: float | None
-    """Chance of so large a difference between models that predict alike, two-sided, normal; exact
-    for an accuracy."""
+    """Two-sided probability of at least this difference between models that predict alike: from a
+    normal distribution, or exact for an accuracy."""
     accuracy: float | None
-    """None for a perplexity task."""
+    """Difference of the accuracies; None for a perplexity task."""
     accuracy_standard_error: float | None
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """The results of a file that `--json` wrote, by task. Raises BadInput for another file."""
+    """Read a file that `--json` wrote and return its results by task. Raises BadInput if it is not
+    such a file."""
     content = read_object(path)
     results = content.get("results", {content.get("task", ""): content})
     try:
@@ -51,8 +53,8 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
-    """The difference on equal parts of a text. Raises BadInput if the two were scored on different
-    ones."""
+    """Return the difference of two results over the parts of a text. Raises BadInput if they were
+    scored on different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task}: the two models were scored on different texts, or by different"
@@ -100,10 +102,12 @@ def paired_difference(first: Result, second: Result) -> Difference:
 
 
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
+    """Raise BadInput unless both results scored the same parts: whole articles, or equal windows
+    with one tokenizer."""
     blocks = [
         [(block.title, block.num_scored) for block in result.blocks] for result in (first, second)
     ]
-    named = [[title for title, _ in each] for each in blocks]
+    named = [[title for title, _ in parts] for parts in blocks]
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
         for result in (first, second)
@@ -112,18 +116,19 @@ def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
     alike = blocks[0] == blocks[1] and first.tokenizer_digest == second.tokenizer_digest
     windows = {(result.window, result.stride) for result in (first, second)}
     if named[0] != named[1] or not (whole or (alike and len(windows) == 1)):
-        why = (
+        reason = (
             "were not scored on the same parts of the text, since their contexts or vocabularies"
             " differ"
         )
         raise BadInput(
-            f"{first.task}: the two models {why}: compare them without --limit, on a text with"
+            f"{first.task}: the two models {reason}: compare them without --limit, on a text with"
             " articles"
         )
 
 
 def _sign_test(better: int, worse: int) -> float:
-    """Chance of so uneven a split of the examples on which two models differ, were both as good."""
+    """Return the two-sided probability of at least this uneven a split, among examples on which two
+    equally good models differ."""
     count = better + worse
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
@@ -131,9 +136,10 @@ def _sign_test(better: int, worse: int) -> float:
 def rows(
     results: Sequence[Mapping[str, Result]], differences: Sequence[Difference]
 ) -> list[list[str]]:
-    """Heads, then a row for each model and task with its paired difference from the first model."""
-    by_model = {(each.model, each.task): each for each in differences}
-    made = [
+    """Return a row of headings, then a row for each model and task with its paired difference from
+    the first model."""
+    by_model = {(difference.model, difference.task): difference for difference in differences}
+    table = [
         [
             "model",
             "task",
@@ -146,7 +152,7 @@ def rows(
             "pairs",
         ]
     ]
-    for result in (result for each in results for result in each.values()):
+    for result in (result for file in results for result in file.values()):
         change = by_model.get((result.checkpoint, result.task))
         share = result.accuracy if isinstance(result, ClozeResult) else None
         numbers = (result.perplexity, result.spread, share, change and change.log_perplexity)
@@ -157,7 +163,7 @@ def rows(
         )
         shown = ["" if number is None else f"{number:.6g}" for number in numbers]
         p = f"{change.p:.2g}" if change and change.p is not None else ""
-        made.append(
+        table.append(
             [
                 result.checkpoint,
                 result.task,
@@ -167,4 +173,4 @@ def rows(
                 str(change.num_pairs if change else ""),
             ]
         )
-    return made
+    return table

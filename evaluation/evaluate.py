@@ -1,4 +1,4 @@
-"""Evaluating a checkpoint by named protocols, from a directory to results."""
+"""Evaluates a checkpoint by named protocols, from a directory to results."""
 
 import sys
 import time
@@ -24,12 +24,12 @@ from mlm_repro.lineage.progress import Progress, announce
 COMPUTING = ("transformers", "gguf", "peft", "accelerate", "numba")
 """Packages that compute models of other programs."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
-"""The task for a checkpoint's tokenizer and context."""
+"""Function that builds the task for a checkpoint's tokenizer and context."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A task with its scores and its result."""
+    """A finished task: the task, its scores and its result."""
 
     task: Task
     scores: Scores
@@ -38,12 +38,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluations:
-    """All evaluations of a checkpoint."""
+    """Results of evaluating a checkpoint: finished tasks, and the reason for each that could not
+    run."""
 
     done: dict[str, Evaluation]
-    """Evaluations by requested name."""
+    """Finished evaluations, by requested name."""
     missing: dict[str, str]
-    """Reason for each task that could not be run."""
+    """Requested name → why the task could not run."""
 
 
 def evaluate(
@@ -63,7 +64,7 @@ def evaluate(
     task is left.
     """
     started = time.monotonic()
-    made: dict[str, Task] = {}
+    ready: dict[str, Task] = {}
     missing: dict[str, DataMissing | NoMemory] = {}
     evaluated = open_checkpoint(place, settings).within(window)
     for name, make in tasks.items():
@@ -71,15 +72,15 @@ def evaluate(
             task = make(evaluated)
             if task.with_memory:
                 remembering(evaluated.model)
-            made[name] = task.limited(limit)
+            ready[name] = task.limited(limit)
         except (DataMissing, NoMemory) as error:
             missing[name] = error
-    if not made:
+    if not ready:
         raise next(iter(missing.values()))
-    for task in made.values():
+    for task in ready.values():
         if task.note and evaluated.model.mesh.is_first:
             print(f"warning: {task.note}", file=sys.stderr)
-    scored = _score_all(list(made.values()), evaluated, settings)
+    scored = _score_all(list(ready.values()), evaluated, settings)
     provenance = Provenance(
         kind=evaluated.kind,
         checkpoint=_shown(evaluated.directory, place),
@@ -96,7 +97,7 @@ def evaluate(
         ],
     )
     done = {}
-    for (name, task), scores in zip(made.items(), scored, strict=True):
+    for (name, task), scores in zip(ready.items(), scored, strict=True):
         result = task.result(scores, provenance)
         if evaluated.notes:
             result = result.model_copy(update={"warnings": [*evaluated.notes, *result.warnings]})
@@ -105,7 +106,7 @@ def evaluate(
 
 
 def _environment() -> Environment:
-    """The machine and all packages that a model is computed with."""
+    """Describe the machine and the packages that may compute a model."""
     environment = describe_environment()
     more = {name: number for name in COMPUTING if (number := installed(name))}
     return environment.model_copy(update={"packages": environment.packages | more})
@@ -114,6 +115,8 @@ def _environment() -> Environment:
 def _score_all(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
 ) -> list[Scores]:
+    """Score all tasks: tasks without memory in one pass over shared requests, the others one by
+    one."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     title, unit = (
@@ -137,26 +140,26 @@ def _score_all(
 
 def score_shared(
     evaluated: EvaluatedCheckpoint,
-    made: Sequence[Sequence[Request]],
+    request_lists: Sequence[Sequence[Request]],
     settings: Settings,
     title: str,
     unit: str = "requests",
     banned: Tokens | None = None,
 ) -> list[Scores]:
-    """The scores of each list of requests; a request that several have is scored once, or was kept
-    by an earlier run.
+    """Return the scores of each list of requests. A request in several lists is scored once; scores
+    that an earlier run kept are read.
 
-    Tokens that are `banned` are no answers. The cost and the progress are shown, in requests, under
-    the title.
+    Tokens that are `banned` do not count as answers. The cost and the progress are shown under the
+    title, in requests.
     """
-    if not made:
+    if not request_lists:
         return []
-    requests, places = share(made)
+    requests, indices = share(request_lists)
     tokens = sum(len(request.tokens) for request in requests)
     announce(
         f"{len(requests):,} {unit}, {tokens:,} tokens through {evaluated.num_parameters:,}"
         " parameters",
-        "less what earlier evaluations have kept",
+        "less the scores that earlier evaluations kept",
     )
     with Progress(title, len(requests), unit) as progress, telling_of_lost_ranks():
         scores = score(
@@ -169,11 +172,12 @@ def score_shared(
             evaluated.store,
             progress.start_at,
         )
-    return [scores.taken(*each) for each in zip(places, made, strict=True)]
+    return [scores.taken(*pair) for pair in zip(indices, request_lists, strict=True)]
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Run and iteration of a checkpoint of this suite, name of an imported one."""
+    """Return a checkpoint's name for readers: run and iteration in this suite, else its own
+    name."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
@@ -181,18 +185,19 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """The distinct requests of all tasks, and the places of each task's requests among them.
+    """Return the distinct requests of all tasks, and the index of each task's requests among them.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """
     distinct: dict[bytes, tuple[int, Request]] = {}
-    places = []
+    indices = []
     for requests in tasks:
-        mine = np.empty(len(requests), dtype=np.int64)
+        own = np.empty(len(requests), dtype=np.int64)
         for number, request in enumerate(requests):
             key = request.tokens.tobytes()
-            place, known = distinct.get(key, (len(distinct), request))
-            distinct[key] = place, max(known, request, key=lambda r: r.num_scored)
-            mine[number] = place
-        places.append(mine)
-    return [request for _, request in distinct.values()], places
+            index, known = distinct.get(key, (len(distinct), request))
+            # A task that scores fewer of the tokens takes the last scores of the larger request.
+            distinct[key] = index, max(known, request, key=lambda r: r.num_scored)
+            own[number] = index
+        indices.append(own)
+    return [request for _, request in distinct.values()], indices

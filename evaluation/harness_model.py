@@ -31,15 +31,17 @@ from mlm_repro.lineage.extras import import_extra
 
 TASK_FILES = Path(__file__).parent / "harness_tasks"
 NEW_TOKENS = 256
-"""Longest answer, in tokens, of a task without a limit (lm-evaluation-harness's default)."""
+"""Largest number of tokens in an answer to a task without a limit (lm-evaluation-harness's
+default)."""
 FORMATS = {"auto": None, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""Settings of number formats by their names there."""
+"""lm-evaluation-harness's name of a number format → value of the setting `dtype`."""
 TOGETHER = 16
-"""Largest batch of prompts without a given batch size."""
+"""Largest batch of prompts if no batch size is given."""
 
 
 class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: ignore[misc]
-    """A checkpoint that `mlm-eval` reads; its batches change no score beyond the last bits."""
+    """A checkpoint that `mlm-eval` reads, as a model of lm-evaluation-harness. Batches change only
+    the last bits of a score."""
 
     backend = "causal"
 
@@ -53,11 +55,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         max_length: int | None = None,
         **settings: Any,
     ) -> None:
-        """`max_length` is another longest input than the context; the others are settings of
-        `mlm-eval`.
+        """Load the checkpoint `pretrained`. `max_length` is a longest input other than the context;
+        `settings` are settings of `mlm-eval`.
 
         lm-evaluation-harness always passes a device and a largest batch size; the latter is
-        ignored. Raises BadInput for an argument or number format that is not known.
+        ignored. Raises BadInput for an unknown argument or number format.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")
@@ -81,35 +83,37 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def eot_token_id(self) -> int:
-        """End-of-text."""
+        """Id of the tokenizer's end-of-text token."""
         return self.tokenizer.end_of_text
 
     @property
     def prefix_token_id(self) -> int:
-        """The context of a text without one."""
+        """Token that serves as the context of a text without one."""
         return self.tokenizer.document_start
 
     @property
     def tokenizer_name(self) -> str:
-        """Key under which answers are kept."""
+        """Key under which lm-evaluation-harness caches answers."""
         return self.tokenizer.digest
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
-        """Sub-words of a text, after what the tokenizer puts before every text unless
-        `add_special_tokens` is false."""
+        """Encode a text, with the tokenizer's first tokens before it unless `add_special_tokens` is
+        false."""
         tokens = self.tokenizer.encode(SURROGATE.sub("\ufffd", string))
         return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-likelihoods of whole texts, in disjoint windows after end-of-text or with
+        """Return the log-likelihoods of whole texts, in disjoint windows after end-of-text or with
         Megatron-LM's stride."""
-        made = [self._windows(request.args[0]) for request in requests]
-        scored = iter(self._score([windows for windows in made if windows]))
-        answers = [-math.fsum(next(scored).nll) if windows else 0.0 for windows in made]
+        requests_of_texts = [self._windows(request.args[0]) for request in requests]
+        scored = iter(self._score([windows for windows in requests_of_texts if windows]))
+        answers = [
+            -math.fsum(next(scored).nll) if windows else 0.0 for windows in requests_of_texts
+        ]
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -125,15 +129,18 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         answers = [""] * len(requests)
         for numbers in alike.values():
             settings = requests[numbers[0]].args[1]
+            # A sampled prompt is alone: its answer then depends on no other prompt.
             size = 1 if settings.get("temperature") else self._settings.batch_size or TOGETHER
             for start in range(0, len(numbers), size):
-                some = numbers[start : start + size]
-                texts = self._generate([prompts[number] for number in some], settings)
-                for number, text in zip(some, texts, strict=True):
+                batch = numbers[start : start + size]
+                texts = self._generate([prompts[number] for number in batch], settings)
+                for number, text in zip(batch, texts, strict=True):
                     answers[number] = text
         return self._kept("generate_until", [request.args for request in requests], answers)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        """Return the log-likelihood of each continuation after its context, and whether it is the
+        greedy one."""
         if not requests:
             return []
         context = self._loaded.model.seq_length
@@ -145,6 +152,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
     def _windows(self, text: str | JSON) -> list[Request]:
+        """Return the requests of a text: rolling windows, or sliding ones if the task states a
+        stride."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
@@ -152,16 +161,19 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         windows = sliding_windows(len(tokens), *megatron_windows(context, text["stride"]))
         return [Request.of_window(tokens, window) for window in windows]
 
-    def _score(self, made: Sequence[Sequence[Request]]) -> list[Scores]:
-        return score_shared(self._loaded, made, self._settings, "harness")
+    def _score(self, request_lists: Sequence[Sequence[Request]]) -> list[Scores]:
+        return score_shared(self._loaded, request_lists, self._settings, "harness")
 
     def _prompt(self, context: str, settings: JSON) -> list[int]:
-        most = int(settings.get("max_gen_toks", NEW_TOKENS))
-        if (room := self._loaded.model.seq_length - most) < 1:
-            raise BadInput(f"{most} new tokens leave no room for a prompt in the model's context")
+        """Encode a prompt, cut at the left so that the new tokens fit the context. Raises BadInput
+        if they fill it."""
+        limit = int(settings.get("max_gen_toks", NEW_TOKENS))
+        if (room := self._loaded.model.seq_length - limit) < 1:
+            raise BadInput(f"{limit} new tokens leave no room for a prompt in the model's context")
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
+        """Continue prompts of one length, and cut each answer before its first stop."""
         until, end = settings.get("until") or [], self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
         sampling = (
@@ -169,32 +181,33 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
             if temperature
             else None
         )
-        most, answers = int(settings.get("max_gen_toks", NEW_TOKENS)), []
-        for tokens in generate(self._loaded.model, prompts, most, end, sampling):
+        limit, answers = int(settings.get("max_gen_toks", NEW_TOKENS)), []
+        for tokens in generate(self._loaded.model, prompts, limit, end, sampling):
             answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [end] else tokens)
             for stop in [until] if isinstance(until, str) else until:
                 answer = answer.split(stop)[0] if stop else answer
             answers.append(answer)
         return answers
 
-    def _kept(self, kind: str, asked: Sequence[Any], answers: list[Any]) -> list[Any]:
-        for key, answer in zip(asked, answers, strict=True):
+    def _kept(self, kind: str, keys: Sequence[Any], answers: list[Any]) -> list[Any]:
+        """Put the answers into lm-evaluation-harness's cache and return them."""
+        for key, answer in zip(keys, answers, strict=True):
             self.cache_hook.add_partial(kind, key, answer)
         return answers
 
 
 def run_harness(arguments: Sequence[str]) -> None:
-    """lm-evaluation-harness's own command line, with the model `mlm` and this suite's tasks."""
+    """Run lm-evaluation-harness's own command line, with the model `mlm` and this suite's tasks.
+
+    Raises BadInput for the user's mistakes that it reports.
+    """
     registry = import_extra("lm_eval.api.registry", "eval")
     registry.model_registry.register("mlm", target=f"{__name__}:Model")
     where = [] if "--include_path" in arguments else ["--include_path", str(TASK_FILES)]
     sys.argv = ["lm_eval", *arguments, *where]
     try:
         import_extra("lm_eval.__main__", "eval").cli_evaluate()
-    except (
-        ValueError,
-        KeyError,
-        FileNotFoundError,
-    ) as error:  # what it says of its user's mistakes
-        said = str(error).partition("\n")[0].strip("'")
-        raise BadInput(f"lm-evaluation-harness: {said}") from error
+    # lm-evaluation-harness raises these for its user's mistakes.
+    except (ValueError, KeyError, FileNotFoundError) as error:
+        message = str(error).partition("\n")[0].strip("'")
+        raise BadInput(f"lm-evaluation-harness: {message}") from error

@@ -1,7 +1,7 @@
-"""A task turns text into requests, a model answers with scores, the task makes a result of them.
+"""Interface of protocols: a task turns text into requests, a model answers with scores, the task
+turns these into a result.
 
-A protocol is a named thing: a name stands for one recipe, written out in the result's `protocol`
-line.
+A name stands for one recipe, written out in the result's `protocol` line.
 """
 
 import copy
@@ -27,8 +27,7 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids of which the last `num_scored` are to be predicted, each from all those before
-    it."""
+    """Token ids. The last `num_scored` of them are predicted, each from all tokens before it."""
 
     tokens: Tokens
     num_scored: int
@@ -39,12 +38,12 @@ class Request:
 
     @classmethod
     def of_window(cls, tokens: Tokens, window: Window) -> Self:
-        """The request of a window over the tokens."""
+        """Build the request of a window over the tokens."""
         return cls(tokens[window.start : window.stop], window.num_scored)
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
-        """A document's sub-words, each scored once, after one token that is put before it."""
+        """Build requests that score each sub-word of a document once, after the token `first`."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)
@@ -52,25 +51,22 @@ class Request:
 
 
 class Scores(NamedTuple):
-    """A model's answer: one element per scored token, request after request, each request's in
-    order.
-
-    All but the last are columns, a row for each token.
-    """
+    """A model's answer to requests: columns with one element per scored token, in the order of the
+    requests, and counts."""
 
     log_probabilities: Floats
     """Log-probability of each token, in nats."""
     greedy: Flags
-    """True if the token was the model's most likely one; of equally likely ones only the first
+    """True if the token was the model's most likely one. Of equally likely tokens only the first
     counts."""
     greedy_allowed: Flags
-    """True if the token was the most likely one of those that are not banned."""
+    """True if the token was the most likely one among tokens that are not banned."""
     num_scored: Tokens
-    """Scored tokens of each request."""
+    """Number of scored tokens of each request."""
 
     @property
     def starts(self) -> Tokens:
-        """Index of each request's first token."""
+        """Index of each request's first scored token in the columns."""
         return np.cumsum(self.num_scored) - self.num_scored
 
     @property
@@ -83,11 +79,11 @@ class Scores(NamedTuple):
         """True for each request whose scored tokens were all greedy."""
         return np.logical_and.reduceat(self.greedy, self.starts)
 
-    def taken(self, places: Tokens, requests: Sequence[Request]) -> "Scores":
-        """The scores of requests that are at `places` here: the last tokens that they themselves
-        score."""
+    def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":
+        """Return the scores of `requests`, whose tokens were scored as the requests at `indices`.
+        Each takes only the last tokens that it scores itself."""
         counts = np.array([request.num_scored for request in requests], dtype=np.int64)
-        ends = (self.starts + self.num_scored)[places]
+        ends = (self.starts + self.num_scored)[indices]
         chosen = np.concatenate(
             [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
         )
@@ -95,7 +91,7 @@ class Scores(NamedTuple):
 
 
 class Encoder(Protocol):
-    """Interface of a tokenizer for tasks."""
+    """Interface of a tokenizer, as tasks use it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -107,7 +103,7 @@ class Encoder(Protocol):
 
     @property
     def document_start(self) -> int:
-        """Token that a document is scored after, where one is put before it."""
+        """Token after which a document is scored if a protocol puts one before it."""
 
     @property
     def digest(self) -> str: ...
@@ -117,18 +113,18 @@ class Encoder(Protocol):
 
 
 def with_first(tokenizer: Encoder, tokens: Sequence[int]) -> list[int]:
-    """The tokens after what the tokenizer puts before every text."""
+    """Return the tokens with the tokenizer's first tokens before them."""
     return [*tokenizer.first_tokens, *tokens]
 
 
 def shown_first(tokenizer: Encoder) -> str:
-    """The tokenizer's first tokens as a reader knows them."""
+    """Return the tokenizer's first tokens as text in quotes, or `nothing`."""
     return repr(tokenizer.decode(tokenizer.first_tokens)) if tokenizer.first_tokens else "nothing"
 
 
 def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
-    """A sentence on each special token that texts contain literally: how often, and how it is
-    read."""
+    """Yield a sentence for each special token that occurs literally in the texts: how often, and
+    how it is read."""
     known = getattr(
         tokenizer,
         "special_tokens",
@@ -143,22 +139,22 @@ def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SourceText:
-    """Name, title and digest of a test's text."""
+    """Name, title and digest of a test's text, with notes for its readers."""
 
     task: str
     title: str
     digest: str
     note: str = ""
-    """Empty, or why this is not the task that was asked for."""
+    """Empty, or why this is not the requested task."""
     remarks: tuple[str, ...] = ()
-    """Sentences on what was done with an oddity of the text."""
+    """Sentences on oddities of the text and how they are treated."""
 
 
 class Task(ABC):
     """One named protocol bound to its text and to a tokenizer."""
 
     unit: str
-    """Word for requests, in the plural."""
+    """Plural noun for requests."""
     with_memory = False
     """True if the requests are a text's segments in order, each scored with the memory of earlier
     ones."""
@@ -184,12 +180,12 @@ class Task(ABC):
         """Numbers, in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """The task with at most `limit` requests, spread evenly over the test; with memory, the
-        first ones."""
-        part, chosen = copy.copy(self), evenly_spread(self.whole, limit)
-        part.chosen = range(len(chosen)) if self.with_memory else chosen
-        part.requests = [self.requests[number] for number in part.chosen]
-        return part
+        """Return the task with at most `limit` requests, spread evenly over the test, or with
+        memory the first ones."""
+        limited, chosen = copy.copy(self), evenly_spread(self.whole, limit)
+        limited.chosen = range(len(chosen)) if self.with_memory else chosen
+        limited.requests = [self.requests[number] for number in limited.chosen]
+        return limited
 
     @property
     def is_partial(self) -> bool:
@@ -198,42 +194,44 @@ class Task(ABC):
 
     @property
     def extent(self) -> str:
-        """Part of the protocol line for a partial test; empty for a whole one."""
+        """Phrase of the protocol line for a partial test; empty for a whole one."""
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Each request with its scores."""
+        """Yield a record of each request: its text, its scored tokens and their
+        log-probabilities."""
         correct = self.correct(scores)
-        for place, (number, request, start) in enumerate(
+        for index, (number, request, start) in enumerate(
             zip(self.chosen, self.requests, scores.starts, strict=True)
         ):
-            part = slice(int(start), int(start) + request.num_scored)
+            columns = slice(int(start), int(start) + request.num_scored)
             yield Sample(
                 task=self.name,
                 index=number,
-                text=self.text(place),
+                text=self.text(index),
                 num_context_tokens=len(request.tokens) - request.num_scored,
                 tokens=request.tokens[-request.num_scored :].tolist(),
-                log_probabilities=scores.log_probabilities[part].tolist(),
-                greedy=scores.greedy[part].tolist(),
-                correct=None if correct is None else bool(correct[place]),
+                log_probabilities=scores.log_probabilities[columns].tolist(),
+                greedy=scores.greedy[columns].tolist(),
+                correct=None if correct is None else bool(correct[index]),
             )
 
     def correct(self, scores: Scores) -> Flags | None:
-        """True for each request that is right by the protocol's rule; None if it has no such
-        rule."""
+        """Return whether each request is right by the protocol's rule, or None if the protocol has
+        no such rule."""
         return None
 
     @abstractmethod
-    def text(self, place: int) -> str:
-        """Text of a request, for a sample."""
+    def text(self, index: int) -> str:
+        """Return the text of a request, given its index in `requests`, for a sample."""
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
-        """Aggregate the scores of `requests`."""
+        """Aggregate the scores of `requests` to the protocol's numbers."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """Fields of a result of any kind."""
+        """Return the fields that results of every kind have, with warnings for an oddity of the
+        text or an implausible loss."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
         literals = literal_tokens(self.tokenizer, self._texts)
@@ -242,7 +240,9 @@ class Task(ABC):
             f"perplexity per sub-word is {subword:,.0f} with {size:,} sub-words to choose from: "
             "the checkpoint is untrained or was loaded wrongly"
         )
-        places = {file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()}
+        repositories = {
+            file.sha256: f"{file.repository}/{file.subset}" for file in TEST_SETS.values()
+        }
         return dict(provenance) | {
             "task": self.name,
             "partial": self.is_partial,
@@ -250,16 +250,16 @@ class Task(ABC):
             "num_scored_tokens": num_scored,
             "warnings": [
                 *self.source.remarks,
-                *(f"{self.source.title}: {each}" for each in literals),
+                *(f"{self.source.title}: {sentence}" for sentence in literals),
                 *([misload] if subword >= size / 2 else []),
             ],
             "data_digest": self.source.digest,
-            "data_repository": places.get(self.source.digest, ""),
+            "data_repository": repositories.get(self.source.digest, ""),
         }
 
 
 def perplexity(nll: float, count: float) -> float:
-    """exp(nll / count). Raises IntegrityFailure when that is not a finite number."""
+    """Return exp(nll / count). Raises IntegrityFailure if it is not a finite number."""
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"

@@ -1,4 +1,5 @@
-"""Numbers of an evaluation that follow from others in it, and from its text. Imports no torch."""
+"""Recomputes numbers of an evaluation from its other numbers and from its text. Imports no
+torch."""
 
 import math
 from collections.abc import Callable
@@ -22,12 +23,13 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heldout-perplexity": heldout_perplexity,
     "heldout-cloze": heldout_cloze,
 }
+"""Tasks on held-out documents, by name."""
 SPACES = 4
-"""Most spaces between two articles, which are words of the text and of no article."""
+"""Largest number of spaces between two articles. They are words of the text but of no article."""
 
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
-    """Numbers of an evaluation that follow from others in it."""
+    """Return the numbers of an evaluation that its other numbers determine."""
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
     share = result.normaliser / result.num_original_tokens
@@ -48,7 +50,8 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
         ),
         "subword_perplexity": math.exp(result.loss_per_token),
         "lm_eval_word_perplexity": math.exp(nll / (result.num_lm_eval_words * share)),
-        "bits_per_byte": size / round(size / result.bits_per_byte),  # of a whole number of bytes
+        # Rounded to the nearest whole number of bytes, which is not stored.
+        "bits_per_byte": size / round(size / result.bits_per_byte),
     }
     if (spread := ratio_standard_error(scored, weights)) is not None:
         given["log_perplexity_standard_error"] = spread
@@ -56,10 +59,10 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
         sum(block.num_original_tokens for block in blocks),
         sum(block.num_targets for block in blocks),
     )
-    most = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
-    # Where no spaces part two blocks, their words meet.
-    least = words - (len(blocks) - 1) - SAME * words
-    given["num_original_tokens"] = min(max(result.num_original_tokens, least), most)
+    largest = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
+    # Without spaces between two blocks, the last word of one and the first of the next are one.
+    smallest = words - (len(blocks) - 1) - SAME * words
+    given["num_original_tokens"] = min(max(result.num_original_tokens, smallest), largest)
     return given
 
 
@@ -72,9 +75,9 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
 def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
-    """Numbers of an evaluation that its text and the dataset's tokenizer give.
+    """Return the numbers of an evaluation that its text and the dataset's tokenizer determine.
 
-    Raises DataMissing if the text is not here.
+    Raises DataMissing if the text is not on this machine.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:
@@ -82,22 +85,26 @@ def counts(
     else:
         protocol = TASKS[result.task]
         task = protocol.task(result.task, find_test_set(protocol.test_set), tokenizer, context)
-    part = task.limited(limit)
-    if part.source.digest != result.data_digest:
+    limited = task.limited(limit)
+    if limited.source.digest != result.data_digest:
         raise DataMissing(f"the text of {result.task}")
-    given = part.counts | {
-        "num_scored_tokens": sum(request.num_scored for request in part.requests)
+    given = limited.counts | {
+        "num_scored_tokens": sum(request.num_scored for request in limited.requests)
     }
     if isinstance(result, ClozeResult):
-        return {**given, "num_examples": len(part.requests)}
+        return {**given, "num_examples": len(limited.requests)}
     blocks = {
-        (block.title, block.num_targets, block.num_original_tokens) for block in part.stream.blocks
+        (block.title, block.num_targets, block.num_original_tokens)
+        for block in limited.stream.blocks
     }
     if not blocks.issuperset(
         (block.title, block.num_targets, block.num_original_tokens) for block in result.blocks
     ):
         given["num_tokens"] = -1
     bits = (
-        result.loss_per_token * (result.num_tokens - 1) / math.log(2) / part.running_text.num_bytes
+        result.loss_per_token
+        * (result.num_tokens - 1)
+        / math.log(2)
+        / limited.running_text.num_bytes
     )
-    return {**given, "num_windows": len(part.requests), "bits_per_byte": bits}
+    return {**given, "num_windows": len(limited.requests), "bits_per_byte": bits}

@@ -1,5 +1,5 @@
-"""Schema of an evaluation's JSON: `mlm-eval --json` and `--samples` write it, other rooms read it.
-Imports no torch."""
+"""Schema of an evaluation's JSON, which `mlm-eval --json` and `--samples` write and other rooms
+read. Imports no torch."""
 
 import math
 from typing import Any, Self
@@ -11,7 +11,7 @@ from mlm_repro.lineage.records import Kind
 
 
 class Provenance(FileSchema):
-    """Origin of a result."""
+    """Checkpoint, program, precision and machine behind a result."""
 
     kind: Kind
     checkpoint: str
@@ -22,14 +22,14 @@ class Provenance(FileSchema):
     seconds: float
     environment: Environment
     backend: str = ""
-    """Program that computed the model and, of transformers, the class and the attention kernel.
-    Earlier versions kept none of these four."""
+    """Program that computed the model; for transformers also the class and the attention kernel.
+    Earlier versions wrote none of these four fields."""
     batch_size: int | None = None
-    """Rows per forward pass that were asked for; None for as many as fit."""
+    """Requested rows per forward pass; None for as many as fit."""
     first_tokens: list[str] = Field(default_factory=list)
     """Tokens that the tokenizer puts before every text."""
     checked: dict[str, str] = Field(default_factory=dict)
-    """Outcome of each probe of the loaded model, by its name."""
+    """Probe of the loaded model → its outcome."""
 
 
 class Block(FileSchema):
@@ -38,7 +38,7 @@ class Block(FileSchema):
 
     title: str
     num_targets: int
-    """Scored sub-words in the whole test."""
+    """Number of the block's sub-words that the whole test scores."""
     num_original_tokens: float
     num_scored: int = 0
     nll: float = 0.0
@@ -46,30 +46,30 @@ class Block(FileSchema):
 
 
 class Result(Provenance):
-    """An evaluation of a checkpoint by a protocol. Reading a file as this class gives the subclass
-    of its kind."""
+    """An evaluation of a checkpoint by a protocol. Validating a file as this class returns the
+    subclass of its kind."""
 
     task: str
     protocol: str
-    """The whole recipe in a line."""
+    """The whole recipe in one line."""
     partial: bool
-    """True if a limit left part of the test out."""
+    """True if a limit left out a part of the test."""
     note: str
     """Empty, or the reason why this is not the requested task."""
     warnings: list[str]
     data_digest: str
     """SHA-256 of the test file."""
     data_repository: str = ""
-    """The published file's place on the Hugging Face hub, repository/subset; empty for other
+    """Repository and subset of the published file on the Hugging Face hub; empty for other
     texts."""
     perplexity: Positive | None
     """None for a text of too few words."""
     num_original_tokens: int
-    """Words, not sub-words: space-separated tokens T_o of a running text, or examples."""
+    """Number of words, not sub-words: space-separated tokens T_o of a running text, or examples."""
     num_tokens: int
-    """Sub-words of the whole test."""
+    """Number of sub-words in the whole test."""
     num_scored_tokens: int
-    """Predicted sub-words."""
+    """Number of predicted sub-words."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -82,19 +82,19 @@ class Result(Provenance):
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """Standard error of the perplexity's logarithm: of the mean loss of a word, or of an
-        example."""
+        """Standard error of ln perplexity, which is the mean loss per word or example; None if it
+        is unknown."""
         return None
 
     @property
     def spread(self) -> float | None:
-        """Standard error of the perplexity."""
+        """Standard error of the perplexity; None if it is unknown."""
         error = self.log_perplexity_error
         return None if error is None or self.perplexity is None else self.perplexity * error
 
 
 class PerplexityResult(Result):
-    """Word-level perplexity of a running text."""
+    """Perplexity of a running text, with the same loss by every convention."""
 
     normaliser: float
     """Divisor of the summed loss: `num_original_tokens` or `num_lm_eval_words`, pro rata if
@@ -105,9 +105,9 @@ class PerplexityResult(Result):
     """Mean negative log-likelihood of a scored sub-word, in nats."""
     subword_perplexity: float
     original_token_perplexity: float | None
-    """The same loss per original token."""
+    """Perplexity per original token."""
     lm_eval_word_perplexity: float | None
-    """The same loss per word as lm-evaluation-harness counts words."""
+    """Perplexity per word as lm-evaluation-harness counts words."""
     num_lm_eval_words: int
     bits_per_byte: float
     """Bits per UTF-8 byte of the text before the detokenizer."""
@@ -115,33 +115,33 @@ class PerplexityResult(Result):
     """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o
     - 1)."""
     num_windows: int
-    """Scored windows."""
+    """Number of scored windows."""
     window: int | None = None
     """Longest input, in sub-words. Earlier versions kept neither this nor the stride."""
     stride: int | None = None
-    """Sub-words from window to window."""
+    """Sub-words between the starts of windows."""
     megatron: dict[str, float]
-    """The same under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most
+    """The numbers under Megatron's names, with its divisor (T_o - 1) and its clamp (exp of at most
     20)."""
     blocks: list[Block]
     """The articles, or stretches of a text without articles."""
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """The recorded standard error."""
+        """Standard error of ln perplexity, as recorded."""
         return self.log_perplexity_standard_error
 
     @property
     def bits_per_byte_error(self) -> float | None:
-        """Standard error over articles of the bits per byte, which are proportional to the
-        perplexity's logarithm."""
+        """Standard error over articles of the bits per byte, which are proportional to ln
+        perplexity."""
         if self.log_perplexity_error is None or self.perplexity is None or self.perplexity <= 1:
             return None
         return self.bits_per_byte * self.log_perplexity_error / math.log(self.perplexity)
 
 
 class ClozeResult(Result):
-    """Last-word prediction. `perplexity` is the target's."""
+    """Accuracy of last-word predictions. `perplexity` is the target's, over all its sub-words."""
 
     perplexity: Positive
     accuracy: float
@@ -152,16 +152,18 @@ class ClozeResult(Result):
     """Standard error of the perplexity, from the spread of the examples' losses; None for a single
     example."""
     num_examples: int
-    """Scored examples."""
+    """Number of scored examples."""
     num_correct: int
     num_truncated: int
-    """Scored examples that lost their beginning because the model's context is shorter."""
+    """Number of scored examples that lost their beginning because the model's context is
+    shorter."""
     examples: list[tuple[float, bool]] = Field(default_factory=list)
     """Loss of each scored example in nats, and whether it is right. Earlier versions kept none."""
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """Ratio of the perplexity's standard error to the perplexity."""
+        """Standard error of ln perplexity: the perplexity's standard error divided by the
+        perplexity."""
         return (
             None
             if self.perplexity_standard_error is None
@@ -177,11 +179,11 @@ class Sample(FileSchema):
     """Number of the window or example in the whole test."""
     text: str
     num_context_tokens: int
-    """Sub-words before the scored ones."""
+    """Number of sub-words before the scored ones."""
     tokens: list[int]
-    """The scored sub-words; the lists below have an element for each."""
+    """The scored sub-words. The lists below have one element for each."""
     log_probabilities: list[float]
     greedy: list[bool]
-    """True for each sub-word that was the most likely one."""
+    """True for each sub-word that was the model's most likely one."""
     correct: bool | None = None
-    """The protocol's verdict on an example."""
+    """True if an example is right by the protocol's rule; None for a window."""

@@ -1,4 +1,4 @@
-"""Settings of a scoring, the ranks it runs on, and how tokens are drawn. Imports no torch."""
+"""Settings of scoring, the ranks that it runs on, and sampling of tokens. Imports no torch."""
 
 import atexit
 import re
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 
 
 class Settings(Config):
-    """How a model is scored, as `--set KEY=VALUE` of `mlm-eval` changes it. None of it changes what
-    is measured."""
+    """Settings of how a model is computed, which `--set KEY=VALUE` of `mlm-eval` changes. No
+    setting changes the protocol."""
 
     batch_size: PositiveInt | None = None
     """Rows per forward pass; by default as many as fit in memory."""
     workers: PositiveInt | None = None
-    """Processes on a processor; by default one per available core."""
+    """Processes on a CPU; by default one per available core."""
     layout: Layout = Field(default_factory=lambda: Layout(dp=launched_ranks() or 1))
     """Ranks that share the model, such as `tp=2,pp=2`, or the batches, `dp=2`; they are started
     here if they do not run yet. By default the ranks that torchrun or Slurm started share the
     batches."""
     backend: Literal["engine", "transformers"] | None = None
-    """Program that computes the model; by default the engine for a GPT-2, transformers for
-    another."""
+    """Program that computes the model; by default the engine for a GPT-2, transformers for any
+    other model."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    """Number format computed in; by default that of a checkpoint of this suite, fp32 for others."""
+    """Number format of the computation; by default the stored one for a checkpoint of this suite,
+    fp32 for any other."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda|mps|xpu)(:[0-9]+)?$")] | None = None
-    """torch's name of a device, such as `cuda:1`; by default the GPU, if there is one."""
+    """torch's name of a device, such as `cuda:1`; by default the GPU, if the machine has one."""
     vocab: Path | None = None
     """Folder with vocab.json and merges.txt, for a Megatron-LM checkpoint."""
     heads: PositiveInt | None = None
@@ -45,7 +46,7 @@ class Settings(Config):
     @field_validator("layout", mode="before")
     @classmethod
     def _read_layout(cls, value: Any) -> Any:
-        """Reads `tp=2,pp=2`; an axis that is not named has size 1."""
+        """Parse `tp=2,pp=2`; an axis that is not named has size 1."""
         if not isinstance(value, str):
             return value
         parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]
@@ -72,7 +73,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    """Divides the logits."""
+    """Divisor of the logits."""
     top_k: int | None = None
     """Keep only the k likeliest tokens and those as likely as the last of them."""
     top_p: float | None = None
@@ -92,7 +93,7 @@ class Sampling:
             raise BadInput(f"top-p = {self.top_p} is not in (0, 1]")
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
-        """Probability of each token, [v], from its logits."""
+        """Return the probability of each token, [v], from its logits."""
         logits = logits / self.temperature
         if self.top_k is not None:
             smallest = logits.topk(min(self.top_k, len(logits))).values[-1]
@@ -116,6 +117,7 @@ def start_ranks(layout: Layout, main: Callable[[], object]) -> None:
     from mlm_repro.engine.launch.mesh import leave_ranks
 
     if launched_ranks():
+        # A process group that is left up can abort a process that exits.
         atexit.register(leave_ranks)
         return
 

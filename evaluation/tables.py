@@ -1,4 +1,4 @@
-"""Results on a terminal."""
+"""Prints results on a terminal."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -10,26 +10,29 @@ from rich.table import Table
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 
 CONSOLE = Console(width=1_000, soft_wrap=True, markup=False, highlight=False)
-"""Cuts no digit off where the terminal is narrower than a table."""
+"""Console wider than any table, so that a narrow terminal cuts off no digit."""
 
 
 def print_results(
     results: Mapping[str, Result], missing: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """The numbers of protocols, one below the other or many side by side, and the rule and warnings
-    of each."""
+    """Print the numbers of protocols, one below the other or many side by side, and each protocol's
+    rule and warnings."""
     for kind in (PerplexityResult, ClozeResult):
-        some = {
+        by_task = {
             result.task: numbers_of(result)
             for result in results.values()
             if isinstance(result, kind)
         }
-        for labels in [*some.values()][:1]:
+        for labels in [*by_task.values()][:1]:
             if len(results) == 1:
-                print_rows([(*some, ""), *labels.items()])
+                print_rows([(*by_task, ""), *labels.items()])
             else:
                 print_rows(
-                    [("", *labels), *((name, *numbers.values()) for name, numbers in some.items())]
+                    [
+                        ("", *labels),
+                        *((name, *numbers.values()) for name, numbers in by_task.items()),
+                    ]
                 )
     for result in results.values():
         CONSOLE.print(f"{result.task}: {result.protocol}")
@@ -39,7 +42,7 @@ def print_results(
 
 
 def numbers_of(result: Result) -> dict[str, str]:
-    """Each number of a result under its convention, the one that it is named for first."""
+    """Return each number of a result under its convention, the protocol's own number first."""
     spread = "" if result.spread is None else f" ± {_number(result.spread)}"
     numbers = {"perplexity": f"{_number(result.perplexity)}{spread}"}
     if isinstance(result, ClozeResult):
@@ -67,7 +70,7 @@ def numbers_of(result: Result) -> dict[str, str]:
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first row has the heads."""
+    """Print a table whose first row has the headings."""
     table = Table(*rows[0], box=SIMPLE, padding=(0, 1, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)
@@ -77,7 +80,7 @@ def print_rows(rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_remarks(results: Sequence[Result]) -> None:
-    """Notes and warnings of results, each once."""
+    """Print the notes and warnings of results, each once."""
     if any(result.partial for result in results):
         CONSOLE.print(
             "PARTIAL: only part of the test was scored; this is an estimate.", style="bold"

@@ -16,7 +16,8 @@ LONGEST_WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sees `tokens[start:stop]` and scores the targets `tokens[first_scored:stop]`."""
+    """A window that sees `tokens[start:stop]` and scores the targets
+    `tokens[first_scored:stop]`."""
 
     start: int
     first_scored: int
@@ -24,7 +25,7 @@ class Window:
 
     @property
     def num_scored(self) -> int:
-        """Targets the window scores."""
+        """Number of targets that the window scores."""
         return self.stop - self.first_scored
 
 
@@ -35,7 +36,8 @@ def check_stride(stride: int, seq_length: int) -> None:
 
 
 def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Window]:
-    """Windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in order.
+    """Return windows over `num_tokens` tokens that score each target 1 .. num_tokens-1 once and in
+    order.
 
     Window i begins at token `i * stride` and sees `seq_length` inputs and the token after them.
     Window 0 scores all its targets, a later one only its last `stride` target slots. Token 0 has no
@@ -55,10 +57,9 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Disjoint windows over a document that score every token but the first.
+    """Yield disjoint windows over a document that score every token but the first.
 
-    Each sees the token before what it scores; the last one is extended to the left to a full
-    context.
+    Each sees the token before its targets. The last one is extended to the left to a full context.
     """
     for first in range(1, num_tokens, seq_length):
         stop = min(first + seq_length, num_tokens)
@@ -66,8 +67,11 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 
 
 def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Window]:
-    """Disjoint windows of `size` tokens, each scored from its token of that number on; what is left
-    over is not."""
+    """Return disjoint windows of `size` tokens, each scored from its token number `first_scored`
+    on.
+
+    Tokens after the last whole window are not scored.
+    """
     return [
         Window(start, start + first_scored, start + size)
         for start in range(0, num_tokens - size + 1, size)
@@ -77,8 +81,8 @@ def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Win
 def megatron_windows(
     context: int, stride: int = LONGEST_WINDOW // STRIDES_PER_WINDOW
 ) -> tuple[int, int]:
-    """Window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a model's
-    context.
+    """Return window and stride of Megatron-LM's recipe, whose strides are for 1024 tokens, in a
+    model's context.
 
     A longer context is not used; in a shorter one the stride is shortened in proportion.
     """
@@ -87,8 +91,8 @@ def megatron_windows(
 
 
 def evenly_spread(count: int, limit: int | None) -> list[int]:
-    """`limit` of `count` indices in order, one from the middle of each equal part; all without a
-    limit."""
+    """Return `limit` of `count` indices in order, one from the middle of each equal part, or all
+    without a limit."""
     if limit is None or limit >= count:
         return list(range(count))
     return [(2 * part + 1) * count // (2 * limit) for part in range(limit)]

@@ -16,14 +16,14 @@ JSON = dict[str, Any]
 """An object of JSON: values by name."""
 
 HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
-"""Environment variables: the mark of the command that holds a run, for its child processes, and
-`--overwrite`."""
+"""Environment variables: the mark of the command that locked a run, which its child processes
+inherit, and the option `--overwrite`."""
 MARKER = "COMPLETE"
-"""File that a sealed directory has."""
+"""Name of the file that seals a directory."""
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
-"""Error numbers of a file system that has no links."""
+"""Error numbers with which a file system that has no links refuses one."""
 MOST_BYTES = 256 << 20
-"""Largest file that is read whole."""
+"""Largest file that is read whole, in bytes."""
 
 
 @contextmanager
@@ -37,7 +37,8 @@ def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file. Raises OSError as `open_file` does, and for a file of more than `most` bytes."""
+    """Return the content of a file. Raises OSError as `open_file` does, and for more than `most`
+    bytes."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -47,8 +48,8 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 def parse_json(
     text: bytes | str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parse JSON; `pairs` makes its objects. Raises ValueError for text that is not JSON or is
-    nested too deeply."""
+    """Parse JSON; `pairs`, if given, builds each object from its (key, value) pairs. Raises
+    ValueError if the text is not JSON or is nested too deeply."""
     try:
         return json.loads(text, object_pairs_hook=pairs)
     except RecursionError as error:
@@ -56,19 +57,23 @@ def parse_json(
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises OSError as `read_bytes` does, and ValueError for a file without
-    JSON."""
+    """Return the value of a JSON file. Raises OSError as `read_bytes` does, and ValueError if the
+    file is not JSON."""
     return parse_json(read_bytes(path))
 
 
 def is_stream(path: Path) -> bool:
-    """True for a device, a pipe or a link to a file, which are written to and not replaced."""
+    """Return True for a device, a pipe or a link to a file: a path that is written to, not
+    replaced."""
     return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())
 
 
 def hidden_beside(path: Path, word: str) -> Path:
-    """A name beside `path` for something unfinished, with what the lock of the run that it is of
-    knows it by."""
+    """Return a hidden sibling of `path` for unfinished data.
+
+    Its name holds the lock holder's mark and this process's id, by which `lock` recognises what a
+    killed process left.
+    """
     return path.with_name(f".{path.name}.{word}-{os.environ.get(HOLDER, '')}{os.getpid()}")
 
 
@@ -93,10 +98,8 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
             os.replace(temporary, path)
         else:
             _put(temporary, path)
-    except (
-        FileExistsError,
-        FileNotFoundError,
-    ):
+    # The command that named the file first may have removed this one's temporary file since.
+    except (FileExistsError, FileNotFoundError):
         if replaces or not path.exists():
             raise
         return False
@@ -109,9 +112,9 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
 def _put(temporary: Path, path: Path) -> None:
     """Give a file its name. Raises FileExistsError if the name is taken.
 
-    A file system may have no links (exFAT, SMB, many of FUSE). There, of two commands that begin
-    the same work within the same instant, the second writes the name again; the lock that follows
-    admits one of them.
+    A file system may have no links (exFAT, SMB, many of FUSE). There, if two commands begin the
+    same work at the same instant, the second overwrites the first's file; the lock that follows
+    admits only one of them.
     """
     try:
         os.link(temporary, path)
@@ -129,12 +132,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """The content of a JSON file that this suite writes: equal values give equal bytes."""
+    """Return the content of a JSON file of this suite, indented; equal values give equal bytes."""
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
-    """Put indented JSON at `path`, as `write_bytes` does."""
+    """Write `value` as indented JSON, as `write_bytes` writes bytes; return True if it was
+    written."""
     return write_bytes(path, json_bytes(value), replaces)
 
 
@@ -160,7 +164,7 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         if claims:
-            with suppress(OSError):  # another command wrote there
+            with suppress(OSError):  # another command wrote a file there
                 path.rmdir()
         raise
 
@@ -170,6 +174,7 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
     to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
+    # A rename cannot replace a directory that holds files.
     if path.exists() and any(path.iterdir()):
         old = hidden_beside(path, "old")
         os.replace(path, old)
@@ -182,8 +187,8 @@ def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, so that a power cut does not take its name away
-    again."""
+    """Make a directory and its missing parents, and sync each parent so that a power cut does not
+    lose the new name."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -191,10 +196,10 @@ def make_directory(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make the content of a file, or renames inside a directory, durable (a no-op where directories
-    cannot be opened).
+    """Make the content of a file, or renames inside a directory, durable.
 
-    Raises OSError for a file that cannot be opened.
+    Does nothing for a directory on a system that cannot open directories. Raises OSError if a file
+    cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """The checkpoints of a run, and a check that they descend from one another and belong to it.
 
-A seal proves that nothing changed after it was made; the check proves that the sealed parts belong
-together, so that a directory that was exchanged and sealed anew is noticed too. Reads JSON alone.
+A seal proves that nothing changed after it was made. The check proves that the sealed parts belong
+together, so that it notices a checkpoint that was exchanged and sealed anew. Reads JSON alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,46 +27,50 @@ T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
 LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "index.json"
-"""Files of a checkpoint."""
+"""Names of the JSON files of a checkpoint that are read here."""
 
 
 def checkpoint_path(run: Path, iteration: int) -> Path:
-    """Place of a run's checkpoint of an iteration."""
+    """Return the directory of a run's checkpoint at an iteration."""
     return run / CHECKPOINTS / f"iter_{iteration:07d}"
 
 
 def iteration_of(checkpoint: Path) -> int:
-    """Iteration that a checkpoint is named after."""
+    """Return the iteration in the name of a checkpoint directory, such as `iter_0000100`."""
     return int(checkpoint.name.removeprefix("iter_"))
 
 
 def complete_checkpoints(run: Path) -> list[Path]:
-    """Sealed checkpoints of a run, oldest first."""
+    """Return a run's sealed checkpoints, oldest first."""
     return sorted(path for path in (run / CHECKPOINTS).glob("iter_*") if is_sealed(path))
 
 
 def own_checkpoints(run: Path) -> list[Path]:
-    """Sealed checkpoints of a run that this process works in. Raises BadInput if one belongs to
-    another run.
+    """Return the sealed checkpoints of a run that this process works in, oldest first.
 
-    A link to a checkpoint, which a replay begins from, leads to another run on purpose.
+    Raises BadInput if one belongs to another run, and Interrupted as `check_held` does. A
+    checkpoint that is a link may belong to another run: a replay begins from such a link.
     """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
     for path in (checkpoints := complete_checkpoints(run)):
-        of = identity
-        with suppress(IntegrityFailure):  # what is damaged is found when it is loaded
-            of = read_object(path / LINEAGE).get("run")
-        if of != identity and not path.is_symlink():
+        owner = identity
+        with suppress(IntegrityFailure):  # loading a checkpoint reports its damage
+            owner = read_object(path / LINEAGE).get("run")
+        if owner != identity and not path.is_symlink():
             raise BadInput(
-                f"{path} belongs to another run ({str(of)[:8]}): move it away to go on with"
+                f"{path} belongs to another run ({str(owner)[:8]}): move it away to go on with"
                 f" {run.name}"
             )
     return checkpoints
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """The checkpoint itself, or the newest complete one of a run directory."""
+    """Return the checkpoint at `path`, or the newest complete one if `path` is a run directory.
+
+    Raises BadInput if `path` is not a directory or not a checkpoint, and IntegrityFailure if it has
+    no complete checkpoint.
+    """
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint directory {path}")
     path = path.resolve()
@@ -84,8 +88,10 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def read_newest(path: Path, read: Callable[[Path], T]) -> T:
-    """Read a checkpoint, or the newest of a run; if a training removes that meanwhile, the next
-    newest is read."""
+    """Return `read` of a checkpoint, or of the newest one in a run directory.
+
+    If a training removes the checkpoint while it is read, the one that is newest by then is read.
+    """
     while True:
         chosen = resolve_checkpoint(path)
         try:
@@ -96,7 +102,8 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def broken_links(run: Path) -> list[str]:
-    """A sentence for each broken link of a run that has a manifest."""
+    """Return a sentence for each contradiction between a run's manifest and checkpoints. The run
+    must have a manifest."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -109,8 +116,8 @@ def broken_links(run: Path) -> list[str]:
 
 
 def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
-    """Compare the identity in the manifest of the run of that name with the configuration and the
-    inputs."""
+    """Yield a sentence for each contradiction in a manifest: its digest of the configuration, its
+    identity, its settings, its attempts. `name` is the run's name."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
         yield f"{name}: the configuration in {MANIFEST} is not the one its digest was made of"
@@ -123,7 +130,10 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
-    """Check that each attempt names the one before it; those of earlier versions name none."""
+    """Yield a sentence for each attempt that does not name the digest of the attempt before it.
+
+    Manifests of earlier versions, which list `layouts`, may lack that digest.
+    """
     attempts = manifest.get("attempts", [])
     for number, attempt in enumerate(attempts):
         before = sha256_json(attempts[number - 1]) if number else manifest["identity"]
@@ -133,18 +143,19 @@ def _attempts(name: str, manifest: JSON) -> Iterator[str]:
             yield f"{name}: attempt {number + 1} in {MANIFEST} does not follow on the one before it"
 
 
-def _states(whole: Any, part: Any) -> bool:
-    """True if a value has everything of another that leaves keys out."""
-    if isinstance(part, dict) and isinstance(whole, dict):
-        return all(key in whole and _states(whole[key], value) for key, value in part.items())
-    if isinstance(part, list) and isinstance(whole, list):
-        return len(whole) == len(part) and all(map(_states, whole, part))
-    return bool(whole == part)
+def _states(full: Any, partial: Any) -> bool:
+    """Return True if `full` has every key and value of `partial`, which may leave out keys at any
+    depth."""
+    if isinstance(partial, dict) and isinstance(full, dict):
+        return all(key in full and _states(full[key], value) for key, value in partial.items())
+    if isinstance(partial, list) and isinstance(full, list):
+        return len(full) == len(partial) and all(map(_states, full, partial))
+    return bool(full == partial)
 
 
 def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
-    """Compare a checkpoint's iteration with its name, and its run, inputs and configuration with
-    the manifest."""
+    """Yield a sentence for each contradiction: iteration and name, and run, inputs, attempt or
+    configuration and the manifest."""
     lineage, iteration = read_object(path / LINEAGE), read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
         yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
@@ -161,36 +172,38 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
         )
         yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
     attempts: dict[Any, Any] = {
-        sha256_json(each): each for each in manifest.get("attempts", [])
+        sha256_json(attempt): attempt for attempt in manifest.get("attempts", [])
     } | {None: {}}
-    if (by := lineage.get("attempt")) not in attempts:
+    if (writer := lineage.get("attempt")) not in attempts:
         yield f"{path.name} was written by an attempt that {MANIFEST} does not have"
     config = read_object(path / CONFIG)
     due = {section: manifest["config"].get(section) for section in ("name", "model", "twin")}
-    # Earlier versions noted no attempts.
-    due["parallel"] = attempts.get(by, {}).get("parallel", config.get("parallel"))
+    # Checkpoints of earlier versions name no attempt: their layout is taken as it is.
+    due["parallel"] = attempts.get(writer, {}).get("parallel", config.get("parallel"))
     yield from islice(unlike(path.name, config, due, "the run's is"), 1)
 
 
 def _check_descent(older: Path, newer: Path) -> Iterator[str]:
-    """Check that the newer checkpoint names the older one, after the same ancestors."""
+    """Yield a sentence if the newer checkpoint does not name the older one as an ancestor, or names
+    other ancestors before it."""
     ancestors = read_object(newer / LINEAGE)["ancestors"]
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
-    own = [ancestor for ancestor in ancestors if ancestor["iteration"] == iteration]
-    here = {"iteration": iteration, "digest": read_digest(older), "weights": _weights(older)}
-    if not own:
+    named = [ancestor for ancestor in ancestors if ancestor["iteration"] == iteration]
+    expected = {"iteration": iteration, "digest": read_digest(older), "weights": _weights(older)}
+    if not named:
         parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"
         yield f"{newer.name} does not descend from {older.name}: its parent is {parent}"
-    elif own != [here]:
-        other = f"another {older.name} ({own[0]['digest'][:16]}) than is here"
+    elif named != [expected]:
+        other = f"another {older.name} ({named[0]['digest'][:16]}) than is here"
         yield f"{newer.name} descends from {other}: one of them was exchanged"
     elif ancestors[: len(before)] != before:
         yield f"{newer.name} and {older.name} name different checkpoints before them"
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
-    """Check that no two iterations have the same weights, including removed checkpoints."""
+    """Yield a sentence for each two iterations with the same weights. Removed ancestors count
+    too."""
     seen: dict[str, str] = {}
     if checkpoints:
         for ancestor in read_object(checkpoints[-1] / LINEAGE)["ancestors"]:
@@ -206,6 +219,6 @@ def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
 
 
 def _weights(checkpoint: Path) -> str:
-    """Digest of the weights alone."""
+    """Return the digest of a checkpoint's weights, its files `model-*`."""
     others = {name for name in sealed_files(checkpoint) if not name.startswith("model-")}
     return content_digest(checkpoint, without=others)

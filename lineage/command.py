@@ -34,7 +34,8 @@ from mlm_repro.lineage.variables import check_numbers, is_first_rank
 NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Error numbers of a full or failing disk."""
 NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
-"""Error numbers of a path that this user cannot use, or that does not exist."""
+"""Error numbers of a path that this user cannot use: no permission, a loop of links, a name that is
+too long or taken, a file where a folder should be."""
 NO_HOME, CIRCLE = "Could not determine home directory.", "Symlink loop from "
 """Messages of pathlib for a missing home and, before Python 3.13, for a loop of links."""
 BARS_OF_LIBRARIES = (
@@ -45,7 +46,7 @@ BARS_OF_LIBRARIES = (
 """Environment variables that silence the progress bars of libraries, which write control characters
 into pipes."""
 CONTROL = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters to escape; colours, the first group, are kept."""
+"""Matches control characters to escape, and colours, the first group, which are kept."""
 DEBUG, JSON_ERRORS = "MLM_DEBUG", "--json-errors"
 COMMON_OPTIONS = {
     "--quiet": "print no cost and no progress",
@@ -56,18 +57,20 @@ COMMON_OPTIONS = {
 
 
 class CommandLine(typer.Typer):
-    """A typer application whose verbs name the common options, which `run_command` handles, in
-    their help."""
+    """A typer application that lists the common options in the help of each verb. `run_command`
+    takes them from the command line."""
 
     def command(  # type: ignore[override]  # the settings depend on typer's version
         self, name: str | None = None, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register a verb."""
+        """Register a verb; `settings` are typer's."""
         options = "; ".join(f"{option}: {meaning}" for option, meaning in COMMON_OPTIONS.items())
         return super().command(name, epilog=f"Every verb takes {options}.", **settings)
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
+    """Turn the common options before `--` into environment variables, and return the other
+    arguments."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
@@ -80,19 +83,21 @@ def _take_common_options(arguments: list[str]) -> list[str]:
 
 
 def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn:
-    """Run a typer application and exit; the cause of a failure is that of the SystemExit.
+    """Run a typer application and exit with a documented code; the exception behind a failure
+    becomes the cause of the SystemExit.
 
     With `default`, a first argument that is neither an option nor a verb becomes the argument of
     the default verb: `mlm-train config.toml` means `mlm-train run config.toml`.
     """
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-"):
-        verbs = {each.name or each.callback.__name__ for each in app.registered_commands}  # type: ignore[attr-defined]
+        verbs = {verb.name or verb.callback.__name__ for verb in app.registered_commands}  # type: ignore[attr-defined]
         arguments = arguments if arguments[0] in verbs else [default, *arguments]
     _take_streams()
-    # It reads every installed package to look for them.
+    # pydantic reads the metadata of every installed package to look for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "true")
-    os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports what lies in the current folder
+    # A child process must not import a module that happens to lie in the current folder.
+    os.environ["PYTHONSAFEPATH"] = "1"
     if not sys.stderr.isatty():
         os.environ.update(dict.fromkeys(BARS_OF_LIBRARIES, "1"))
     code: str | int | None = 0
@@ -100,19 +105,20 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     try:
         signal.signal(signal.SIGINT, partial(_stop, os.getpid()))
         for number in set(STOPS) - {signal.SIGINT}:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
                 signal.signal(number, partial(_stop, os.getpid()))
         sys.unraisablehook = _stop_again
         hear_stops()
         _refuse_non_text(arguments)
         check_numbers()
+        # Outside standalone mode typer raises its usage errors, so that they become JSON too.
         result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
         code = result if isinstance(result, int) else 0
     except SystemExit as end:
         code = end.code
     except (_CtrlC, Exception) as error:
-        # the making of a class in which a signal arrives raises another error in the place of the
-        # signal's
+        # A signal that arrives while a class is being made surfaces as another error. `_stop` has
+        # ignored SIGINT by then, which tells that a stop caused it.
         if isinstance(error, _CtrlC) or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
         else:
@@ -120,6 +126,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
                 _explain(error if isinstance(error, UserError) else _unforeseen(error)),
                 error,
             )
+    # From here on no signal may change the exit code.
     _ignore_stops()
     release_claims()
     sys.stdout.flush()
@@ -128,6 +135,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         code = _explain(
             Interrupted(f"standard output cannot be written: {lost.strerror}; the work is done")
         )
+    # Native code in a thread could abort the interpreter's own end and change the exit code.
     if code == Interrupted.exit_code and is_at_work():
         sys.stderr.flush()
         os._exit(code)
@@ -135,11 +143,11 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output or error. A terminal shows control characters other than colours instead of
-    obeying them.
+    """Standard output or error, as a stream that never raises OSError for a failed write.
 
-    What cannot be written, because its reader left or its disk is full, is lost, and the work goes
-    on.
+    On a terminal, control characters other than colours are escaped. Text that cannot be written,
+    because its reader left or its disk is full, is dropped and the work goes on; `lost` holds the
+    first error.
     """
 
     lost: OSError | None = None
@@ -163,27 +171,28 @@ class _Output(io.TextIOWrapper):
         self.flush()
 
     def _lose(self, error: OSError) -> int:
+        # Later writes go to the null device, so that none of them fails.
         self.lost = self.lost or error
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
         return 0
 
 
 def _take_streams() -> None:
-    """Write to standard output and error through `_Output`, in place of closed ones to nowhere.
+    """Replace standard output and error by `_Output`, and closed standard streams by the null
+    device.
 
     Characters that an encoding lacks are escaped.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            # Takes the lowest free number, which is the closed one's.
-            os.open(os.devnull, os.O_RDWR)
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: the closed stream's
             stream = os.fdopen(
                 descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False
             )
-            for each in (name, f"__{name}__"):
-                setattr(sys, each, stream)
-        # A rank's is.
+            for attribute in (name, f"__{name}__"):
+                setattr(sys, attribute, stream)
+        # A rank's streams come from its launcher as `_Output`: wrapping them again closed them.
         if (
             name != "stdin"
             and isinstance(stream, io.TextIOWrapper)
@@ -215,19 +224,22 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """Turn an error of the disk, of an option or of an unfit torch into a user's error, any other
-    into a Fault."""
-    # Click has it, or the copy that newer versions of typer have.
+    """Turn an error of an option, memory, disk, path or unfit torch into a user's error, and any
+    other error into a Fault.
+
+    With `--debug` a Fault's traceback goes to a temporary file.
+    """
+    # Told by its method: the class is click's, or that of the copy in newer versions of typer.
     if mistake := getattr(error, "format_message", None):
         return BadInput(mistake())
-    said, message = str(error), " ".join(str(error).split())
+    text, message = str(error), " ".join(str(error).split())
     number, file = getattr(error, "errno", None), getattr(error, "filename", None) or "a file"
-    if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in said:
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
         return HardwareMissing(f"this machine has too little memory for that: {message[:200]}")
-    if said == NO_HOME:
+    if text == NO_HOME:
         return BadInput("this user has no home directory: set HOME")
-    if said.startswith(CIRCLE):
-        return BadInput(f"{said.removeprefix(CIRCLE)} cannot be used: the links form a loop")
+    if text.startswith(CIRCLE):
+        return BadInput(f"{text.removeprefix(CIRCLE)} cannot be used: the links form a loop")
     if number in NO_DISK:
         return Interrupted(
             f"the disk failed at {file} ({cause(error)}); the same command continues from there"
@@ -239,7 +251,7 @@ def _unforeseen(error: Exception) -> UserError:
             check_torch()
         except BadInput as unfit:
             return unfit
-    place = "`--debug` keeps where it arose in a file"
+    hint = "`--debug` keeps where it arose in a file"
     if DEBUG in os.environ:
         import tempfile
         import traceback
@@ -248,21 +260,24 @@ def _unforeseen(error: Exception) -> UserError:
             "w", prefix="mlm-fault-", suffix=".txt", delete=False
         ) as file:
             traceback.print_exception(error, file=file)
-        place = f"{file.name} says where it arose"
+        hint = f"{file.name} says where it arose"
     return Fault(
         f"a fault of this program, please report it: {type(error).__name__}: {message[:300]};"
-        f" {place}"
+        f" {hint}"
     )
 
 
 class _CtrlC(BaseException):
-    """Ctrl-C; not an Exception, so that code which catches the errors of libraries does not catch
-    it."""
+    """A stop by a signal. It is not an Exception, so that code which catches the errors of
+    libraries lets it through."""
 
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
-    """End the command with its exit code, which no second signal changes, and a forked process at
-    once."""
+    """Raise `_CtrlC` in the command itself and ignore further stops.
+
+    A process that was forked from the command raises it for SIGINT alone. Any other signal ends the
+    forked process at once.
+    """
     if os.getpid() == command or number == signal.SIGINT:
         _ignore_stops()
         raise _CtrlC
@@ -277,8 +292,8 @@ def _ignore_stops() -> None:
 
 
 def _stop_again(ignored: Any) -> None:
-    """Raise the stop once more, a moment later: Python drops an exception that a finalizer or a
-    callback raises."""
+    """Raise a stop once more, 10 ms later: Python drops an exception that a finalizer or a callback
+    raises."""
     if issubclass(ignored.exc_type, _CtrlC):
         signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
         signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -290,6 +305,6 @@ def _explain(error: UserError) -> int:
     _ignore_stops()
     if error.on_every_rank or is_first_rank():
         shown = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in str(error))
-        said = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
-        print(json.dumps(said) if JSON_ERRORS in sys.argv else f"error: {shown}", file=sys.stderr)
+        report = {"error": type(error).__name__, "exit_code": error.exit_code, "message": shown}
+        print(json.dumps(report) if JSON_ERRORS in sys.argv else f"error: {shown}", file=sys.stderr)
     return error.exit_code

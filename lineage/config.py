@@ -28,15 +28,16 @@ class Config(BaseModel):
 
 
 LONGEST_CHAIN = 20
-"""Most files in a chain of `extends`."""
+"""Largest number of files in a chain of `extends`."""
 MOST_BYTES = 1 << 20
 DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){64}""")
-"""A key inside of 64 tables: tomllib's time rises with the square of the depth."""
+"""Matches a key inside of 64 tables, which is refused: tomllib's time rises with the square of the
+depth."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
-    """Read `path` with what it extends, apply `section.key=value` overrides, and validate.
+    """Read `path` over the file that it extends, apply `section.key=value` overrides, and validate.
 
     Raises BadInput naming the dotted key, with the nearest known key where one is close.
     """
@@ -47,20 +48,22 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """Apply `section.key=value` overrides and validate again."""
+    """Apply `section.key=value` overrides and validate again. Raises BadInput as `load_config`
+    does."""
     values = reduce(_merge, map(_parse_override, overrides), config.model_dump(mode="json"))
     return parse_config(values, type(config), "--set")
 
 
 def to_toml(config: BaseModel) -> str:
-    """A TOML file of the values that differ from the defaults; it gives the same configuration."""
+    """Return a TOML file of the values that differ from the defaults. Reading it gives an equal
+    configuration."""
     lines, sections = [], []
     for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(value, dict):
             sections += [
                 "",
                 f"[{key}]",
-                *(f"{name} = {json.dumps(each)}" for name, each in value.items()),
+                *(f"{name} = {json.dumps(entry)}" for name, entry in value.items()),
             ]
         else:
             lines.append(f"{key} = {json.dumps(value)}")
@@ -68,7 +71,7 @@ def to_toml(config: BaseModel) -> str:
 
 
 def flatten(values: JSON, prefix: str = "") -> JSON:
-    """Values of nested sections by dotted key, such as `train.seed`."""
+    """Return the values of nested sections by dotted key, such as `train.seed`."""
     flat: JSON = {}
     for key, value in values.items():
         flat |= (
@@ -80,7 +83,8 @@ def flatten(values: JSON, prefix: str = "") -> JSON:
 
 
 def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
-    """Validate plain values against `model`; `where` names their origin in the error sentence."""
+    """Validate plain values against `model`. Raises BadInput, whose sentence gives `where` as their
+    origin."""
     try:
         if _is_too_large(values):
             raise BadInput(f"{where} has an integer of more than 63 bits")
@@ -98,7 +102,12 @@ def _is_too_large(value: object) -> bool:
 
 
 def read_toml(path: Path, seen: tuple[Path, ...] = ()) -> JSON:
-    """Read a file; its values replace those of the file that it extends."""
+    """Return the values of a TOML file over the values of the file that it extends. `seen` are the
+    files that extend this one.
+
+    Raises BadInput for a file that is missing, unreadable, not TOML or nested too deeply, and for a
+    chain of `extends` that is too long or a circle.
+    """
     if len(seen) == LONGEST_CHAIN:
         raise BadInput(f"{seen[0]}: `extends` goes on for more than {LONGEST_CHAIN} files")
     if path.resolve() in seen:
@@ -135,6 +144,8 @@ def _merge(base: JSON, over: JSON) -> JSON:
 
 
 def _parse_override(text: str) -> JSON:
+    """Return `section.key=value` as nested values. A value that is not TOML is taken as text.
+    Raises BadInput for any other form."""
     dotted, equals, raw = text.partition("=")
     if not equals or not all(dotted.split(".")) or DEEP.match(dotted):
         raise BadInput(f"override {text!r} is not of the form section.key=value")
@@ -142,13 +153,13 @@ def _parse_override(text: str) -> JSON:
         value: Any = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
         value = raw
-    for part in reversed(dotted.split(".")):
-        value = {part: value}
+    for key in reversed(dotted.split(".")):
+        value = {key: value}
     return dict(value)
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all keys of a model and of its sections."""
+    """Yield the dotted names of all keys of a model and of its sections."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         for kind in (field.annotation, *get_args(field.annotation)):
@@ -157,12 +168,14 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """Return one sentence on what validation refused: the first unknown key, with the nearest known
+    one, or else the first error. Further errors are counted."""
     errors = error.errors()
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+    first = next((fault for fault in errors if fault["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])
-    dotted = ".".join(str(part) for part in location)
+    dotted = ".".join(str(step) for step in location)
     unknown = [
-        ".".join(map(str, each["loc"])) for each in errors if each["type"] == "extra_forbidden"
+        ".".join(map(str, fault["loc"])) for fault in errors if fault["type"] == "extra_forbidden"
     ][1:]
     more = f"; also unknown: {', '.join(unknown)}" if unknown else ""
     if others := len(errors) - 1 - len(unknown):
@@ -172,13 +185,13 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
         keys = list(_keys(model))
         home = next((key for key in keys if key.endswith(f".{name}")), "")
         known = getattr(model, "other_names", {}).get(location[-1]) or home
-        every = sorted({key.rpartition(".")[2] for key in keys})
-        hint = f"here it is {known}" if known else did_you_mean(name, every, "")
+        names = sorted({key.rpartition(".")[2] for key in keys})
+        hint = f"here it is {known}" if known else did_you_mean(name, names, "")
         return "; ".join(filter(None, (f"unknown key {dotted!r}", hint))) + more
     if first["type"] == "missing":
         return f"missing key {dotted!r}{more}"
-    said = (
+    text = (
         first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, such as ['a']")
     )
-    message = said.replace("Input should", f"{first['input']!r:.60} should", 1)
+    message = text.replace("Input should", f"{first['input']!r:.60} should", 1)
     return f"{dotted}: {message}{more}" if dotted else f"{message}{more}"

@@ -20,21 +20,21 @@ from mlm_repro.lineage.errors import IntegrityFailure, UserError
 from mlm_repro.lineage.progress import Progress
 
 ENTRY = ("bytes", int), ("sha256", str)
-"""Keys of a file in a completion marker."""
+"""Keys of a file's entry in a completion marker, with their types."""
 DERIVED = ("report", "wandb", "mlflow")
 """Folders whose content is derived from other files; libraries change the last two, for example on
 upload."""
 
 
 def sha256_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's bytes. Raises OSError for a path that is not a readable
-    file."""
+    """Return the hexadecimal SHA-256 of a file's bytes. Raises OSError for a path that is not a
+    readable file."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_json(value: Any) -> str:
-    """Hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
+    """Return the hexadecimal SHA-256 of a JSON value in canonical form (sorted keys, no spaces)."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
@@ -42,14 +42,14 @@ def sha256_json(value: Any) -> str:
 
 
 def bytes_below(directory: Path) -> int:
-    """Total size of all files below a directory."""
+    """Return the total size of all files below a directory, in bytes."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """Write the completion marker of a finished directory and return its digest.
 
-    `known` has the SHA-256 of files that need not be read again, by name.
+    `known` has SHA-256 digests that need not be computed, by file name.
     """
     files = {}
     paths = _sealed_files(directory)
@@ -57,7 +57,9 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
         directory / folder for path in paths for folder in path.relative_to(directory).parents
     }
     for written in [*paths, *folders]:
-        sync(written)  # a seal that outlives a power cut is of files and of removals that do
+        # A seal that survives a power cut needs files, names and removals that survive it too: a
+        # harness that loses unsynced writes found names and old checkpoints that did not.
+        sync(written)
     with Progress(
         f"sealing {directory.name}", sum(path.stat().st_size for path in paths), "bytes"
     ) as progress:
@@ -72,28 +74,29 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
 
 
 def is_sealed(directory: Path) -> bool:
-    """True if the directory has a completion marker."""
+    """Return True if the directory has a completion marker."""
     return (directory / MARKER).is_file()
 
 
 def read_digest(directory: Path) -> str:
-    """The digest written in the completion marker, without checking the files."""
+    """Return the digest in the completion marker, without checking the files. Raises
+    IntegrityFailure if there is no readable marker."""
     return str(_read_marker(directory)["digest"])
 
 
 def sealed_files(directory: Path) -> dict[str, JSON]:
-    """Size and SHA-256 of each file in the completion marker, by name."""
+    """Return size and SHA-256 of each file in the completion marker, by name."""
     return dict(_read_marker(directory)["files"])
 
 
 def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
-    """The directory of this digest: `place`, or one beside it or in another of the folders; None if
-    it is not here.
+    """Return the directory with this digest: `place`, a sibling of it, or one in `folders`; None if
+    none of them has it.
 
-    A name may lead elsewhere by now, such as the link to a dataset that was built anew: digests
-    decide.
+    The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that
+    was built anew.
     """
     for path in chain(
         [place],
@@ -106,8 +109,8 @@ def by_digest(
 
 
 def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
-    """Digest of a sealed directory's files other than `without`: equal for equal content made at
-    different times."""
+    """Return a digest of a sealed directory's files other than `without`: equal for equal content
+    made at different times."""
     return sha256_json(
         {name: entry for name, entry in sealed_files(directory).items() if name not in without}
     )
@@ -116,8 +119,8 @@ def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
 def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: True) -> str:
     """Compare every file with the completion marker and return the directory's digest.
 
-    Of a file for which `is_read` is false only the size is compared. Raises IntegrityFailure naming
-    the first file that is missing, added or changed.
+    Files for which `is_read` returns False are compared by size alone. Raises IntegrityFailure
+    naming the first file that is missing, added or changed.
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]
@@ -160,6 +163,8 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
 
 
 def _read_marker(directory: Path) -> JSON:
+    """Return the completion marker of a directory. Raises IntegrityFailure if it is missing,
+    unreadable or of another form."""
     path = directory / MARKER
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")
@@ -167,8 +172,10 @@ def _read_marker(directory: Path) -> JSON:
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
     try:
         marker = read_json(path)
-        every = marker["files"].values()
-        types = {tuple((key, type(value)) for key, value in sorted(file.items())) for file in every}
+        entries = marker["files"].values()
+        types = {
+            tuple((key, type(value)) for key, value in sorted(file.items())) for file in entries
+        }
         if (
             marker.keys() != {"digest", "files"}
             or type(marker["digest"]) is not str
@@ -181,7 +188,8 @@ def _read_marker(directory: Path) -> JSON:
 
 
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
-    """Sorted files that the seal covers: all but the marker, derived folders and hidden files."""
+    """Return the files that the seal covers, sorted: all but the marker, derived folders and hidden
+    files. Raises IntegrityFailure for a link to a directory that is not sealed."""
     files: list[Path] = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:

@@ -37,7 +37,7 @@ KIND_OF_CPU = ("cpu family", "model", "CPU implementer", "CPU part")
 
 @cache
 def describe_environment() -> Environment:
-    """Versions, hardware and source state."""
+    """Return the versions, hardware, source state and command line of this process."""
     return Environment(
         mlm_repro=VERSION,
         source=source_state(),
@@ -55,8 +55,11 @@ def describe_environment() -> Environment:
 
 @cache
 def code_digest() -> str:
-    """SHA-256 of the files that a training runs: those of the engine and of what it imports, of any
-    release."""
+    """Return the SHA-256 of the source files that a training runs, in engine, data_pipeline and
+    lineage.
+
+    Releases whose source files are equal have equal digests.
+    """
     paths = (
         path for room in ("data_pipeline", "engine", "lineage") for path in (HOME / room).rglob("*")
     )
@@ -65,10 +68,10 @@ def code_digest() -> str:
 
 
 def source_state() -> JSON:
-    """Git commit of the clone, or build of the wheel, that the code runs from; `dirty` is True if a
-    clone was changed.
+    """Return the git commit of the clone, or the build of the wheel, that the code runs from.
+    `dirty` is True if files of the clone were changed.
 
-    For a copy of the files without either, `MLM_COMMIT` names the commit.
+    For a copy of the files that is neither, `MLM_COMMIT` names the commit.
     """
     if not (HOME / ".git").exists():
         copied = os.environ.get("MLM_COMMIT")
@@ -79,12 +82,12 @@ def source_state() -> JSON:
 
 
 def available_cores() -> int:
-    """Number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """Physical memory; None if the system does not report it."""
+    """Return the physical memory in bytes, or None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -93,8 +96,8 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[JSON]:
-    """Name and memory of each NVIDIA GPU that this process may use, from nvidia-smi; empty without
-    one."""
+    """Return name and memory in bytes of each NVIDIA GPU that this process may use, as nvidia-smi
+    reports them; an empty list without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     rows = _output(
@@ -112,8 +115,8 @@ def list_gpus() -> list[JSON]:
 
 
 def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
-    """GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to the first
-    unknown name."""
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names by number or by a prefix of the UUID, up to
+    the first unknown name."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return [gpu for _, gpu in gpus]
@@ -131,24 +134,25 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
 
 
 def user_cache(name: str) -> Path:
-    """Folder for files that can be made again: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below
-    `~/.cache`."""
+    """Return this user's folder for recomputable files: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the
+    same below `~/.cache`. Raises RuntimeError if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 
 def cpu_name() -> str:
-    """The processor's name, family and model; virtual machines shorten the name."""
+    """Return the processor's name, family and model. Virtual machines shorten the name, so that it
+    alone does not tell processors apart."""
     facts = _cpu_facts()
     name = facts.get("model name") or platform.processor() or platform.machine()
     kind = ", ".join(
-        f"{part.removeprefix('cpu ')} {facts[part]}" for part in KIND_OF_CPU if part in facts
+        f"{key.removeprefix('cpu ')} {facts[key]}" for key in KIND_OF_CPU if key in facts
     )
     return f"{name} ({kind})" if kind else name
 
 
 def processor_kind() -> tuple[str, str]:
-    """The processor's vendor, family and model, or its name without these, and its vector
-    instructions."""
+    """Return two texts: the machine with the processor's vendor, family and model (or its name
+    without these), and its vector instructions."""
     facts = _cpu_facts()
     kind = (
         " ".join(f"{name} {facts[name]}" for name in ("vendor_id", *KIND_OF_CPU) if name in facts)

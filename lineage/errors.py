@@ -5,19 +5,22 @@ import signal
 from collections.abc import Iterable
 
 STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
-"""Signals that stop a command: a second one changes nothing, and one that was ignored from the
-start stays so."""
+"""Signals that stop a command. A second one changes nothing. A signal other than SIGINT that was
+ignored at the start, as under nohup, stays ignored."""
 KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
-"""Environment variable of a command that leaves nothing to continue from."""
+"""Environment variable that a command sets if it leaves no finished work from which it could
+continue."""
 
 
 def afterwards() -> str:
-    """Says how the same command goes on after an interruption."""
+    """Return the words for what the same command does after an interruption: it begins anew or
+    continues."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A question with the known name nearest to `name`; `otherwise` where none is near."""
+    """Return a question with the known name nearest to `name`, or `otherwise` if no name is
+    near."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, 1)
@@ -25,7 +28,8 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
 
 
 def cause(error: Exception) -> str:
-    """Return the system's words for an OSError, without number and path; another error's text."""
+    """Return the system's words for an OSError, without number and path, or the text of another
+    error."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -35,7 +39,7 @@ class UserError(Exception):
 
     exit_code = 2
     on_every_rank = False
-    """True if every rank of a distributed run prints it, False if only rank 0 does."""
+    """True if every rank of a distributed run prints the error, False if only rank 0 does."""
 
     def __init__(self, sentence: object, on_every_rank: bool = False) -> None:
         super().__init__(sentence)
@@ -49,8 +53,8 @@ class BadInput(UserError):
 
 
 class Diverged(UserError):
-    """A loss is not a number, or a claim, an answer, a layout or another run is beyond its
-    tolerance: exit code 3."""
+    """A loss is not a number, or a result is beyond its tolerance, such as a claim, an answer, a
+    layout or another run: exit code 3."""
 
     exit_code = 3
 
@@ -63,7 +67,7 @@ class HardwareMissing(UserError):
 
 
 class HardwareFault(HardwareMissing):
-    """A rank did not come in time, and in another attempt it may: exit code 4."""
+    """A rank did not join in time, and another attempt may succeed: exit code 4."""
 
 
 class DataMissing(UserError):

@@ -1,5 +1,5 @@
-"""Libraries that may be missing or unfit: those of an extra, and torch, of which only the metadata
-is read."""
+"""Libraries that may be missing or have an unfit version: those that an extra installs, and torch,
+which is checked by its metadata without an import."""
 
 import re
 from importlib import import_module
@@ -8,8 +8,8 @@ from types import ModuleType
 from mlm_repro.lineage.errors import BadInput
 
 TORCH_RANGE = ">=2.11,<2.16"
-"""The range in `pyproject.toml`. A build before a release, such as NVIDIA's 2.12.0a0, counts as
-that release."""
+"""Versions of torch that fit, as in `pyproject.toml`. A build before a release, such as NVIDIA's
+2.12.0a0, counts as that release."""
 
 
 class ExtraMissing(BadInput):
@@ -17,7 +17,7 @@ class ExtraMissing(BadInput):
 
 
 def install_command(extra: str) -> str:
-    """The command that installs the libraries of an extra."""
+    """Return the command that installs the libraries of an extra."""
     return f"pip install 'mlm-repro[{extra}]'"
 
 
@@ -38,14 +38,14 @@ def check_torch() -> None:
     """Raise BadInput if torch is absent or outside `TORCH_RANGE`."""
     if not (number := installed("torch")):
         raise BadInput(f"torch is not installed: pip install 'torch{TORCH_RANGE}'")
-    first, end = (_release(part) for part in TORCH_RANGE.split(","))
+    first, end = (_release(bound) for bound in TORCH_RANGE.split(","))
     if not first <= _release(number) < end:
         wanted = f"torch{TORCH_RANGE}"
         raise BadInput(f"torch {number} does not fit, {wanted} is needed: pip install '{wanted}'")
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed package; None for one that is not there."""
+    """Return the version of an installed package, or None if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,5 +1,4 @@
-"""The base of file schemas, how files are read and written with them, and the schema of a run's
-manifest.
+"""The base class of file schemas, their readers and writers, and the schema of a run's manifest.
 
 Writer and reader of a file use one class, which stands in the folder of the writer.
 """
@@ -18,25 +17,26 @@ from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import IntegrityFailure
 
 SAME = 1e-9
-"""Relative tolerance of a number that is computed again from rounded ones or on another
+"""Relative tolerance of a number that is recomputed from rounded numbers or on another
 processor."""
-GIVES = "what it is made of gives"
-FORMER = {"english", "expected_candidate_precision", "matrix_gflops"}
-"""Keys that earlier versions wrote into documents."""
+GIVES = "its inputs give"
+RETIRED_KEYS = {"english", "expected_candidate_precision", "matrix_gflops"}
+"""Keys that earlier versions wrote into documents, and that readers skip."""
 
 
 class FileSchema(BaseModel):
-    """A file, or a part of a file. Fields are checked, numbers are finite, and unknown keys are
-    ignored."""
+    """A file, or a part of one, as a frozen model: fields are checked, numbers are finite, and
+    unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
 
     def to_json(self) -> JSON:
-        """Plain JSON values without the fields that were not given."""
+        """Return plain JSON values, without the fields that were not given."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def to_line(self) -> str:
-        """A line of a `.jsonl` file. Raises ValueError for a number that is not finite."""
+        """Return the line of a `.jsonl` file, newline included. Raises ValueError for a number that
+        is not finite."""
         return json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -44,23 +44,27 @@ SchemaT = TypeVar("SchemaT", bound=FileSchema)
 
 
 def write_document(path: Path, document: FileSchema) -> None:
-    """Replace `path` with indented JSON."""
+    """Replace `path` with the document as indented JSON."""
     write_json(path, document.to_json())
 
 
 def read_document(path: Path, model: type[SchemaT]) -> SchemaT:
-    """Read a file and check it against a schema. Raises IntegrityFailure if it does not fit."""
+    """Read a JSON file and check it against a schema. Raises IntegrityFailure if it cannot be read
+    or does not fit."""
     return parse_document(read_values(path), model, path.name)
 
 
 def write_lines(path: Path, lines: Iterable[FileSchema]) -> None:
-    """Replace `path` with a line of JSON for each of them."""
+    """Replace `path` with one line of JSON for each document."""
     write_text(path, "".join(line.to_line() for line in lines))
 
 
 def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
-    """Read a file of lines and check each against a schema. Raises IntegrityFailure, which names
-    the line."""
+    """Read a `.jsonl` file and check each line against a schema.
+
+    Raises IntegrityFailure if the file cannot be read, or if a line does not fit, which the
+    sentence numbers.
+    """
     try:
         values = [parse_json(line) for line in read_bytes(path).splitlines()]
     except (ValueError, OSError) as error:
@@ -72,7 +76,8 @@ def read_lines(path: Path, model: type[SchemaT]) -> list[SchemaT]:
 
 
 def read_values(path: Path) -> Any:
-    """The file's JSON. Raises IntegrityFailure if the file has none."""
+    """Return the JSON value of a file. Raises IntegrityFailure if it cannot be read or is not
+    JSON."""
     try:
         return read_json(path)
     except (ValueError, OSError) as error:
@@ -80,7 +85,8 @@ def read_values(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JSON:
-    """The file's JSON object. Raises IntegrityFailure with the whole path if the file has none."""
+    """Return the JSON object of a file. Raises IntegrityFailure with the whole path if the file
+    cannot be read or holds anything else."""
     try:
         values = read_values(path)
     except IntegrityFailure as error:
@@ -97,20 +103,23 @@ def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        where = ".".join(str(step) for step in first["loc"]) or "the whole file"
         raise IntegrityFailure(
             f"{name} is not what it should be: {where}: {first['msg']}"
         ) from error
 
 
 def one_line(error: object) -> str:
-    """The error's message, or another value's text, short and without line breaks."""
+    """Return the text of an error or another value without line breaks, at most 200 characters."""
     return " ".join(str(error).split())[:200]
 
 
 def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator[str]:
-    """A sentence for each part of a stated value, such as a key of a file, that is not what was
-    made again."""
+    """Yield one sentence for each field, at any depth, whose stated and recomputed values differ.
+
+    Floats may differ by `SAME`. A sentence names the field by `where`, and `by` introduces the
+    recomputed value.
+    """
     said, gives = (
         value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives)
     )
@@ -122,8 +131,8 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
         and isinstance(gives, list | tuple)
         and len(said) == len(gives)
     ):
-        for number, (stated, made) in enumerate(zip(said, gives, strict=True), 1):
-            yield from unlike(f"{where}, {number}", stated, made, by)
+        for number, (stated_item, remade) in enumerate(zip(said, gives, strict=True), 1):
+            yield from unlike(f"{where}, {number}", stated_item, remade, by)
     elif (
         isinstance(said, float | int)
         and isinstance(gives, float)
@@ -135,7 +144,7 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
 
 
 class Remade(NamedTuple):
-    """A value that files state, beside what is made again of what they were made of."""
+    """A stated value and its recomputed counterpart, for `unlike` to compare."""
 
     where: str
     said: object
@@ -144,42 +153,45 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Something that belongs to a run and is not here, or is never made again."""
+    """Something that a check of a run would need and that is not on this machine, or that is never
+    recomputed."""
 
     name: str
     ever: bool = True
-    """False for what is never made again."""
+    """False for something that is never recomputed, True for something that is missing here."""
 
 
 class Parent(NamedTuple):
-    """A directory that another was made of, or that lies in it, to be checked down to its
-    leaves."""
+    """A directory that a run was made from, or that lies in it, and that is checked in turn down to
+    its leaves."""
 
     place: Path
     name: str = ""
-    """Name of the input in the manifest; empty where no digest is stated."""
+    """Name of the input in the manifest; empty if the manifest states no digest of it."""
     digest_of: Callable[[Path], str] = read_digest
     strictly: bool = True
-    """True if what it lacks is lacking here too."""
+    """True if what this directory lacks counts as lacking in the run too, False if it is only
+    reported as not recomputed."""
 
 
 Comparisons = Iterator[str | Remade | Absent | Parent]
 
 
 def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
-    """Stated fields of a document beside the values that they must have."""
+    """Pair the fields that a document states with the `values` that they must have."""
     return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 
 def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """A sentence for each key of a document that its schema does not have, or reads as another
-    value."""
+    """Yield a sentence for each key of a document that its schema lacks or reads as another value.
+    Raises IntegrityFailure if the document does not fit the schema at all."""
     values = parse_json(
-        json.dumps(values), lambda pairs: {key: each for key, each in pairs if key not in FORMER}
+        json.dumps(values),
+        lambda pairs: {key: entry for key, entry in pairs if key not in RETIRED_KEYS},
     )
     read = parse_document(values, schema, where)
     known = {
-        key: each for key, each in read.to_json().items() if key not in (read.model_extra or {})
+        key: entry for key, entry in read.to_json().items() if key not in (read.model_extra or {})
     }
     yield from unlike(where, values, known, "a file of its kind has")
 
@@ -193,7 +205,7 @@ class Environment(FileSchema):
 
     mlm_repro: str = ""
     source: JSON = Field(default_factory=dict)
-    """The commit, and True as `dirty` if files differed from it."""
+    """The commit of the code; `dirty` is True if files differed from the commit."""
     python: str = ""
     platform: str = ""
     cpu: str = ""
@@ -208,13 +220,13 @@ class Environment(FileSchema):
 
     @property
     def machine(self) -> str:
-        """Processor, cores and GPUs."""
-        parts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)
-        return ", ".join(part for part in parts if part) or "hardware not recorded"
+        """Processor, cores and GPUs, as text."""
+        facts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)
+        return ", ".join(fact for fact in facts if fact) or "hardware not recorded"
 
     @property
     def code(self) -> str:
-        """Release and commit of this package."""
+        """Release and commit of this package, as text."""
         commit = str(self.source.get("commit") or "")[:12]
         return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
 
@@ -226,22 +238,22 @@ class Environment(FileSchema):
 
 
 class Attempt(FileSchema):
-    """One process that worked on a training: from where, at which layout, by which code, and
-    where."""
+    """One process that worked on a training: its first iteration, its layout, its code, its machine
+    and its command."""
 
     iteration: int
-    """Iterations that were finished when it began."""
+    """Number of iterations that were finished when the attempt began."""
     parallel: JSON = Field(default_factory=dict)
     ranks: int
     began: str = ""
     code: str = ""
-    """Digest of the files that a training runs, `code_digest`."""
+    """SHA-256 of the source files that a training runs, from `code_digest`."""
     release: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     machine: str = ""
     command: list[str] = Field(default_factory=list)
     before: str = ""
-    """Digest of the attempt before it, of the first one the run's identity."""
+    """Digest of the attempt before this one; for the first attempt the run's identity."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
@@ -253,7 +265,7 @@ class Attempt(FileSchema):
 
 
 class Manifest(FileSchema):
-    """manifest.json: kind, configuration and inputs of a run, written before anything else."""
+    """manifest.json: kind, configuration and inputs of a run, written before any other file."""
 
     name: str
     kind: str
@@ -271,17 +283,18 @@ class Manifest(FileSchema):
     parents: dict[str, str] = Field(default_factory=dict)
     environment: Environment = Environment()
     attempts: list[Attempt] = Field(default_factory=list)
-    """All that worked on a training, each with the digest of the one before."""
+    """All processes that worked on a training, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
-    """Layouts of a training that an earlier version began, in the place of attempts."""
+    """Layouts of a training that began under a version which recorded no attempts."""
 
     @property
     def layouts_in_turn(self) -> list[Attempt]:
-        """The attempts of a training that changed its layout, and the first one."""
+        """The first attempt, and each later one whose layout or number of ranks differs from the
+        one before."""
         attempts = self.attempts or self.layouts
-        turns = [(each.parallel, each.ranks) for each in attempts]
+        turns = [(attempt.parallel, attempt.ranks) for attempt in attempts]
         return [
-            each
-            for number, each in enumerate(attempts)
+            attempt
+            for number, attempt in enumerate(attempts)
             if not number or turns[number] != turns[number - 1]
         ]

@@ -1,5 +1,5 @@
 """Kinds of sealed directories: the files that each must and may have, its name, and how its files
-follow.
+follow from one another.
 
 Each room declares its kinds beside the schemas of their files. Lists are closed: a directory that
 they do not describe is not verified. Imports no torch.
@@ -31,15 +31,15 @@ KEYS = {
     "parents",
     "environment",
 }
-"""Keys of every manifest."""
+"""Keys that every manifest must have."""
 NAME = "[^/]+"
 PIECES = (
     rf"(model|optimizer|memory)-{NAME}\.safetensors|"
     rf"(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 )
-"""Files of a checkpoint that are not its configuration and progress."""
+"""Matches the files of a checkpoint other than its configuration and progress."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
-"""Hidden files and what libraries wrote, which no seal covers."""
+"""Matches hidden files and the files of logging libraries, which no seal covers."""
 ALWAYS_FREE = (
     "manifest.json created",
     "manifest.json environment",
@@ -48,46 +48,52 @@ ALWAYS_FREE = (
 
 
 class Kind(NamedTuple):
-    """A kind of sealed directory."""
+    """The rules for one kind of sealed directory."""
 
     files: Mapping[str, type[FileSchema] | None]
-    """Files that it has, with the schemas of those that are documents."""
+    """Required files by name, each with its schema, or None if it is not a JSON document."""
     others: str = "(?!)"
-    """Regular expression of the further files that it may have."""
+    """Regular expression of the names of optional files."""
     name: Callable[[JSON], str] = lambda config: NAME
-    """Regular expression of the name that its configuration gives."""
+    """Function from a configuration to the regular expression of the run's name."""
     outside: frozenset[str] = frozenset()
-    """Sections of its configuration outside its identity."""
+    """Sections of the configuration that the identity does not cover."""
     settings: Callable[[JSON], JSON] = lambda config: config
-    """The values of its configuration that differ from their defaults; its identity is of them."""
+    """Function from a configuration to the values that differ from their defaults, which the
+    identity covers."""
     schema: int = 1
-    """Version of its schema, by which this program reads its settings."""
+    """Current version of the kind's schema. Settings under another version are not recomputed."""
     free: tuple[str, ...] = ()
-    """Files, each with keys, that nothing contradicts; `mlm-verify run` prints them."""
+    """Files, each with keys, that no check can contradict; `mlm-verify run` prints them."""
     made: tuple[Callable[[Path], Comparisons], ...] = ()
-    """How its files follow from one another and from what it was made of."""
+    """Checks that recompute files of the directory from one another and from the run's inputs."""
 
 
 def differing(model: type[BaseModel], values: JSON) -> JSON:
-    """The values that differ from the defaults of a model."""
+    """Return the plain values of a configuration that differ from the defaults of `model`, which
+    validates them."""
     return model.model_validate(values).model_dump(mode="json", exclude_defaults=True)
 
 
 def parts_within(run: Path) -> list[Path]:
-    """Sealed directories inside of a run, and all that lie where its checkpoints do, without hidden
-    ones."""
+    """Return the sealed directories inside of a run and all folders in its `checkpoints`, sorted,
+    without hidden ones."""
     markers = (marker.parent for marker in run.rglob(MARKER))
-    places = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {run}
+    directories = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {
+        run
+    }
     return sorted(
-        path for path in places if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/")
+        path
+        for path in directories
+        if not OUTSIDE.fullmatch(f"{path.relative_to(run).as_posix()}/")
     )
 
 
 def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
-    """A sentence for each file, key and name that a directory of this kind does not have, or must
-    not have.
+    """Yield a sentence for each file, key, setting or name by which a directory departs from its
+    kind.
 
-    `values` are those of its manifest, none for a kind without one.
+    `values` is its manifest, empty for a kind without one.
     """
     missing = {*kind.files, MARKER, *([MANIFEST] if values else [])}
     known = rf"{'|'.join(map(re.escape, missing))}|{kind.others}"
@@ -115,6 +121,7 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
             f"{MANIFEST} of {directory.name} has more outside of its identity than where the run"
             " takes place"
         )
+    # Under another version of the schema the settings cannot be recomputed by this program.
     if values.get("schema_version") == kind.schema:
         counted = {
             key: value
@@ -136,14 +143,14 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
 
 
 def _is_name_for(link: Path) -> bool:
-    """True for a run's short name beside it."""
+    """Return True if the link is a run's short name, which points at the run beside it."""
     target = os.readlink(link)
     return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
 
 
 def _repeated(path: Path, where: str) -> Iterator[str]:
-    """A sentence for a file with a key that stands twice in one object: readers take one of the
-    values."""
+    """Yield a sentence if the file is not JSON, or if an object has a key twice, because readers
+    take only one of the values."""
 
     def once(pairs: list[tuple[str, Any]]) -> JSON:
         if len(values := dict(pairs)) < len(pairs):
@@ -152,8 +159,8 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
     text = path.read_bytes()
     try:
-        for each in text.splitlines() if path.suffix == ".jsonl" else (text,):
-            parse_json(each, once)
+        for document in text.splitlines() if path.suffix == ".jsonl" else (text,):
+            parse_json(document, once)
     except KeyError:
         yield f"{where} has a key twice"
     except ValueError:
@@ -161,7 +168,8 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Names of hidden files and of folders that libraries wrote."""
+    """Return the top-level names of hidden files and of the folders of logging libraries, without
+    the lock."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

@@ -1,5 +1,5 @@
-"""Locks that admit one process to a directory or to the place of a file; unfinished files of killed
-processes."""
+"""Locks that admit one process to a directory or to an output path, and the removal of files that
+killed processes left unfinished."""
 
 import fcntl
 import os
@@ -18,13 +18,14 @@ from mlm_repro.lineage.variables import is_first_rank
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 _CLAIMS: list[tuple[Path, int]] = []
-"""Locks of places that were claimed, with the process that did: a forked one leaves them alone."""
+"""Locks of claimed output paths, each with the id of the process that claimed it: a forked process
+leaves its parent's alone."""
 UNFINISHED = (
     r"\.(iter_\d{{7}}\.partial|"
     r"manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 )
-"""Names of unfinished files and directories, and of replaced ones, by the marks of their
-holders."""
+"""Regular expression, to be formatted with the marks of their holders, of the names of unfinished
+and of replaced files and directories."""
 
 
 class NoLocks(BadInput):
@@ -33,15 +34,17 @@ class NoLocks(BadInput):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock `directory` for this process, before and after which what killed writers left in it is
-    removed.
+    """Hold the lock of `directory` during the block. Before and after it, remove what killed
+    writers left there.
 
-    Raises BadInput if another process holds it. The lock ends with the process.
+    Raises BadInput if another process holds the lock. The lock ends with the process.
     """
     path = directory / LOCK
     descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")
     try:
         _HELD[path] = descriptor
+        # Every holder appends its mark, and a holder that is killed leaves the lock file behind. A
+        # marked file is removed only if its mark is there: others may be a living process's.
         mark = os.environ.setdefault(HOLDER, f"{os.urandom(4).hex()}-")
         earlier = os.pread(descriptor, 1 << 16, 0).decode("ascii", "replace").split()
         os.pwrite(descriptor, f"{mark}\n".encode(), 10 * len(earlier))
@@ -49,20 +52,23 @@ def locked(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Of killed children: their mark goes with the lock.
+            # Killed children carry this mark, which is lost when the lock file is removed.
             _remove_leftovers(directory, [mark])
     finally:
         _release(path)
 
 
 def _take(path: Path, held: str) -> int:
-    """Make and lock a file, and return its descriptor. Raises BadInput with the sentence `held` if
-    another has it."""
+    """Create a file, lock it and return its descriptor.
+
+    Raises BadInput with the sentence `held` if another process has locked it, and NoLocks if the
+    file system cannot lock.
+    """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:
+        except FileNotFoundError:  # another command has just removed the folder
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,10 +76,13 @@ def _take(path: Path, held: str) -> int:
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 raise BadInput(held) from None
-            place = f"{path.parent} is on a file system that cannot lock files ({error.strerror})"
+            sentence = (
+                f"{path.parent} is on a file system that cannot lock files ({error.strerror})"
+            )
             raise NoLocks(
-                f"{place}: choose a folder on another one, such as a local disk"
+                f"{sentence}: choose a folder on another one, such as a local disk"
             ) from error
+        # The former holder may have removed the file between its opening and its locking.
         if _is_same(descriptor, path):
             return descriptor
         os.close(descriptor)
@@ -87,7 +96,7 @@ def _release(path: Path) -> None:
 
 
 def release_claims() -> None:
-    """Give back every place that this process claimed."""
+    """Release every output path that this process claimed."""
     for lock, process in _CLAIMS:
         if lock in _HELD and process == os.getpid():
             _release(lock)
@@ -95,8 +104,8 @@ def release_claims() -> None:
 
 
 def check_held(directory: Path) -> None:
-    """Raise Interrupted if a directory that this process locked was moved, removed or exchanged
-    since."""
+    """Raise Interrupted if a directory that this process locked has since been moved, removed or
+    replaced."""
     path = directory / LOCK
     if path in _HELD and not _is_same(_HELD[path], path):
         raise Interrupted(
@@ -106,11 +115,14 @@ def check_held(directory: Path) -> None:
 
 
 def claim(path: Path) -> None:
-    """Give a place to this process until its command ends. Raises BadInput if another command of
-    this user has it."""
+    """Reserve an output path for this process until its command ends. Raises BadInput if another
+    command of this user has reserved it.
+
+    Does nothing on ranks other than 0, or if the user's cache cannot hold a lock.
+    """
     lock = _lock_of(path)
     if lock not in _HELD and is_first_rank():
-        with suppress(OSError, NoLocks):  # without a cache that can be locked there is no claim
+        with suppress(OSError, NoLocks):  # a cache that cannot be locked must not stop the work
             _HELD[lock] = _take(
                 lock,
                 f"another process is about to write {path}: wait for it, or name another place",
@@ -120,7 +132,7 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Claim a place for the time of the block."""
+    """Reserve an output path during the block, as `claim` does."""
     claim(path)
     try:
         yield
@@ -130,37 +142,42 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _lock_of(path: Path) -> Path:
-    """A file in this user's cache, so that no lock lies beside a result."""
+    """Return the lock file of an output path: a file in this user's cache, so that no lock lies
+    beside a result."""
     from hashlib import sha256
 
     from mlm_repro.lineage.environment import user_cache
 
     try:
         return user_cache("places") / sha256(os.path.realpath(path).encode()).hexdigest()
-    except RuntimeError:  # this user has no home
+    except (
+        RuntimeError
+    ):  # this user has no home: a path that cannot be made, so that none is locked
         return Path(os.devnull) / "place"
 
 
 def check_is_there(path: Path, kind: str) -> None:
-    """Raise BadInput if there is no directory at `path`, where a command expects one of this
-    kind."""
+    """Raise BadInput if there is no directory at `path`; `kind` says what the command expects
+    there."""
     if not path.is_dir():
         raise BadInput(f"there is no {kind} {path}")
 
 
 def check_place(option: str, path: Path | None, mark: str) -> None:
-    """Raise BadInput if no file can be written at `path` without a loss. Called before the work
-    that makes the file.
+    """Raise BadInput if writing to `path` would fail or lose data. Call it before the work that
+    makes the file.
 
-    The file must not be named twice in this command, nor lie in a sealed directory. An existing one
-    must hold `mark`, which every result of this kind does, unless the command has `--overwrite`. No
-    other process gets the place before this command ends. Without a `mark` the path is only tried.
+    The path must not be named twice in this command, nor lie in a sealed directory. An existing
+    file must contain `mark`, which every result of its kind does, unless the command has
+    `--overwrite`. The path is then claimed until the command ends. With an empty `mark` an existing
+    file is accepted and nothing is claimed.
     """
     if path is None:
         return
     if path.is_dir():
         raise BadInput(f"{option} {path} is a directory, not a file to write")
     real = os.path.realpath(path)
+    # A path may be a word of its own, or stand behind `--out=` or a source's `jsonl:`.
     named = [
         {word, word.rpartition("=")[2], word.rpartition(":")[2]} - {""} for word in sys.argv[1:]
     ]
@@ -196,7 +213,8 @@ def _remove_leftovers(directory: Path, marks: list[str]) -> None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """False if the former holder removed the file that is locked."""
+    """Return False if the locked file is no longer the one at `path`, because its former holder
+    removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -216,8 +234,8 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """Context manager: a temporary directory that becomes `out`. Raises BadInput if it cannot be
-    written."""
+    """Yield a temporary directory that becomes `out`. Raises BadInput if `out` exists, lies in a
+    sealed directory or cannot be written."""
     from safetensors import SafetensorError
 
     check_output(out)

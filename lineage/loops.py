@@ -1,5 +1,5 @@
-"""Loops compiled by numba, once per machine: the machine code is kept on disk and later processes
-load it."""
+"""Loops compiled by numba, once per machine: the machine code is cached on disk, and later
+processes load it."""
 
 import fcntl
 import os
@@ -21,8 +21,8 @@ BLAS = "scipy.linalg.cython_blas"
 
 
 def _load_arrays_without_blas() -> None:
-    """Load numba's functions on arrays without scipy's BLAS: no kernel multiplies matrices, and
-    scipy loads slowly."""
+    """Import numba's array functions without scipy's BLAS: no kernel multiplies matrices, and scipy
+    loads slowly."""
     if BLAS not in sys.modules:
         sys.modules[BLAS] = None  # type: ignore[assignment]
         try:
@@ -35,28 +35,29 @@ _load_arrays_without_blas()
 
 
 def compiled(function: Kernel, **options: Any) -> Kernel:
-    """`function` compiled at its first call; unless `options` allow others, float operations happen
-    as written.
+    """Return `function`, to be compiled at its first call. `options` are numba's; by default float
+    operations happen as written.
 
-    The machine code is kept in `NUMBA_CACHE_DIR` or in this user's cache, never beside the source,
-    where an uninstall would leave it. Where neither can be written, each process compiles for
+    The machine code is cached in `NUMBA_CACHE_DIR` or in this user's cache, never beside the
+    source, where an uninstall would leave it. If neither can be written, each process compiles for
     itself.
     """
     chosen = config.CACHE_DIR
     try:
         folder = Path(chosen) if chosen else user_cache("kernels")
         folder.mkdir(parents=True, exist_ok=True)
-        config.CACHE_DIR = str(folder)  # read when a function is wrapped; set for ours alone
+        # numba reads its setting when it wraps a function; it is set back for others' functions.
+        config.CACHE_DIR = str(folder)
         return numba.njit(cache=True, **options)(function)
-    except (OSError, RuntimeError):  # RuntimeError: no home
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
         return numba.njit(**options)(function)
     finally:
         config.CACHE_DIR = chosen
 
 
 def call_first(kernel: Kernel, *arguments: object) -> Any:
-    """Call `kernel`. If several processes start together, one compiles while the others wait to
-    load."""
+    """Call `kernel` and return its result. If several processes start together, one compiles while
+    the others wait to load its machine code."""
     folder = -1
     with suppress(OSError, AttributeError, TypeError):
         folder = os.open(kernel.stats.cache_path, os.O_RDONLY)  # type: ignore[attr-defined]

@@ -6,8 +6,8 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """A readable number of three or four significant digits; whole numbers in full; an em dash for
-    None."""
+    """Return a number as readable text: three or four significant digits, whole numbers in full, an
+    em dash for None."""
     if value is None:
         return MISSING
     if isinstance(value, int):
@@ -21,7 +21,7 @@ def show(value: float | int | None) -> str:
 
 
 def size_bytes(value: int | None) -> str:
-    """Bytes with a decimal unit."""
+    """Return a size in bytes as text with a decimal unit, or an em dash for None."""
     if value is None:
         return MISSING
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -31,13 +31,15 @@ def size_bytes(value: int | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line of each row, its columns two spaces apart; the last column is as long as it is."""
+    """Return a line of text for each row. Columns are padded to equal width, two spaces apart; the
+    last column is not padded."""
     widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)][:-1]
     return ["  ".join(map(str.ljust, row, (*widths, 0))).rstrip() for row in rows]
 
 
 def csv_cell(text: str) -> str:
-    """The text, with an apostrophe before anything that a spreadsheet would take for a formula."""
+    """Return the text with an apostrophe before anything that a spreadsheet would take for a
+    formula."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
@@ -48,14 +50,14 @@ def csv_cell(text: str) -> str:
 
 
 def exact(value: float | int | None) -> str:
-    """The number as recorded, without a trailing `.0`."""
+    """Return the number as recorded, without a trailing `.0`; an empty text for None."""
     if value is None:
         return ""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
 def compact(value: float) -> str:
-    """A short number for ticks: `1,500`, `150k`, `2.5M`."""
+    """Return a short number for the ticks of an axis: `1,500`, `150k`, `2.5M`."""
     for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             return f"{value / (1e3 if letter == 'k' else limit):g}{letter}"
@@ -63,12 +65,12 @@ def compact(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in per cent; an em dash if the whole is 0."""
+    """Return a share in per cent as text, or an em dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else MISSING
 
 
 def printable(text: object) -> str:
-    """The text with visible control characters; line breaks and tabs stay."""
+    """Return the text with control characters as visible symbols; line breaks and tabs stay."""
     return "".join(
         chr(0x2400 + ord(sign)) if ord(sign) < 32 and sign not in "\n\t" else sign
         for sign in str(text)

@@ -1,5 +1,5 @@
-"""The start and the end of processes: one way to begin a child, and one to understand how it
-ended."""
+"""Stop signals, the start of child processes, and the meaning of the status that a child ends
+with."""
 
 import ctypes
 import signal
@@ -26,10 +26,10 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
-    """Let these signals wait until the end of the block, and in a process that is started in it
-    until `hear_stops`.
+    """Block these signals until the end of the block. A process that is started in it keeps them
+    blocked until it calls `hear_stops`.
 
-    A child that is stopped before its handlers stand would otherwise end with a traceback, or by
+    A child that is stopped before its handlers are set would otherwise end with a traceback, or by
     the signal.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -40,23 +40,24 @@ def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
 
 
 def hear_stops() -> None:
-    """Let in what waits for this process and for those that it becomes: its handlers stand."""
+    """Unblock the stop signals. Call it when this process has set its handlers; signals that waited
+    arrive at once."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def exit_code_of(status: int, stopped: bool = False) -> int:
-    """The documented exit code for the status of a child process, which is negative, or above 128,
-    for a signal.
+    """Return the documented exit code for the status of a child process, which is negative, or
+    above 128, for a signal.
 
-    A child of a parent that was stopped is stopped, whatever undocumented status it ended with.
+    An undocumented status counts as an interruption if this process was `stopped`.
     """
-    if status in {0, *(each.exit_code for each in UserError.__subclasses__())}:
+    if status in {0, *(error.exit_code for error in UserError.__subclasses__())}:
         return status
     return Interrupted.exit_code if stopped or status < 0 or status > 128 else Fault.exit_code
 
 
 def ended_by(status: int) -> str:
-    """How a child process ended, in words."""
+    """Return the words for how a child process ended: by which signal, or with which exit code."""
     return (
         f"was ended by {signal.Signals(-status).name}"
         if status < 0
@@ -66,7 +67,8 @@ def ended_by(status: int) -> str:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Call `handler` with the number of the first of STOPS; restore the former handlers at the end.
+    """Call `handler` once, with the number of the first stop signal; restore the former handlers at
+    the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """
@@ -90,14 +92,14 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
 
 
 def heard(call: Callable[[], T]) -> T:
-    """Call in a thread and return the result, because native code in the main thread would delay a
-    signal."""
+    """Return the result of `call`, which runs in a thread, because native code in the main thread
+    would delay a signal. Its exception is raised here."""
     answer: Future[T] = Future()
 
     def work() -> None:
         try:
             answer.set_result(call())
-        except BaseException as error:  # raised where the result is awaited
+        except BaseException as error:  # `result` raises it in the waiting thread
             answer.set_exception(error)
 
     threading.Thread(target=work, name=NATIVE, daemon=True).start()
@@ -105,6 +107,6 @@ def heard(call: Callable[[], T]) -> T:
 
 
 def is_at_work() -> bool:
-    """True if a thread of `heard` is still running: the interpreter's own end could then abort the
-    process."""
+    """Return True if a thread of `heard` still runs: the interpreter's ordinary end could then
+    abort the process."""
     return any(thread.name == NATIVE for thread in threading.enumerate())

@@ -15,10 +15,10 @@ from mlm_repro.lineage.variables import is_first_rank
 QUIET = "MLM_QUIET"
 """Environment variable that `--quiet` sets, so that child processes are quiet too."""
 SHOWN_AFTER_SECONDS = 2.0
-"""Shorter work shows no progress."""
+"""Seconds below which finished work shows no progress."""
 BAR_COLUMNS = 24
 DRAWN_SECONDS, WRITTEN_SECONDS = 0.2, 15.0
-"""Least time from one bar to the next on a terminal, and from one line to the next elsewhere."""
+"""Shortest time from one bar to the next on a terminal, and from one line to the next elsewhere."""
 
 
 def is_quiet() -> bool:
@@ -33,7 +33,7 @@ def announce(*parts: str) -> None:
 
 
 def format_bytes(count: float) -> str:
-    """`1500000` becomes `1.5 MB`."""
+    """Return a size as text with a decimal unit: `1500000` becomes `1.5 MB`."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
             return f"{count / size:,.1f} {unit}"
@@ -41,7 +41,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`75` becomes `1:15`, `4000` becomes `1:06:40`."""
+    """Return a duration as text: `75` becomes `1:15`, `4000` becomes `1:06:40`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
@@ -50,8 +50,8 @@ def format_duration(seconds: float) -> str:
 class Progress:
     """Counts towards `total` on standard error, bytes in kB, MB and so on.
 
-    It is silent if `quiet` is set, and on every rank but rank 0. With `every`, each such number of
-    counts has a line of its own, on a terminal above the bar.
+    It is silent if `quiet` is set, and on every rank but rank 0. With `every`, each multiple of
+    that count prints a line that stays, on a terminal above the bar.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Progress:
             sys.stderr.write("\n")
 
     def start_at(self, count: int) -> None:
-        """Set the work that an earlier run did, which does not count in the rate."""
+        """Set the count that an earlier run reached, which the rate leaves out."""
         self._first = self._count = count
 
     def advance(self, count: int = 1, message: str = "") -> None:
-        """Count work done; `message` is shown beside the count."""
+        """Add to the count; `message` is shown beside it."""
         self._count += count
         if self._every and self._count % self._every == 0:
             self.say(f"{self._title}: {self._text(False)} | {message}")
@@ -102,17 +102,18 @@ class Progress:
             self._show(message)
 
     def say(self, sentence: str) -> None:
-        """Print a line of its own, but not with `--quiet`."""
+        """Print a line that stays, but not with `--quiet`."""
         if not self._is_silent:
             self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """Print a warning on a line of its own, also with `--quiet`."""
+        """Print a warning on a line that stays, also with `--quiet`."""
         if not self._is_other_rank:
             self._erase()
             sys.stderr.write(f"{sentence}\n")
 
     def _text(self, final: bool) -> str:
+        """Return count, rate and time left as text, or the whole time if the work is `final`."""
         elapsed = max(time.monotonic() - self._start, 1e-9)
         rate = (self._count - self._first) / elapsed
         of_total = f"/{self._amount(self._total)}" if self._total else ""
@@ -129,6 +130,7 @@ class Progress:
         return text
 
     def _show(self, message: str, final: bool = False) -> None:
+        """Draw the bar on a terminal, in place of the last one, or write a line elsewhere."""
         text = self._text(final) + (f" | {message}" if message else "")
         if self._terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -16,7 +16,7 @@ Kind = Literal["measured", "counted", "computed", "scaled", "simulated", "publis
 
 
 class Record(Config):
-    """One number. `kind` is printed wherever the number is."""
+    """One result. Its `kind` is printed wherever its number is."""
 
     experiment: str
     """Published table or figure, such as `2019/figure-6`."""
@@ -30,12 +30,13 @@ class Record(Config):
     of the real program gives without a clock; computed: by a closed form, as the source itself did;
     scaled: on a shrunk twin; simulated: by the cost model; published: read from the source."""
     source: str
-    """The document of a published number; otherwise the name of the run directory."""
+    """Origin of the number: a document if it is published, otherwise the name of the run
+    directory."""
     unit: str = ""
     low: FiniteFloat | None = None
     """Lower end of an interval; `high` is the upper end. Nine in ten measurements lie in the
-    interval of a simulated number; the interval of an effect at reduced scale is that of its mean
-    over seeds. Other numbers have none."""
+    interval of a simulated number. The interval of an effect at reduced scale is for its mean over
+    seeds. Other numbers have no interval."""
     high: FiniteFloat | None = None
     x: FiniteFloat | None = None
     """Position on the x axis, for a curve."""
@@ -56,7 +57,7 @@ class Record(Config):
 
 
 def records_bytes(records: Iterable[Record]) -> bytes:
-    """The content of a file of records: one line of JSON for each."""
+    """Return the content of a file of records: one line of JSON for each."""
     return "".join(record.model_dump_json() + "\n" for record in records).encode("utf-8")
 
 
@@ -66,8 +67,8 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read all records of a file. Raises BadInput, which names the first line that is not a
-    record."""
+    """Return all records of a file. Raises BadInput if the file is missing or unreadable, or with
+    the first line that is not a record."""
     if not path.is_file():
         raise BadInput(f"there are no result records at {path}")
     try:

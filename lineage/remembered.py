@@ -1,8 +1,8 @@
-"""Answers that a machine computed once, kept in the user's cache for later processes.
+"""A cache of answers that a machine computed once, in the user's cache folder, for later processes.
 
-A file holds one answer behind a digest of it and of what it was made of. One that is cut short,
-damaged or made of something else is no answer, and files are replaced whole, so that any number of
-processes may write at once.
+A file holds a digest of the key and the answer, then the answer. A file that is cut short, damaged
+or stored under another key is a miss. Files are replaced whole, so that any number of processes may
+write at once.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from mlm_repro.lineage.environment import user_cache
 
 
 def digest_of(*places: Path, facts: object = ()) -> str:
-    """SHA-256 of names and content of the files in folders, of this Python, and of the text of
-    other facts."""
+    """Return a cache key: the SHA-256 of this Python's version, the text of `facts`, and the names
+    and contents of all files below the folders. An unreadable file counts by its error."""
     digest = hashlib.sha256(f"{sys.version} {facts}".encode())
-    for place in places:
-        for folder, inner, files in os.walk(place):
+    for root in places:
+        for folder, inner, files in os.walk(root):
             inner[:] = sorted({*inner} - {"__pycache__"})
-            below = os.path.relpath(folder, place)
+            below = os.path.relpath(folder, root)
             for name in sorted(files):
                 try:
                     with open_file(os.path.join(folder, name)) as file:
@@ -39,8 +39,9 @@ def digest_of(*places: Path, facts: object = ()) -> str:
 
 
 def recall(name: str, made_of: str) -> bytes | None:
-    """The answer of that name, if a process kept one that was made of the same."""
-    with suppress(OSError, RuntimeError):  # RuntimeError: no home
+    """Return the cached answer of that name, or None if it is absent or its key is not
+    `made_of`."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         content = read_bytes(user_cache("answers") / name)
         if content[:32] == _seal(made_of, content[32:]):
             return content[32:]
@@ -48,14 +49,14 @@ def recall(name: str, made_of: str) -> bytes | None:
 
 
 def remember(name: str, made_of: str, answer: bytes) -> None:
-    """Keep an answer in the place of the one of that name, if there is a place where that can
-    be."""
+    """Cache an answer of that name under the key `made_of`. Does nothing if the cache cannot be
+    written."""
     with suppress(OSError, RuntimeError):
         write_bytes(user_cache("answers") / name, _seal(made_of, answer) + answer)
 
 
 def stamp_of(path: Any) -> str:
-    """A string that changes whenever the file does: inode, size and time of change."""
+    """Return a text that changes whenever the file does: its inode, size and change time."""
     status = path.stat()
     return f"{status.st_ino}-{status.st_size}-{status.st_ctime_ns}"
 
@@ -64,8 +65,11 @@ def stamp_of(path: Any) -> str:
 def answers_on_files(
     name: str, made_of: str, answer_on: Callable[[Path], Any]
 ) -> Iterator[Callable[[Path], Any]]:
-    """A function that gives `answer_on` of a file, a JSON value, and asks for it only if the file
-    was changed since."""
+    """Yield a function that returns `answer_on(path)`, a JSON value, and computes it only if the
+    file changed since the cached answer.
+
+    New answers are cached when the block ends without an error.
+    """
     content = recall(name, made_of)
     known: dict[str, tuple[str, Any]] = parse_json(content) if content else {}
     fresh: dict[str, tuple[str, Any]] = {}

@@ -1,9 +1,8 @@
 """A run directory: manifest first, completion marker last, everything between in plain files.
 
-A run's identity is a digest of what it computes: its kind, the version of that kind's schema, the
-settings that differ from their defaults, and its inputs. A key that is added with a default moves
-no identity, nor does a release of this package; a default that changes what is computed moves the
-schema's version.
+A run's identity is a digest of its work: its kind, the version of that kind's schema, the settings
+that differ from their defaults, and its inputs. A new key with a default changes no identity, nor
+does a release of this package; a default that changes a result raises the schema's version.
 
 Its directory is `<root>/<name>-<first 8 of identity>`, and `<root>/<name>` links to the newest
 complete one, or to a training in progress if there is none. The same work asked for twice finds the
@@ -30,19 +29,19 @@ from mlm_repro.lineage.lock import LOCK, check_held, claimed, locked
 
 MANIFEST = "manifest.json"
 LONGEST_NAME = 200
-"""Bytes of a run's name. File systems take 255, of which its identity and the marks of unfinished
-files need some."""
+"""Largest length of a run's name in bytes. File systems take 255; the identity and the marks of
+unfinished files need some of them."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run on disk."""
+    """The directory of one run."""
 
     path: Path
     is_new: bool = field(default=False, compare=False)
     """True if this call began the run."""
     made_directory: bool = field(default=False, compare=False)
-    """True if this call made the directory too."""
+    """True if this call also made the directory."""
 
     @classmethod
     def begin(
@@ -56,21 +55,21 @@ class RunDirectory:
         settings: JSON | None = None,
         schema: int = 1,
     ) -> "RunDirectory":
-        """Open the directory for this work, writing its manifest if it is new.
+        """Open the directory for this work, and write its manifest if it is new.
 
         `parents` maps the name of each input to its digest. `settings` are the values of `config`
-        that differ from their defaults; all of it where they are not given. Sections named in
-        `without` only say where the run takes place, and do not count in the identity. `schema` is
-        the version of the kind's schema. Raises BadInput if `root` cannot hold directories, if
-        `name` there leads to a run of another kind, or for a name that is too long.
+        that differ from their defaults, or None for all of `config`. Sections named in `without`
+        only say where the run takes place, and the identity does not cover them. `schema` is the
+        version of the kind's schema. Raises BadInput if `root` cannot hold directories, if `name`
+        there leads to a run of another kind, or if the name is too long.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
 
     @classmethod
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
-        """The directory of the work that a manifest asks for, begun or not. Raises BadInput as
-        `begin` does."""
+        """Return the directory for the work of a manifest, whether it was begun or not. Raises
+        BadInput if the name is too long or leads to a run of another kind."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
@@ -89,7 +88,8 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Open the directory `path` for this work. Raises BadInput if it holds anything else."""
+        """Open the directory `path` for this work. Raises BadInput if it holds anything else or
+        cannot be made."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
@@ -100,9 +100,10 @@ class RunDirectory:
             return cls(path).begun(manifest)
 
     def begun(self, manifest: Manifest) -> "RunDirectory":
-        """Write the manifest if no other process has; several may begin the run at once.
+        """Return the run, and write its manifest unless it has one; several processes may begin a
+        run at once.
 
-        Raises BadInput if the directory holds other work.
+        Raises BadInput if the directory cannot be made or holds other work.
         """
         run = self
         if not (self.path / MANIFEST).exists():
@@ -126,8 +127,8 @@ class RunDirectory:
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Add to the manifest that this process goes on with a training from an iteration, at a
-        layout."""
+        """Append an attempt to the manifest: this process continues a training from an iteration,
+        at a layout on some ranks."""
         values, here = read_object(self.path / MANIFEST), describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
         attempt = Attempt(
@@ -146,10 +147,10 @@ class RunDirectory:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Hold the directory's lock.
+        """Hold the directory's lock during the block. Raises BadInput if another process holds it.
 
-        After BadInput nothing is left of what `begin` made, unless other files lie there. Raises
-        BadInput if another process is at work in it.
+        After BadInput in the block, the manifest and the directory that `begin` made are removed,
+        unless the directory holds other files.
         """
         try:
             with locked(self.path):
@@ -167,17 +168,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, kind: str = "") -> "RunDirectory":
-        """Open an existing run. Raises BadInput if `path` has none, or one of another kind than
-        `kind`."""
+        """Open an existing run. Raises BadInput if there is no run at `path`, or if it is of
+        another kind than `kind`, where that is given."""
         run = cls(path.resolve())
-        if (own := run.manifest.get("kind", kind)) != kind and kind:
-            raise BadInput(f"{path} is {own}, not a {kind} run")
+        if (kind_of_run := run.manifest.get("kind", kind)) != kind and kind:
+            raise BadInput(f"{path} is {kind_of_run}, not a {kind} run")
         return run
 
     @classmethod
     def open_named(cls, root: Path, name: str) -> "RunDirectory":
-        """Open the run that `<root>/<name>` leads to. Raises BadInput if it is of another name or
-        was renamed."""
+        """Open the run that `<root>/<name>` leads to. Raises BadInput if it began under another
+        name or was renamed."""
         run = cls.open(root / name)
         if (run.manifest["name"], f"{name}-{run.manifest['identity'][:8]}") != (
             name,
@@ -196,7 +197,7 @@ class RunDirectory:
         if not path.is_file():
             name, runs = (
                 self.path.name,
-                [each.parent.name for each in self.path.parent.glob(f"*/{MANIFEST}")],
+                [manifest.parent.name for manifest in self.path.parent.glob(f"*/{MANIFEST}")],
             )
             begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(
                 name, runs, 1
@@ -207,12 +208,12 @@ class RunDirectory:
         try:
             return parse_document(values, Manifest, str(path)).model_dump(mode="json") | values
         except UnicodeEncodeError as error:
-            raise IntegrityFailure(f"{path} holds half a character, which is no text") from error
+            raise IntegrityFailure(f"{path} holds half a character, which is not text") from error
 
     @property
     def other_code(self) -> str:
-        """A sentence if other code than is here worked on the run last; empty for a run that is not
-        begun."""
+        """A sentence if the run was last worked on under other code than this; an empty text if
+        not, or if the run has not begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
         began = Manifest(**self.manifest)
@@ -235,7 +236,8 @@ class RunDirectory:
 
     @property
     def is_at_rest(self) -> bool:
-        """True if the run is sealed, and no process works in it or was killed there."""
+        """True if the run is sealed and has no lock: no process works in it, and none was killed
+        there."""
         return self.is_complete and not (self.path / LOCK).exists()
 
     @property
@@ -244,10 +246,10 @@ class RunDirectory:
         return read_digest(self.path)
 
     def complete(self, known: Mapping[str, str] | None = None) -> str:
-        """Seal the run, point `<root>/<name>` at it, and return its digest; `known` is as for
-        `seal`.
+        """Seal the run, point `<root>/<name>` at it, and return its digest.
 
-        Raises Interrupted if the directory is no longer the one that this process locked.
+        `known` has SHA-256 digests that need not be computed, by file name. Raises Interrupted if
+        the directory is no longer the one that this process locked.
         """
         check_held(self.path)
         digest = seal(self.path, known)
@@ -258,13 +260,15 @@ class RunDirectory:
     def link(self, yields: bool = False) -> None:
         """Make `<root>/<name>` a link to this run, unless a real file has that name.
 
-        A run that `yields` leaves the name to a complete run.
+        A run that `yields` leaves the name to a complete run. Prints a note if the file system has
+        no links. Raises BadInput if this user may not write there.
         """
         link = self.path.parent / self.manifest["name"]
         if link.is_symlink() and os.readlink(link) == self.path.name:
             return
         if (link.exists() and not link.is_symlink()) or (yields and is_sealed(link)):
             return
+        # A link cannot be changed in place. A new one is renamed over it: the name always exists.
         temporary = hidden_beside(self.path / link.name, "link")
         temporary.unlink(missing_ok=True)
         try:
@@ -297,8 +301,8 @@ def asked_for(
     settings: JSON | None = None,
     schema: int = 1,
 ) -> Manifest:
-    """The manifest of a run that is asked for, without the time and the machine of its
-    beginning."""
+    """Return the manifest of the run that these arguments describe, as in `RunDirectory.begin`,
+    without the time and the environment of its beginning."""
     everything = config if settings is None else settings
     manifest = Manifest(
         name=name,
@@ -317,10 +321,10 @@ def asked_for(
 
 
 def identity_in(manifest: Mapping[str, Any]) -> str:
-    """Digest of what a manifest says that its run computes.
+    """Return the identity of a manifest's run: a digest of the work.
 
-    A manifest without a schema's version is of the first release. There the identity was of the
-    whole configuration and of the package's version.
+    A manifest without a schema version is from the first release, where the identity covers the
+    whole configuration and the package's version.
     """
     if manifest.get("schema_version") is not None:
         names = {
@@ -346,5 +350,6 @@ def identity_in(manifest: Mapping[str, Any]) -> str:
 
 
 def _is_leftover(path: Path) -> bool:
-    """True for an unfinished manifest, and for the work folder or lock of a run that had none."""
+    """Return True for an unfinished manifest, and for the work folder or lock of a run without a
+    manifest."""
     return path.name.startswith(f".{MANIFEST}.partial-") or path.name in (".work", LOCK)

@@ -1,4 +1,4 @@
-"""Place and build of this installation, and its shipped files, found by the names that commands
+"""Location and build of this installation, and its shipped files, found by the names that commands
 take."""
 
 import os
@@ -25,9 +25,9 @@ class Shipped(StrEnum):
 
 
 def find_file(name: str | Path, kind: Shipped) -> Path:
-    """The file at the path `name`, or else the shipped file of that name.
+    """Return the file at the path `name`, or else the shipped file of that name.
 
-    A shipped file is named by its place in the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by
+    A shipped file is named by its path below the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by
     its path in a clone (`experiments/models/8.3b.toml`). Raises BadInput with the nearest name if
     there is neither, and IntegrityFailure if this installation has no file of the kind.
     """
@@ -55,18 +55,18 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
 
 
 def shipped_at(path: str) -> Path | None:
-    """The shipped file of this path in a clone, or None."""
+    """Return the shipped file that has this path in a clone, or None."""
     return next((HOME / path for kind in Shipped if HOME / path in HOME.glob(kind)), None)
 
 
 def model_file(name: str) -> Path:
-    """The shipped recipe of a model."""
+    """Return the path of a model's shipped recipe."""
     return HOME / "experiments" / "models" / f"{name}.toml"
 
 
 def wheel_state() -> dict[str, Any]:
-    """Build of an installed wheel in the place of a commit, by the list of its files. Empty in a
-    clone."""
+    """Return an installed wheel's build, a digest of its list of files, in the form of a commit.
+    Empty in a clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

@@ -25,8 +25,8 @@ MOST = 1_000_000
 
 
 def number(name: str) -> int | None:
-    """Value of a variable of LEAST, None if it is not set. Raises BadInput on every rank if it is
-    no number."""
+    """Return the value of a variable in LEAST, or None if it is not set. Raises BadInput on every
+    rank if it is not a number from its least value to MOST."""
     text = os.environ.get(name)
     if text is None:
         return None
@@ -41,8 +41,8 @@ def number(name: str) -> int | None:
 
 
 def check_numbers() -> None:
-    """Raise BadInput, on every rank, if a variable of LEAST is unusable or there is a rank of no
-    ranks."""
+    """Raise BadInput, on every rank, if a variable of LEAST is unusable or RANK is not below
+    WORLD_SIZE."""
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
         sentence = (
@@ -53,16 +53,17 @@ def check_numbers() -> None:
 
 
 def rank() -> int:
-    """Number of this process among the launched ranks; 0 for a plain process."""
+    """Return the number of this process among the launched ranks; 0 for a plain process."""
     return number("RANK") or 0
 
 
 def is_first_rank() -> bool:
-    """True for a plain process and for rank 0, which speak for all; a RANK that is no number is
-    another's."""
+    """Return True for a plain process and for rank 0, which prints for all ranks. A RANK that is
+    not a number counts as another rank's."""
     return os.environ.get("RANK") in (None, "0")
 
 
 def launched_ranks() -> int | None:
-    """Number of ranks that torchrun, Slurm or this suite started; None for a plain process."""
+    """Return the number of ranks that torchrun, Slurm or this suite started, or None for a plain
+    process."""
     return number("WORLD_SIZE")

@@ -1,5 +1,5 @@
-"""Seals of large directories, checked once: files that were not touched since are not read
-again."""
+"""Seals of large directories, checked without reading files that were not touched since the last
+check."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def check_seal_once(directory: Path) -> None:
 
 
 def _touches_of(directory: Path) -> str:
-    """Name, size, inode and time of change of each file, as text; a link that leads nowhere is
-    none."""
+    """Return the name, inode, size and change time of each file as text. A broken link counts as no
+    file."""
     paths = (path for path in sorted(directory.rglob("*")) if path.exists())
     return json.dumps({str(path.relative_to(directory)): stamp_of(path) for path in paths})

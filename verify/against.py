@@ -1,4 +1,4 @@
-"""Train a configuration in this engine and in another from the same weights on the same samples,
+"""Train one configuration in this engine and in another, from the same weights on the same samples,
 and compare."""
 
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
 def engine_class(name: str) -> type[Engine]:
-    """An engine by name. Raises BadInput for a missing package."""
+    """Return the class of an engine by its name. Raises BadInput if its package is missing."""
     ENGINES[name].prepare()
     return ENGINES[name]
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Train in both engines and compare every quantity, and the weights at the end, by shares of
-    the tolerance.
+    """Train in both engines; compare losses, gradient norms, learning rates and the final weights
+    with the tolerance.
 
     Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is
     NaN.
@@ -53,12 +53,14 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
             f"{2 + DRAWS} trainings of {iterations} iterations, each on {chosen.world_size}"
             " processes"
         )
+        # The other engine's own runs with weights moved by rounding say how far apart two right
+        # programs may be.
         first, *draws = [
             on_ranks(train, kind, work, chosen, UNKNOWN, draw, True) for draw in range(1 + DRAWS)
         ]
         reference = measured(first, draws, config.train.precision)
         ours = on_ranks(train, Ours, work, chosen, reference, 0, True)
-    curves = [each.ranks[0].steps for each in (ours, first, *draws)]
+    curves = [outcome.ranks[0].steps for outcome in (ours, first, *draws)]
     cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
     shares = [
         _share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance])
@@ -99,7 +101,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 
 def _tokens(config: RunConfig) -> str:
-    """Number and source of the tokens that are trained on, in words."""
+    """Return the number and the source of the training tokens, in words."""
     if not config.data.dataset:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)
@@ -111,15 +113,18 @@ def _tokens(config: RunConfig) -> str:
 def _case(
     quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
 ) -> Case:
-    """Curves of ours, theirs and theirs with perturbed weights."""
-    mine, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
-    if not np.isfinite([mine, others]).all():
+    """Compare one quantity's curves: ours, theirs, and theirs with perturbed weights, which give
+    the tolerance. Raises Diverged if a curve is not finite."""
+    ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
+    if not np.isfinite([ours, others]).all():
         raise Diverged(f"the {name} is no longer a number in one of the two trainings")
+    # Measured on the other engine, which knows nothing of ours.
     allowed = curve_tolerance(others, moved, layers)
-    apart = [abs(a - b) for a, b in zip(mine, others, strict=True)]
-    shown = {"ours": mine, theirs: others, "difference": apart, "tolerance": allowed}
+    apart = [abs(a - b) for a, b in zip(ours, others, strict=True)]
+    shown = {"ours": ours, theirs: others, "difference": apart, "tolerance": allowed}
     series = [
-        Series(contender=each, measure=name, samples=values) for each, values in shown.items()
+        Series(contender=contender, measure=name, samples=values)
+        for contender, values in shown.items()
     ]
     return Case(name=name, series=series, ratios=[_share("all iterations", apart, allowed)])
 
@@ -131,8 +136,8 @@ def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
-    """Write the result into a sealed run `name`, whose parents are its datasets; equal work gets
-    the same directory."""
+    """Write the result into a sealed run `name`, whose parents are its datasets, and return its
+    path; equal work gets the same directory."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what = about | config.model_dump(mode="json")
@@ -148,13 +153,14 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 def shared_work(
     config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Prepare a training for two engines, and its layout. Raises BadInput if the other `engine`
-    cannot run it.
+    """Context manager: the training that two engines are given, and its layout. Raises BadInput if
+    the other `engine` cannot run it.
 
     The vocabulary has no padding rows, because other engines include them in the softmax. The
     schedule of 2019, which Megatron-Core no longer has, becomes a cosine.
     """
     chosen = comparable_layout(config, layout)
+    # The nearest schedule that both have.
     decay = "cosine" if config.train.decay == "clipped-cosine" else config.train.decay
     config = with_vocabulary(config)
     model = config.model.model_copy(

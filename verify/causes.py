@@ -1,4 +1,4 @@
-"""Findings of one cause in one line, with the ratio to the serial run and the likely kind."""
+"""Group findings by their cause, with the ratio to the serial run and the likely kind of fault."""
 
 import math
 import re
@@ -11,11 +11,11 @@ from mlm_repro.engine.compare.tensors import Array, TensorPart, assemble
 from mlm_repro.lineage.config import Config
 
 CLOSE = 1e-3
-"""Part of the serial gradient that an explanation may leave over."""
+"""Share of the serial gradient that an explanation may leave over."""
 
 
 class LayoutFinding(Config):
-    """A number of one layout that is not what the serial run says."""
+    """A number of one layout that differs from the serial run."""
 
     layout: str
     probe: str
@@ -24,14 +24,14 @@ class LayoutFinding(Config):
     """Measured number: a count of elements, or the largest difference from the serial run or
     another copy."""
     expected: float
-    """The count that it must be, or the largest difference that rounding explains."""
+    """The required count, or the largest difference that rounding explains."""
     where: str = ""
     ratio: float | None = None
-    """Multiple of the serial gradient that is nearest to the layout's."""
+    """Factor by which the serial gradient comes nearest to the layout's."""
     kind: str = ""
     """Likely kind of fault, as the numbers look."""
     alike: tuple[str, ...] = ()
-    """Other parameters that show the same."""
+    """Other parameters with the same fault."""
     folded: tuple[str, ...] = ()
     """Sentences about what follows from it, or may follow."""
 
@@ -56,12 +56,12 @@ class LayoutFinding(Config):
 
 
 def parameter_of(tensor: str) -> str:
-    """The parameter that a tensor belongs to."""
+    """Return the parameter that a tensor, such as its gradient, belongs to."""
     return re.sub("^(updated|(gradient|exp_avg|exp_avg_sq) of) ", "", tensor)
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names with their numbers of layers left out, at most four of them."""
+    """List names without their layer numbers, at most four of them."""
     short = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
@@ -73,22 +73,22 @@ def fold(
     gradients: Sequence[Sequence[TensorPart]],
     shares: Mapping[str, Sequence[Array]],
 ) -> list[LayoutFinding]:
-    """One finding for each cause.
+    """Fold findings into one for each cause.
 
     `backward` are parameters in the order in which a backward pass reaches them. `serial`,
-    `gradients` (by rank) and `shares` (after each microbatch) are those of the first iteration.
+    `gradients` (by rank) and `shares` (after each microbatch) are gradients of the first iteration.
     """
     by_probe: dict[str, list[LayoutFinding]] = {}
-    for each in findings:
-        by_probe.setdefault(each.probe, []).append(each)
+    for finding in findings:
+        by_probe.setdefault(finding.probe, []).append(finding)
     causes = [
         alike
         for probe in ("initial copies", "initial shards", "dropout")
         if (alike := _first(by_probe.pop(probe, [])))
     ]
     counted: dict[float, list[LayoutFinding]] = {}
-    for each in by_probe.pop("planted gradient", []):
-        counted.setdefault(round(each.value / max(each.expected, 1), 3), []).append(each)
+    for finding in by_probe.pop("planted gradient", []):
+        counted.setdefault(round(finding.value / max(finding.expected, 1), 3), []).append(finding)
     norms = [
         _first(group, f"counted {ratio:g} times in the norm") for ratio, group in counted.items()
     ]
@@ -96,27 +96,30 @@ def fold(
     wrong = by_probe.pop("gradient", [])
     copies, later = (
         by_probe.pop("copies", []),
-        [each for rest in by_probe.values() for each in rest],
+        [finding for rest in by_probe.values() for finding in rest],
     )
+    # A wrong forward pass makes every gradient wrong: whatever else was found follows from it.
     if losses:
         kind = "the forward pass differs"
         causes.append(_first(losses[:1], kind, [*losses[1:], *wrong, *copies, *later]))
     else:
         named = {
-            parameter_of(each.parameter): each
-            for each in wrong
-            if each.parameter != "gradient norm"
+            parameter_of(finding.parameter): finding
+            for finding in wrong
+            if finding.parameter != "gradient norm"
         }
-        for each in copies:
-            if each.parameter.startswith("gradient of "):
-                named.setdefault(parameter_of(each.parameter), each)
+        for finding in copies:
+            if finding.parameter.startswith("gradient of "):
+                named.setdefault(parameter_of(finding.parameter), finding)
         groups = list(
             _gradients(
                 [name for name in backward if name in named], backward, serial, gradients, shares
             )
         )
         others = [
-            each for each in wrong + copies if all(each is not known for known in named.values())
+            finding
+            for finding in wrong + copies
+            if all(finding is not known for known in named.values())
         ] + later
         for number, (names, ratio, kind) in enumerate(groups):
             first = named[names[0]]
@@ -126,7 +129,7 @@ def fold(
                 spread, rest = [], spread + rest
             cause = _first([first, *spread], kind, rest)
             causes.append(cause.model_copy(update={"ratio": ratio}))
-        others.sort(key=lambda each: each.parameter == "gradient norm")
+        others.sort(key=lambda finding: finding.parameter == "gradient norm")
         if not groups and others and norms and others[0].parameter == "gradient norm":
             norms[0] = norms[0].model_copy(update={"folded": tuple(map(str, others))})
         elif not groups and others:
@@ -140,13 +143,14 @@ SPREADS = "what comes before it in the model differs too"
 def _first(
     alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()
 ) -> Any:
-    """The first of findings that are alike, with the names of the others; None of none."""
+    """Return the first of several like findings, with the names of the others; None if there are no
+    findings."""
     if not alike:
         return None
     return alike[0].model_copy(
         update={
             "kind": kind,
-            "alike": tuple(each.parameter for each in alike[1:]),
+            "alike": tuple(finding.parameter for finding in alike[1:]),
             "folded": tuple(map(str, folded)),
         }
     )
@@ -159,8 +163,8 @@ def _gradients(
     gradients: Sequence[Sequence[TensorPart]],
     shares: Mapping[str, Sequence[Array]],
 ) -> Iterator[tuple[list[str], float | None, str]]:
-    """Groups of parameters whose gradients are wrong in the same way, with the first one's
-    ratio."""
+    """Yield groups of parameters whose gradients are wrong in the same way, with the first one's
+    ratio and the kind of fault."""
     if not names:
         return
     by_name: dict[str, list[list[TensorPart]]] = {name: [] for name in names}
@@ -175,6 +179,8 @@ def _gradients(
     for name, (_, kind) in explained.items():
         kinds.setdefault(kind, []).append(name)
     reached = backward[backward.index(names[0]) :]
+    # Most parameters behind the first one differ, in several ways: its wrong gradient has spread
+    # through the backward pass.
     if len(kinds) > 1 and len(names) > 4 and len(names) >= 0.6 * len(reached):
         ratio, kind = explained[names[0]]
         yield list(names), ratio, f"{kind}; {SPREADS}"
@@ -186,11 +192,11 @@ def _gradients(
 def explain(
     ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]
 ) -> tuple[float | None, str]:
-    """The ratio of a gradient, given by its parts on each rank, to the serial one, and what it
-    looks like."""
+    """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
+    the likely kind of fault."""
     try:
         whole = next(iter(assemble(part for parts in ranks for part in parts).values()))
-    except Exception:  # of parts that do not make a whole nothing can be said
+    except Exception:
         return None, "the ranks' parts do not make a whole"
     size = float(np.linalg.norm(serial))
     if whole.shape != serial.shape or not size or not np.isfinite(whole).all():
@@ -211,6 +217,7 @@ def explain(
     if len(copies) == len(ranks) > 1 and any(
         not np.allclose(copy, copies[0], 1e-6, 0) for copy in copies
     ):
+        # Each rank holds its own share, because the reduction is missing.
         if near(np.sum(copies, 0)):
             return (
                 ratio,
@@ -250,12 +257,14 @@ def explain(
                 zip(shares, [shares[0], *shares], strict=False)
             )
         ]
+        # Which multiples of the microbatches add up to this gradient?
         counts, *_ = np.linalg.lstsq(parts := np.stack(each, 1), np.ravel(whole), rcond=None)
         if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
             return (
                 ratio,
                 f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times",
             )
+    # One contiguous range of rows, such as a shard or a vocabulary entry, points at a division.
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )

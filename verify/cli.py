@@ -47,12 +47,14 @@ def run(
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each
     checkpoint with the one before it, each record with the metrics or evaluation behind it, and the
-    report is made again. Of a folder each run is checked. Every difference is named, and so is a
-    file, a key or a name that no run of its kind has. It prints what was compared and what was not.
+    report is built anew and compared. In a folder every run is checked. Every difference is named,
+    and so is a file, a key or a name that no run of its kind has. It prints the comparisons that
+    were made and those that were not possible.
     """
     path = path.resolve()
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
+    # Imported late, here and below, so that a mistake is said before torch is loaded.
     from mlm_repro.lineage.chain import broken_links
     from mlm_repro.lineage.kinds import ALWAYS_FREE, parts_within
     from mlm_repro.lineage.run import MANIFEST
@@ -63,6 +65,7 @@ def run(
     for directory in inner:
         print(f"ok {check_seal(directory)[:16]} {directory}")
     is_folder = bool(inner) and not is_sealed(path)
+    # A training that is not finished: its checkpoints are sealed, its own directory is not.
     if is_folder and (path / MANIFEST).is_file():
         _refuse([*broken_links(path), *[f"{path.name} is unfinished"] * strict])
         print(
@@ -83,7 +86,7 @@ def run(
     for name in dict.fromkeys(check.absent):
         print(f"not compared, as it is not here: {name}")
     for sentence in dict.fromkeys(check.left):
-        print(f"not made again: {sentence}")
+        print(f"not computed again: {sentence}")
     if strict and check.absent:
         check.broken.append(
             f"{path.name}: {len({*check.absent})} things that belong to it were not compared"
@@ -95,7 +98,8 @@ def run(
 
 
 def _refuse(broken: list[str]) -> None:
-    """Name every difference. Raises IntegrityFailure if there is one."""
+    """Print every difference but the last to stderr, and raise IntegrityFailure with the last. Do
+    nothing without a difference."""
     for sentence in broken[:-1]:
         print(f"broken: {sentence}", file=sys.stderr)
     if broken:
@@ -128,11 +132,11 @@ def replay(
 def explain(
     first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Training run, complete or not.")],
     second: Annotated[
-        Path, typer.Argument(metavar="RUN_B", help="Training run to hold beside it.")
+        Path, typer.Argument(metavar="RUN_B", help="Training run to compare with it.")
     ],
 ) -> None:
-    """Say where two training runs part, by how much, and whether settings, rounding or a fault
-    explain it.
+    """Find the iteration where two training runs part, by how much, and whether settings, rounding
+    or a fault explain it.
 
     Settings, inputs, metrics and checkpoints are compared first. Then the iterations are trained
     again in float64 on one rank. Where a run is farther from that than its number format explains,
@@ -158,7 +162,7 @@ def parallel(
             help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.",
         ),
     ] = "all",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Most ranks.")] = 8,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Largest number of ranks.")] = 8,
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")
     ] = 3,
@@ -251,7 +255,7 @@ def layouts(
     microbatches: Annotated[
         int | None,
         typer.Option(
-            "--microbatches", min=1, help="Microbatches of a step; those of a rank in float64."
+            "--microbatches", min=1, help="Microbatches of a step; in float64, of a rank."
         ),
     ] = None,
     spec: Annotated[
@@ -265,7 +269,7 @@ def layouts(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write what was found to this file.")
+        Path | None, typer.Option("--json", help="Write the findings to this file.")
     ] = None,
     out: Annotated[
         Path | None,
@@ -278,12 +282,12 @@ def layouts(
         ),
     ] = None,
 ) -> None:
-    """Hold a program against its own serial run on each layout, probe by probe.
+    """Compare a program on each layout with its own serial run, probe by probe.
 
     Probes are a planted gradient, copies, initial shards, losses, gradients, clipped steps, dropout
-    and checkpoints. Tolerances are measured, or those of float64. One line says one cause. Exit
-    code 3 if something is found, each with parameter, layout, value and what it must be; 7 if a
-    rank is lost, with its layout; 2 if a layout that was named cannot run here.
+    and checkpoints. Tolerances are measured, or float64's. One line names one cause. Exit code 3
+    for a finding, each with parameter, layout, value and the required value; 7 if a rank is lost,
+    with its layout; 2 if a layout that was named cannot run here.
     """
     check_place("--json", json_file, '"findings"')
     check_place("--out", out and out / "junit.xml", "<testsuite")
@@ -335,6 +339,7 @@ def layouts(
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of `mlm-verify`."""
+    # So that an interrupted command does not promise to go on where it stopped.
     os.environ[KEEPS_NOTHING] = "1"
     run_command(app)

@@ -39,7 +39,7 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """The training that every engine is given."""
+    """The training that every engine is given: configuration, samples, initial weights."""
 
     config: RunConfig
     iterations: int
@@ -48,7 +48,8 @@ class Work:
     tokenizer: Path | None = None
     """Directory of the tokenizer; None for random tokens."""
     scratch: Path = Path()
-    """Directory for files that an engine makes of the tokens; the dataset's own is sealed."""
+    """Directory for files that an engine derives from the tokens; the dataset's own directory is
+    sealed."""
     initial: Weights | None = None
     """Initial weights; by default the engine draws them from the seed."""
     first_rate: int = 1
@@ -56,20 +57,21 @@ class Work:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the other program's configurations that are set by their own names."""
     spec: Callable[[Any], Any] | None = None
-    """Gives Megatron-Core's layers for its configuration; by default those that the fields say."""
+    """Function that returns Megatron-Core's layers for its configuration; by default the fields
+    decide."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """The samples of a rank."""
+        """Return a rank's training samples."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
     def rate(self, iteration: int) -> float:
-        """Learning rate of the update of `iteration`, from 0."""
+        """Return the learning rate of the update of `iteration`, from 0."""
         return learning_rate(self.config.train, iteration + self.first_rate)
 
 
 class Shard(NamedTuple):
-    """A tensor that is like a parameter, or a part of it, and its place in the whole."""
+    """A rank's part of a tensor with a parameter's shape, and where it lies in the whole."""
 
     parameter: str
     """Name of the parameter on this rank."""
@@ -77,7 +79,7 @@ class Shard(NamedTuple):
     """Name of the whole tensor."""
     start: tuple[int, ...]
     value: torch.Tensor
-    """The part, with as many dims as the whole; a view of what was given."""
+    """The part, with as many dims as the whole; a view of the given tensor."""
 
 
 class StepResult(NamedTuple):
@@ -97,14 +99,15 @@ Kind = Callable[[Work, ParityLayout], "Engine"]
 
 
 class Engine:
-    """One rank of an engine."""
+    """Base of engines: one rank, which is trained, perturbed, recorded and compared in one way for
+    all."""
 
     names, place = NameMap(outputs={}, parameters={}), RankPlace()
-    """Names of the modules whose outputs are recorded, and the place of this rank."""
+    """Names of the modules whose outputs are recorded, and this rank's coordinates."""
     patches: tuple[str, ...] = ()
     """Descriptions of the changes that let it run on CPUs."""
     where: str = ""
-    """Place of this rank, in a sentence; by default its number."""
+    """This rank's coordinates, in a sentence; by default its number."""
     work: Work
     shares: Mapping[str, list[Array]] = MappingProxyType({})
     """Gradient of each parameter after each microbatch of the first iteration; of a serial Program
@@ -132,7 +135,7 @@ class Engine:
         return ()
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards of tensors that are like the parameters of these names, as views."""
+        """Return the shards of tensors with the names and shapes of parameters, as views."""
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
@@ -162,18 +165,19 @@ class Engine:
         raise NotImplementedError
 
     def norm(self) -> float:
-        """Norm of the gradient, as the program's own step returns it. The training cannot go on
+        """Return the gradient norm as the program's own step does. The training cannot continue
         afterwards."""
         return self.update(0)[0]
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
-        """The tensor in which the optimizer finds the gradient of the parameter of this name."""
+        """Return the tensor in which the optimizer finds the gradient of the parameter of this
+        name."""
         raise NotImplementedError
 
     @torch.no_grad()
     def planted(self, tensors: Iterable[str]) -> dict[str, float]:
-        """Norm, as the program's own step returns it, of a gradient that is 1 in one parameter and
-        0 elsewhere.
+        """Plant a gradient that is 1 in one parameter and 0 elsewhere, for each of `tensors`, and
+        return the norms that the program's own step finds.
 
         Every rank calls it, for whole parameters.
         """
@@ -186,7 +190,7 @@ class Engine:
         return norms
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """Train one iteration."""
+        """Train one iteration, recording its tensors if a recorder is given."""
         if recorder:
             recorder.iteration = iteration
         loss = self.backward(iteration, recorder)
@@ -213,8 +217,8 @@ class Engine:
     def run(
         self, recorder: Recorder | None = None, draw: int = 0, begun: int = 0
     ) -> list[StepResult]:
-        """Train the iterations from `begun` on; in draws other than 0, weights are perturbed before
-        each."""
+        """Train the iterations from `begun` on and return their numbers; if `draw` is not 0,
+        weights are perturbed by a rounding before each."""
         steps = []
         for iteration in range(begun, self.work.iterations):
             if draw:
@@ -228,7 +232,8 @@ class Engine:
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
-        """Record the shards of tensors that are like parameters."""
+        """Record the shards of tensors with the names and shapes of parameters; `kind` begins their
+        names."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)
@@ -243,8 +248,10 @@ class Engine:
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
-        """Give each shard of this rank's parameters a value."""
+        """Set each shard of this rank's parameters to `value_of(shard)`."""
         named = dict(self.parameters())
+        # Into copies first: an engine's shards may be views of a transformed tensor, not of the
+        # parameter itself.
         new = {name: parameter.detach().clone() for name, parameter in named.items()}
         for shard in self.shards(new):
             shard.value.copy_(value_of(shard))
@@ -253,7 +260,7 @@ class Engine:
 
 
 class Ours(Engine):
-    """This suite's own engine."""
+    """One rank of this suite's own engine."""
 
     names = read_names("ours")
 
@@ -291,11 +298,13 @@ class Ours(Engine):
     def load(self, whole: Weights) -> None:
         super().load(whole)
         for group in self.training.optimizer.groups:
+            # The optimizer has a copy of its own, which would overwrite the weights in the first
+            # update.
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration. Recording relies on every schedule taking a chunk through its
-        microbatches in order."""
+        """Run an iteration, forward and backward. Recording relies on every schedule taking a chunk
+        through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = [
             first for microbatch in microbatches for first in microbatch.places[:: self.at_once]
@@ -325,7 +334,8 @@ class Ours(Engine):
         )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """Record a chunk's modules and its loss, which is not the output of a module."""
+        """Record a chunk's modules and its loss, which is not the output of a module. Return a
+        function that ends the recording."""
         end_hooks, batch_loss, waiting = (
             recorder.watch(chunk, firsts),
             chunk.batch_loss,
@@ -346,7 +356,7 @@ class Ours(Engine):
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
-    """The configuration with the vocabulary of its dataset, if it has one."""
+    """Return the configuration with the vocabulary of its dataset, if it has one."""
     if not config.data.dataset:
         return config
     return config.model_copy(
@@ -356,7 +366,7 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
-    """Describe the training, on the dataset's files or else on random tokens."""
+    """Context manager: the training on the dataset's files, or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
         scratch, facts = (
             Path(folder),
@@ -378,5 +388,6 @@ def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Pat
     documents = iterations * config.train.global_batch_size * 2 + 2
     with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
         for _ in range(documents):
+            # Exponents drawn evenly make small ids frequent, as words of a text are.
             writer.add_document((vocab_size ** random.random_sample(length) - 1).astype(np.int64))
     return prefix

@@ -1,8 +1,8 @@
-"""The place where two trainings part, and whether rounding or a fault explains it: a replay in
-float64 decides.
+"""Find where two trainings part, and whether rounding or a fault explains it: a replay in float64
+decides.
 
 A run is at fault where it is farther from the float64 replay of its own settings than rounding
-takes it. How far that is, is measured: the same iterations are trained once more on one rank in the
+takes it. That distance is measured: the same iterations are trained once more on one rank in the
 run's own number format, from weights moved by a rounding. `TAIL` times its distance from float64 is
 allowed, the largest of all iterations so far and the next `SEEN_AHEAD`, because differences grow
 and a single distance may be 0 by chance.
@@ -38,10 +38,10 @@ EXACT = ("batch_size", "samples", "loss_scale", "skipped")
 UNIT = 2.0**-53
 """Unit round-off of float64."""
 SAME = 1e-10
-"""Largest relative difference of two replays in float64 that compute the same."""
+"""Largest relative difference between two float64 replays of the same computation."""
 FAR = 20
-"""Iterations, or as many as were needed to find a fault, that are replayed to see a checkpoint
-after it."""
+"""Number of iterations, or the number that a fault was found in if it is larger, that are replayed
+to reach a checkpoint after it."""
 
 
 class Beyond(NamedTuple):
@@ -62,27 +62,27 @@ class Beyond(NamedTuple):
 
 
 class Judged:
-    """A run beside the replay of its own settings."""
+    """A run, compared with the replay of its own settings."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run
         self.start = start
         precision = run.config.train.precision
         self.truth = SerialReplay(run, start)
+        # Not compared with the run itself, but a measure of how far rounding takes such a training.
         self.native = SerialReplay(run, start, precision, True)
         self.unit = UNIT if precision == "fp64" else UNIT_FP32
         self.numbers: dict[int, Numbers] = {}
         """The numbers that float64 gives, by iteration."""
         self.bounds: dict[int, Numbers] = {}
-        """Distance, as a part of each number, of the replay in the run's own format, by
-        iteration."""
+        """Relative distance from float64 of the replay in the run's own format, by iteration."""
         self.number: Beyond | None = None
         """The first recorded number that rounding does not explain."""
         self.tensors: list[Beyond] = []
         """The tensors of the first checkpoint that rounding does not explain, in the order of
         computation."""
         self.spread: dict[int, dict[str, float]] = {}
-        """Part of the size of a checkpoint's tensor by which rounding explains a difference."""
+        """Relative difference of a checkpoint's tensor that rounding explains."""
 
     @property
     def last(self) -> int:
@@ -92,20 +92,21 @@ class Judged:
     @property
     def fault(self) -> Beyond | None:
         """The first number or tensor beyond rounding."""
-        beyond = [each for each in (self.number, *self.tensors[:1]) if each]
-        return min(beyond, key=lambda each: each.iteration, default=None)
+        beyond = [first for first in (self.number, *self.tensors[:1]) if first]
+        return min(beyond, key=lambda first: first.iteration, default=None)
 
     @property
     def is_over(self) -> bool:
-        """True if a fault was found and a checkpoint after it was seen, or is far away."""
+        """True if a fault was found, and a checkpoint after it was compared or is far away."""
         if not self.number:
             return bool(self.tensors)
         needed = max(FAR, self.number.iteration - self.start.iteration)
         return bool(self.tensors) or self.last >= self.number.iteration + needed
 
     def iterate(self, iteration: int) -> None:
-        """Note what the replays give, and judge the iteration that enough is known about."""
+        """Train an iteration in both replays, and judge the iteration `SEEN_AHEAD` before it."""
         numbers, loose = self.truth.numbers(iteration), self.native.numbers(iteration)
+        # Bounds never fall: what rounding has once moved stays moved.
         bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
@@ -114,6 +115,7 @@ class Judged:
                 bounds.get(_pool(name), 0.0), math.inf if math.isnan(distance) else distance
             )
         self.bounds[iteration] = bounds
+        # Later, because a distance that is 0 by chance is corrected by the iterations after it.
         self._judge(iteration - SEEN_AHEAD)
         if iteration in self.run.checkpoints:
             self._take_checkpoint(iteration)
@@ -128,7 +130,8 @@ class Judged:
             self.number = next(self.beyond(iteration, self.numbers[iteration]), None)
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
-        """The recorded numbers of an iteration that are not these."""
+        """Yield the recorded numbers of an iteration that are farther from `numbers` than rounding
+        explains."""
         recorded, bounds = (
             self.run.numbers(iteration),
             self.bounds[min(iteration + SEEN_AHEAD, self.last)],
@@ -137,12 +140,13 @@ class Judged:
             part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
             distance, allowed = abs(recorded[name] - numbers[name]), part * abs(numbers[name])
+            # Not `distance > allowed`, which a NaN would pass.
             if not distance <= allowed:
                 detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Hold the checkpoint of an iteration against the replays."""
+        """Compare the checkpoint of an iteration with the replays."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
@@ -151,18 +155,20 @@ class Judged:
         }
         kinds = {tensor: tensor.partition(" ")[0] for tensor in spread}
         medians = {
-            kind: median(spread[each] for each in spread if kinds[each] == kind)
+            kind: median(spread[tensor] for tensor in spread if kinds[tensor] == kind)
             for kind in kinds.values()
         }
         self.spread[iteration] = {
+            # At least the median of its kind, because a single tensor may be near float64 by
+            # chance.
             tensor: TAIL * max(own, medians[kinds[tensor]]) + OF_TENSORS * self.unit
             for tensor, own in spread.items()
         }
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """The tensors of a checkpoint that are not those of a replay, in the order of
-        computation."""
+        """Yield the tensors of a checkpoint that are farther from a replay's than rounding
+        explains, in the order of computation."""
         due, precision = replay.tensors(), self.run.config.train.precision
         for tensor, value in (
             SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items()
@@ -171,6 +177,7 @@ class Judged:
             true = due[tensor].double()
             size = float(true.norm())
             off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
+            # Not `>`, which a NaN would pass.
             if not float(off.norm()) <= allowed:
                 row = (
                     int(off.flatten(1).norm(dim=1).argmax())
@@ -184,20 +191,21 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """The fault: where it is seen first, the checkpoint after it, and its kind."""
-        said = f"{self.run.name}: {self.fault}"
+        """Describe the fault: where it is seen first, the checkpoint after it, and its kind."""
+        text = f"{self.run.name}: {self.fault}"
         if self.tensors:
-            said += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
-            said += f"; {len(self.tensors)} tensors are off"
+            text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
+            text += f"; {len(self.tensors)} tensors are off"
         kinds = self._kinds()
         return (
-            f"{said};"
+            f"{text};"
             f" {'kind: ' + ' or '.join(kinds) if kinds else 'no known fault gives these numbers'}"
         )
 
     def _kinds(self) -> list[str]:
-        """Known faults with which a replay gives every number and every tensor of this run."""
-        rows = [each.row for each in self.tensors if each.row is not None]
+        """Return the known faults with which a replay gives every number and every tensor of this
+        run."""
+        rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(
             f"{self.run.name}: tries {len(known)} known faults in up to {len(self.numbers)}"
@@ -210,7 +218,8 @@ class Judged:
         for number in sorted(self.numbers):
             try:
                 numbers = replay.numbers(number)
-            except NotFinite:  # of a validation
+            # A validation of the fault's weights, which the run itself passed.
+            except NotFinite:
                 return False
             if any(self.beyond(number, numbers)):
                 return False
@@ -220,13 +229,13 @@ class Judged:
 
 
 def _pool(name: str) -> str:
-    """Numbers whose distances are taken together: all losses are."""
+    """Return the pool of a number, whose distances are taken together: all losses are one."""
     return "loss" if "validation" in name else name
 
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
-    """Print where two trainings part and why. Raises Diverged if one is not what its settings
-    compute."""
+    """Print where two trainings part and why. Raises Diverged if a run differs from the computation
+    that its settings describe."""
     for run in (first, second):
         layout, train = run.run.layout, run.config.train
         print(
@@ -253,15 +262,15 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     print(f"replay: from {where} on one rank in float64", flush=True)
     judged = _replayed((first, second), begun)
     faults = []
-    for each in judged:
-        if each.fault:
-            faults.append(each.run.name)
-            print(f"fault: {each.sentence()}", flush=True)
+    for replayed in judged:
+        if replayed.fault:
+            faults.append(replayed.run.name)
+            print(f"fault: {replayed.sentence()}", flush=True)
         else:
-            part = TAIL * max(each.unit, each.bounds[each.last]["loss"])
+            part = TAIL * max(replayed.unit, replayed.bounds[replayed.last]["loss"])
             print(
-                f"no fault: {each.run.name} is what its settings compute up to iteration"
-                f" {each.last}; there rounding explains {part:.1g} of the loss"
+                f"no fault: {replayed.run.name} is what its settings compute up to iteration"
+                f" {replayed.last}; there rounding explains {part:.1g} of the loss"
             )
     if faults:
         raise Diverged(f"{' and '.join(faults)}: not what the settings compute")
@@ -269,8 +278,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
 
 
 def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
-    """Print the first number, or else checkpoint, that has other bits; its iteration, None if there
-    is none."""
+    """Print the first number, or else checkpoint, with other bits, and return its iteration; None
+    if all bits are equal. Raises BadInput if the runs have no iteration in common."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
         mine = first.numbers(number)
@@ -294,9 +303,9 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
 
 
 def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int | None:
-    """The newest checkpoint before the iteration where the runs part that both have.
+    """Return the newest checkpoint, before the iteration where the runs part, that both have.
 
-    None, for the beginning, if there is none, and for a model whose memory is no tensor of a
+    None, for the beginning, if they share none, and for a model whose memory is not in a
     checkpoint.
     """
     has_memory = first.config.model.transformer_xl.memory_length
@@ -309,7 +318,7 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
 
 
 def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Each run beside the replay of its settings, side by side until they end or a fault has been
+    """Replay each run with its own settings, side by side, until they end or a fault has been
     seen."""
     iterations = sum(len(run.steps) for run in runs)
     announce(
@@ -318,19 +327,19 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
     )
     judged = [Judged(run, run.begin if common is None else run.start_at(common)) for run in runs]
     for number in sorted({number for run in runs for number in run.iterations}):
-        for each in judged:
-            begun = each.start.iteration
-            if number in each.run.iterations and number >= begun + bool(begun):
-                each.iterate(number)
-        if any(each.is_over for each in judged):
+        for replayed in judged:
+            begun = replayed.start.iteration
+            if number in replayed.run.iterations and number >= begun + bool(begun):
+                replayed.iterate(number)
+        if any(replayed.is_over for replayed in judged):
             break
-    for each in judged:
-        each.end()
+    for replayed in judged:
+        replayed.end()
     return judged
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """The reason that two runs without a fault differ."""
+    """Return the reason that two runs without a fault differ."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         mine = first.numbers[number]
@@ -353,6 +362,6 @@ def _verdict(first: Judged, second: Judged) -> str:
         default=0.0,
     )
     return (
-        "rounding: in float64 both runs compute the same; what they record is at most"
+        "rounding: in float64 both runs compute the same; their records are at most"
         f" {largest:.1g} of the loss apart"
     )

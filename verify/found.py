@@ -42,7 +42,7 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 class LayoutsReport(Config):
-    """Results of the probes on each layout."""
+    """Results of all probes on every layout, as `mlm-verify layouts --json` writes them."""
 
     subject: str
     program: str
@@ -58,8 +58,7 @@ class LayoutsReport(Config):
     not_asked: dict[str, str]
     """Reason by layout that its checkpoints were not compared."""
     lost: dict[str, str] = Field(default_factory=dict)
-    """How a rank was lost, by layout; these are among those that cannot run, or were not asked,
-    too."""
+    """How a rank was lost, by layout; the layout is in `cannot_run` or `not_asked` too."""
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
@@ -71,8 +70,8 @@ def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def junit(report: LayoutsReport) -> str:
-    """Each layout as a test, findings as failures, a lost rank as an error; one that cannot run is
-    skipped."""
+    """Return JUnit XML: each layout is a test, a finding a failure, a lost rank an error; a layout
+    that cannot run is skipped."""
     suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
         case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
@@ -87,19 +86,21 @@ def junit(report: LayoutsReport) -> str:
 
 
 def sarif(report: LayoutsReport) -> str:
-    """SARIF 2.1.0, whose fingerprints stay the same as long as layout, probe and parameter do."""
+    """Return SARIF 2.1.0. Fingerprints stay the same as long as layout, probe and parameter do."""
     rules = [{"id": probe, "shortDescription": {"text": text}} for probe, text in PROBES.items()]
     results = [
         {
-            "ruleId": each.probe,
+            "ruleId": finding.probe,
             "level": "error",
-            "message": {"text": str(each)},
-            "partialFingerprints": {"layouts/v1": f"{each.layout} {each.probe} {each.parameter}"},
+            "message": {"text": str(finding)},
+            "partialFingerprints": {
+                "layouts/v1": f"{finding.layout} {finding.probe} {finding.parameter}"
+            },
             "locations": [
-                {"logicalLocations": [{"fullyQualifiedName": parameter_of(each.parameter)}]}
+                {"logicalLocations": [{"fullyQualifiedName": parameter_of(finding.parameter)}]}
             ],
         }
-        for each in report.findings
+        for finding in report.findings
     ]
     driver = {"name": "mlm-verify layouts", "rules": rules}
     log = {

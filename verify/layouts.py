@@ -1,5 +1,5 @@
-"""Hold a program against its own serial run, on every layout, probe by probe; show what was found,
-and how."""
+"""Compare a program with its own serial run on every layout, probe by probe, and group the
+differences into findings."""
 
 import hashlib
 import inspect
@@ -38,62 +38,64 @@ from mlm_repro.verify.runner import (
     Computed,
     Outcome,
     Reference,
-    hold,
+    compare_layout,
     measured,
     table_row,
 )
 from mlm_repro.verify.subjects import Asked, small_work, subject
 
 SECONDS = 120
-NUDGE = 0.1
-"""Standard deviation of what is added to weights that begin all equal: there an error would not
+NOISE = 0.1
+"""Standard deviation of the noise added to constant weights, in which a wrong shard would not
 show."""
 
 
 class Examined(NamedTuple):
-    """One layout under all probes."""
+    """Results of all probes on one layout."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
     not_asked: str = ""
     lost: bool = False
-    """True if a rank was lost, on the layout or where its checkpoints were asked."""
+    """True if a rank was lost, on the layout or while its checkpoints were compared."""
 
     @property
     def cannot_run(self) -> str:
-        """Reason, in the words of the program; empty for a layout that ran."""
+        """Reason that the layout cannot run, in the program's words; empty if it ran."""
         return reason(self.outcome.failure)
 
 
 def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
-    """Run every probe of a subject on the layouts that `names` stands for, a line each."""
+    """Run every probe of a program on the layouts that `names` stands for, print a line for each,
+    and return the report."""
+    # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
         layouts = _layouts(default if names == "all" else names)
         print(f"{title}, {', '.join(asked.fields) or 'as it is'}, seed {seed}")
         print(TABLE_HEAD, flush=True)
         tried: list[Examined] = []
-        for each in examine(run_serial(kind, work), layouts):
+        for examined in examine(run_serial(kind, work), layouts):
             result = (
                 "LOST"
-                if each.lost
+                if examined.lost
                 else "DIFFERS"
-                if each.findings
+                if examined.findings
                 else "no"
-                if each.cannot_run
+                if examined.cannot_run
                 else "ok"
             )
-            print(table_row(each.outcome, result))
+            print(table_row(examined.outcome, result))
             for what, why in (
-                ("cannot run", each.cannot_run),
-                ("checkpoints were not asked", each.not_asked),
+                ("cannot run", examined.cannot_run),
+                ("checkpoints were not asked", examined.not_asked),
             ):
                 if why and not (tried and why == tried[0].not_asked):
                     print(f"  {what}: {why}")
-            for finding in each.findings:
+            for finding in examined.findings:
                 print(f"  {finding}")
             sys.stdout.flush()
-            tried.append(each)
+            tried.append(examined)
     return LayoutsReport(
         subject=title,
         program=asked.program,
@@ -101,14 +103,22 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         seed=seed,
         microbatches=asked.microbatches,
         fields=dict(text.partition("=")[::2] for text in asked.fields),
-        findings=[finding for each in tried for finding in each.findings],
-        compared={each.outcome.layout.name: len(each.outcome.rows) for each in tried},
-        cannot_run={each.outcome.layout.name: each.cannot_run for each in tried if each.cannot_run},
-        not_asked={each.outcome.layout.name: each.not_asked for each in tried if each.not_asked},
+        findings=[finding for examined in tried for finding in examined.findings],
+        compared={examined.outcome.layout.name: len(examined.outcome.rows) for examined in tried},
+        cannot_run={
+            examined.outcome.layout.name: examined.cannot_run
+            for examined in tried
+            if examined.cannot_run
+        },
+        not_asked={
+            examined.outcome.layout.name: examined.not_asked
+            for examined in tried
+            if examined.not_asked
+        },
         lost={
-            each.outcome.layout.name: each.cannot_run or each.not_asked
-            for each in tried
-            if each.lost
+            examined.outcome.layout.name: examined.cannot_run or examined.not_asked
+            for examined in tried
+            if examined.lost
         },
     )
 
@@ -127,39 +137,40 @@ def check(
     microbatches: int = 1,
     seed: int = 1234,
 ) -> None:
-    """Hold a model of torch on each layout against its own serial run, in float64 on gloo ranks of
+    """Compare a torch model on each layout with its own serial run, in float64 on gloo ranks of
     this machine.
 
     `build(layout)` returns the model of this rank, a model and its optimizer, or a `Program`; the
     process group is there, and `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `ep`. `batch` are
-    tensors, or a dict of them, of the same rows; data-parallel ranks take their rows, each in
+    tensors, or a dict of them, with equally many rows; data-parallel ranks take their rows, each in
     `microbatches`. `loss(model, rows)` is a mean over rows. Raises AssertionError with a line for
-    each cause, BadInput for what cannot run.
+    each cause, BadInput for a layout that cannot run.
     """
     sentences: list[str] = []
-    for each in examine(
+    for examined in examine(
         run_serial(HeldTraining(build, batch, loss, microbatches), small_work(seed, 3)),
         _layouts(layouts),
     ):
-        if each.cannot_run:
-            raise BadInput(f"{each.outcome.layout.name} cannot run: {each.cannot_run}")
-        sentences += [str(finding) for finding in each.findings]
+        if examined.cannot_run:
+            raise BadInput(f"{examined.outcome.layout.name} cannot run: {examined.cannot_run}")
+        sentences += [str(finding) for finding in examined.findings]
     assert not sentences, "\n".join(sentences)
 
 
 def probe(
     kind: Kind, work: Work, layout: ParityLayout, reference: Reference, draw: int = 0
 ) -> Computed:
-    """Run one rank through the probes of a training; without weights in `work`, from those that it
-    is built with."""
+    """Run one rank through the probes of a training and return its results. Without weights in
+    `work` it starts from its own, with noise where they are constant."""
     engine, seen = kind(work, layout), Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
-    engine.load(weights := work.initial or nudged(seen.initial, work.config.train.seed))
+    engine.load(weights := work.initial or with_noise(seen.initial, work.config.train.seed))
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
     seen.shares = dict(engine.shares)
     if reference.whole:
         if engine.counts_norm:
             seen.planted = {tensor: norm**2 for tensor, norm in engine.planted(weights).items()}
+        # A pass of its own, because half of all activations are dropped in it.
         with Masks(engine) as masks:
             engine.backward(0, None)
         seen.masks = masks.seen
@@ -167,7 +178,8 @@ def probe(
 
 
 class Masks(TorchFunctionMode):
-    """Drops half of whatever a program passes to dropout, and remembers the masks."""
+    """Function mode that drops half of every tensor that a program passes to dropout, and records
+    the masks."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -183,19 +195,21 @@ class Masks(TorchFunctionMode):
         x, rate, trains = (given.arguments[name] for name in ("input", "p", "training"))
         if not self.at_zero and not (rate and trains):
             return func(*args, **(kwargs or {}))
+        # By torch's own generator, whose state on each rank is the question.
         mask = F.dropout(torch.ones_like(x), 0.5)
+        # F.dropout does not know who calls it; the nearest module on the stack does.
         frame: Any = sys._getframe()
         while frame and id(frame.f_locals.get("self")) not in self.modules:
             frame = frame.f_back
         digests = (
-            hashlib.sha256(each.detach().float().contiguous().numpy()).digest()
-            for each in (x, mask)
+            hashlib.sha256(tensor.detach().float().contiguous().numpy()).digest()
+            for tensor in (x, mask)
         )
         self.seen.append((self.modules[id(frame.f_locals["self"])] if frame else "", *digests))  # type: ignore[arg-type]
         return x * mask
 
 
-def go_on(
+def after_checkpoint(
     kind: Kind,
     work: Work,
     layout: ParityLayout,
@@ -203,7 +217,7 @@ def go_on(
     begun: Path | None,
     saved: Path | None,
 ) -> Computed:
-    """Load a checkpoint or take one step, save a checkpoint, and take the further steps, on one
+    """Load a checkpoint, or take one step; save a checkpoint, and take the further steps, on one
     rank."""
     engine, seen = kind(work, layout), Computed()
     if begun:
@@ -217,43 +231,46 @@ def go_on(
     return seen
 
 
-def nudged(initial: Sequence[TensorPart], seed: int) -> Weights:
-    """Whole weights to begin with: those whose elements are all equal, as of norms and biases, are
-    moved apart."""
+def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
+    """Return whole weights to start from: the initial ones, with noise added to tensors whose
+    elements are all equal, such as norms and biases."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for (_, name), value in assemble(initial).items():
         weights[name] = torch.from_numpy(value)
         if value.size and (value == value.flat[0]).all():
             moves = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-            weights[name] = (weights[name] + NUDGE * moves).to(weights[name].dtype)
+            weights[name] = (weights[name] + NOISE * moves).to(weights[name].dtype)
     return weights
 
 
 def reason(sentence: str) -> str:
-    """Sentence about failed ranks, in the words of the program."""
+    """Return the part of a sentence about failed ranks that is the program's own."""
     return sentence.partition("failed: ")[2].removeprefix("BadInput: ") or sentence
 
 
 class Serial(NamedTuple):
-    """Tensors of a program on one rank, against which every layout is held."""
+    """The serial run that every layout is compared with: the program, its training, its tensors
+    with tolerances."""
 
     kind: Kind
     work: Work
     """The training, with the weights that every layout begins with."""
     reference: Reference
     shares: Mapping[str, list[Array]]
-    """Gradient of each parameter after each microbatch of the first iteration, of a Program."""
+    """Gradient of each parameter after each microbatch of the first iteration; only for a
+    `Program`."""
 
 
 def run_serial(kind: Kind, work: Work) -> Serial:
-    """Run a program serially, in fp32 again with weights moved by rounding. Raises BadInput if it
-    does not run."""
+    """Run a program on one rank, and in fp32 several times more with weights moved by rounding,
+    which gives the tolerances. Raises BadInput if it does not run."""
     first = _serially(kind, work)
     initial, shares = first.ranks[0].initial, first.ranks[0].shares
-    work = replace(work, initial=nudged(initial, work.config.train.seed))
+    work = replace(work, initial=with_noise(initial, work.config.train.seed))
     if all(part.value.dtype == np.float64 for part in initial):
         whole = first.whole
+        # A gradient that is 0 in exact arithmetic needs a scale of its own: the largest gradient.
         size = max(
             float(np.abs(value).max(initial=0.0))
             for (_, name), value in whole.items()
@@ -270,14 +287,14 @@ def run_serial(kind: Kind, work: Work) -> Serial:
 
 
 def _serially(kind: Kind, work: Work, reference: Reference = UNKNOWN, draw: int = 0) -> Outcome:
-    outcome = hold(probe, kind, work, SERIAL, reference, draw, seconds=SECONDS)
+    outcome = compare_layout(probe, kind, work, SERIAL, reference, draw, seconds=SECONDS)
     if outcome.failure:
         raise BadInput(f"the serial run cannot run here: {reason(outcome.failure)}")
     return outcome
 
 
 def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examined]:
-    """Hold the serial run, and then each layout, against the serial run.
+    """Yield the results of all probes for the serial run, repeated, and then for each layout.
 
     Raises BadInput if the serial run gives other bits when it is repeated.
     """
@@ -288,6 +305,7 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         raise BadInput(
             f"the serial run is not {why}: {again.beyond[0].tensor} differs when it is repeated"
         )
+    # Without iteration 0, which a training from a checkpoint does not have.
     later = Reference(
         {key: value for key, value in reference.whole.items() if key[0]}, reference.allowed
     )
@@ -295,11 +313,13 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
     def through_checkpoints(
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
-        """Differences after a serial checkpoint on the layout, and after its own serially; the
-        reason if not asked.
+        """Compare the training after a serial checkpoint on the layout, and after the layout's own
+        serially.
 
-        The last is True if a rank was lost.
+        Returns the findings, the reason if checkpoints could not be compared, and True if a rank
+        was lost.
         """
+        # With the same kind of optimizer as the layout, because its checkpoint is loaded there.
         begin, findings = (
             ParityLayout(shard_optimizer=layout.shard_optimizer),
             list[LayoutFinding](),
@@ -313,7 +333,9 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             else [(layout, first, own), (begin, own, None)]
         )
         for goes_on, begun, saved in (*before, *there_and_back):
-            outcome = hold(go_on, kind, work, goes_on, later, begun, saved, seconds=SECONDS)
+            outcome = compare_layout(
+                after_checkpoint, kind, work, goes_on, later, begun, saved, seconds=SECONDS
+            )
             if outcome.failure:
                 shutil.rmtree(saved or own, ignore_errors=True)
                 return findings, reason(outcome.failure), outcome.lost
@@ -330,39 +352,40 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         for layout in [SERIAL, *layouts]:
             outcome = again
             if layout != SERIAL:
-                outcome = hold(probe, kind, work, layout, reference, seconds=SECONDS)
-            findings, not_asked, lost = _found(outcome, serial), "", outcome.lost
+                outcome = compare_layout(probe, kind, work, layout, reference, seconds=SECONDS)
+            findings, not_asked, lost = _findings(outcome, serial), "", outcome.lost
+            # A training that differs already would differ after a checkpoint for the same reason.
             if not outcome.failure and all(
-                each.probe in ("planted gradient", "dropout") for each in findings
+                finding.probe in ("planted gradient", "dropout") for finding in findings
             ):
                 more, not_asked, lost = through_checkpoints(layout, Path(folder))
                 findings += more
             yield Examined(outcome, _folded(findings, outcome, serial), not_asked, lost)
 
 
-def _found(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """The first finding of each probe and parameter; of tensors that differ, those of the first
-    iteration with any."""
+def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
+    """Return the first finding of each probe and parameter; of tensors that differ, only the first
+    iteration with any counts."""
     layout, ranks, beyond = outcome.layout, outcome.ranks, outcome.beyond
     is_exact = {part.value.dtype for rank in ranks for part in rank.initial} == {
         np.dtype(np.float64)
     }
     allowed = {key: value if is_exact else 0.0 for key, value in serial.reference.allowed.items()}
     firsts: dict[tuple[str, str], LayoutFinding] = {}
-    for each in (
-        *_unequal(layout.name, "initial copies", [rank.initial for rank in ranks]),
-        *_equal(layout.name, [rank.initial for rank in ranks], serial.work.initial or {}),
-        *_unequal(layout.name, "copies", [rank.parts for rank in ranks], allowed),
+    for finding in (
+        *_unequal_copies(layout.name, "initial copies", [rank.initial for rank in ranks]),
+        *_equal_parts(layout.name, [rank.initial for rank in ranks], serial.work.initial or {}),
+        *_unequal_copies(layout.name, "copies", [rank.parts for rank in ranks], allowed),
         *(_differs(layout.name, row) for row in beyond if row.iteration == beyond[0].iteration),
         *_planted(layout.name, ranks, serial.work.initial or {}),
         *_masks(layout, ranks),
     ):
-        firsts.setdefault((each.probe, each.parameter), each)
+        firsts.setdefault((finding.probe, finding.parameter), finding)
     return list(firsts.values())
 
 
 def _folded(findings: list[LayoutFinding], outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """A finding for each cause."""
+    """Fold the findings of a layout into one for each cause."""
     whole = serial.reference.whole
     order = [
         name.removeprefix("updated ")
@@ -394,8 +417,8 @@ def _finding(
 
 
 def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
-    """A tensor that is not the serial one; of a gradient, a moment or a weight, its parameter is
-    named."""
+    """Return the finding for a tensor that differs from the serial run's; for a gradient, a moment
+    or a weight it names the parameter."""
     probe, name = (
         "gradient" if row.tensor.startswith("gradient") else "step",
         parameter_of(row.tensor),
@@ -406,10 +429,11 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
     return _finding(layout, probe, name, row.largest, row.tolerance, row.where)
 
 
-def _equal(
+def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Parts of a parameter that begin with the same bits, though they do not in the serial run."""
+    """Yield parts of a parameter that begin with the same bits, although the serial weights differ
+    there."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -417,22 +441,21 @@ def _equal(
                 continue
             holder, other = seen.setdefault((part.tensor, part.value.tobytes()), (number, part))
             serial = [
-                weights[part.tensor][tuple(map(slice, each.start, each.end))]
-                for each in (part, other)
+                weights[part.tensor][tuple(map(slice, shard.start, shard.end))]
+                for shard in (part, other)
             ]
             if other.start != part.start and not serial[0].equal(serial[1]):
                 where = f"in the parts of rank {holder} and rank {number}"
                 yield _finding(layout, "initial shards", part.tensor, 0.0, 0.0, where)
 
 
-def _unequal(
+def _unequal_copies(
     layout: str,
     probe: str,
     ranks: Sequence[Sequence[TensorPart]],
     allowed: Mapping[Key, float] = MappingProxyType({}),
 ) -> Iterator[LayoutFinding]:
-    """Copies of a part on several ranks whose bits differ, or that are further apart than is
-    allowed."""
+    """Yield copies of a part whose bits differ between ranks by more than is allowed."""
     first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
         for iteration, tensor, start, value in parts:
@@ -451,7 +474,7 @@ def _unequal(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Parameters whose elements the optimizer's norm does not count.
+    """Yield parameters whose elements the gradient norm does not count once each.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.
@@ -463,8 +486,8 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Masks that differ for copies or are equal for different parts, among tensor-parallel
-    ranks."""
+    """Yield dropout masks of tensor-parallel ranks that differ for copies of a tensor, or are equal
+    for different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

@@ -1,5 +1,5 @@
-"""Megatron-Core's GPTModel, its data order, optimizer, clipping and schedule, on CPU ranks, as an
-engine."""
+"""Engine of Megatron-Core: its GPTModel, data order, optimizer, clipping and schedule, on CPU
+ranks."""
 
 import copy
 import inspect
@@ -64,7 +64,7 @@ def core(name: str) -> Any:
 
 
 class OnCpu(TorchFunctionMode):
-    """Answers calls that name `cuda` on the CPU."""
+    """Function mode that runs on the CPU what asks for `cuda`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -80,7 +80,8 @@ class OnCpu(TorchFunctionMode):
 
 
 def make_it_run_on_cpus() -> None:
-    """Change the package in this process, which must be a rank forked for Megatron-Core alone."""
+    """Change torch and Megatron-Core in this process so that they run on CPUs. It must be a rank
+    that was forked for Megatron-Core alone."""
     warnings.filterwarnings("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
@@ -103,14 +104,15 @@ def make_it_run_on_cpus() -> None:
     cuda.Stream = cuda.current_stream = cuda.Event = lambda *_, **__: stream
     cuda.stream = lambda *_: nullcontext()
     torch.multiprocessing.get_context = lambda *_: multiprocessing.get_context("fork")  # type: ignore[assignment]
+    # Never left: the process ends with the rank.
     OnCpu().__enter__()
 
 
 def plain_layer_norm(
     make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 ) -> torch.nn.Module:
-    """Make a layer norm as the package does, of a configuration that its check of sequence
-    parallelism lets pass."""
+    """Build the package's layer norm, from a configuration that passes its check of sequence
+    parallelism."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
     norm: torch.nn.Module = make(cls, plain, *args, **kwargs)
@@ -120,8 +122,8 @@ def plain_layer_norm(
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Make a core attention as the package does for the whole sequence; values may have another
-    head size than keys."""
+    """Build the package's core attention for the whole sequence; values may have another head size
+    than keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -131,30 +133,31 @@ def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwa
 
 
 def whole_attention(self: Any, attend: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Attend over the sequence that context-parallel ranks have in parts [s/cp, b, heads, d]; keep
-    this rank's."""
+    """Gather the sequence, of which each context-parallel rank has a part [s/cp, b, heads, d],
+    attend over all of it, and return this rank's part."""
     group = core("parallel_state").get_context_parallel_group()
     if (ranks := group.size()) == 1:
         return attend(self, *args, **kwargs)
     gather = partial(
         core("tensor_parallel.mappings").gather_from_sequence_parallel_region, group=group
     )
-    places = [places_of(len(args[0]) * ranks, ranks, rank) for rank in range(ranks)]
-    order = torch.cat(places).argsort()
+    positions = [places_of(len(args[0]) * ranks, ranks, rank) for rank in range(ranks)]
+    order = torch.cat(positions).argsort()
     output: torch.Tensor = attend(
-        self, *(gather(each)[order] for each in args[:3]), *args[3:], **kwargs
+        self, *(gather(part)[order] for part in args[:3]), *args[3:], **kwargs
     )
-    return output[places[group.rank()]]
+    return output[positions[group.rank()]]
 
 
 def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
-    """Positions [s/cp] that a context-parallel rank has of a sequence: one chunk from each end."""
+    """Return the positions [s/cp] that a context-parallel rank has of a sequence: one chunk from
+    each end."""
     chunks = torch.arange(length).chunk(2 * ranks)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Exchange parts of tensors whose numbers of rows may be tensors."""
+    """Call `exchange` with lists where arguments are tensors of sizes."""
     return exchange(
         *args,
         **{
@@ -165,8 +168,8 @@ def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
-    """GPTModel of this rank, on the groups of its layout, of the layers that `spec` gives for its
-    configuration."""
+    """Build this rank's GPTModel on the groups of its layout, with the layers that `spec` returns
+    for its configuration."""
     make_it_run_on_cpus()
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group(
@@ -210,7 +213,8 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
-    """Values that a class or a function takes, which differ from release to release."""
+    """Return the values that a class or a function accepts, which differ from release to
+    release."""
     return {
         name: value for name, value in values.items() if name in inspect.signature(taker).parameters
     }
@@ -219,7 +223,7 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
 def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
-    """The module under DistributedDataParallel, its optimizer and its schedule."""
+    """Wrap the module in DistributedDataParallel; return it with its optimizer and its schedule."""
     distributed, optimizers = core("distributed"), core("optimizer")
     model = distributed.DistributedDataParallel(
         config, distributed.DistributedDataParallelConfig(**values["distributed"]), module
@@ -234,14 +238,14 @@ def distribute(
 
 
 def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Buffers that its checkpoints hold, such as the experts' biases."""
+    """Return the buffers that its checkpoints hold, such as the biases of experts."""
     saved = gpt.state_dict()
     return ((name, value) for name, value in gpt.named_buffers() if name in saved)
 
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Shards of tensors like the parameters of these names, which lie in their place while the
-    package is asked."""
+    """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
+    for the parameters while the package describes its checkpoint."""
     own, held = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}, {}
     by_storage: dict[int, str] = {}
     for name, parameter in own.items():
@@ -268,7 +272,7 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
 
 
 def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> JSON:
-    """Content of a checkpoint, or, for loading, the places that it goes to."""
+    """Return the content of a checkpoint or, for loading, the tensors that it is loaded into."""
     model = gpt.sharded_state_dict(metadata=CHECKPOINT)
     states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
     return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}
@@ -293,10 +297,10 @@ def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
 def backward(
     model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]
 ) -> None:
-    """Run microbatches of tokens, labels, loss masks and positions [b, s] as the package's training
-    loop does.
+    """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
+    forward and backward, as the package's training loop does.
 
-    `take` has each microbatch's masked losses [b, s]. A mean is over the tokens of all
+    Calls `take` with each microbatch's masked losses [b, s]. A mean is over the tokens of all
     context-parallel ranks.
     """
     group = core("parallel_state").get_context_parallel_group()
@@ -328,14 +332,14 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Class of the package's configuration that has the fields."""
+    """Return the class of the package's configuration that has these fields."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Settings of a rank, with the fields that the work sets, under the package's own names as
-    `alone` takes them."""
+    """Return the settings of a rank, with the fields that the work sets, by the package's own
+    names."""
     model, train = work.config.model, work.config.train
     dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
     sizes = {
@@ -410,14 +414,14 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
 
 
 class MegatronCore(Engine):
-    """GPTModel under DistributedDataParallel, with get_megatron_optimizer and
+    """GPTModel under DistributedDataParallel, trained by get_megatron_optimizer and
     OptimizerParamScheduler."""
 
     patches = PATCHES
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the package, so that forked ranks have it. Raises BadInput if it is absent or its
+        """Import the package, so that forked ranks have it. Raises BadInput if it is missing or its
         names changed."""
         try:
             with warnings.catch_warnings():
@@ -502,8 +506,8 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Shards where the package's checkpoints put them; in our names if the samples are those of
-        our files."""
+        """Return shards at the offsets that the package's checkpoints state; with our names if the
+        samples come from our files."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards
@@ -559,7 +563,7 @@ class MegatronCore(Engine):
         return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
-        """Whole gradients; those that a distributed optimizer has in parts are gathered."""
+        """Yield whole gradients, gathered where a distributed optimizer has only parts."""
         for name, parameter in self.gpt.named_parameters():
             yield (
                 name,
@@ -574,10 +578,11 @@ class MegatronCore(Engine):
         return self.gpt.get_parameter(parameter).main_grad
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Update, then step the scheduler: the first update has the rate of step 0."""
+        """Clip, update and step the scheduler; return gradient norm and learning rate. The first
+        update has the rate of step 0."""
         rate = float(self.optimizer.param_groups[0]["lr"])
         _, norm, _ = self.optimizer.step()
-        # Its next forward pass would gather them.
+        # Its next forward pass would gather the weights, and they are compared before.
         if self.layout.shard_optimizer and self.model.ddp_config.overlap_param_gather:
             self.model.start_param_sync(force_sync=True)
         self.scheduler.step(increment=self.train.global_batch_size)
@@ -585,7 +590,8 @@ class MegatronCore(Engine):
 
     def norm(self) -> float:
         self.optimizer.prepare_grads()
-        return float(self.optimizer.get_grad_norm())  # which its step clips by and returns
+        # Its step clips by the same number and returns it.
+        return float(self.optimizer.get_grad_norm())
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         states = {
@@ -603,8 +609,8 @@ class MegatronCore(Engine):
                     yield name, what, state[what]
 
     def _gathered(self, parameter: torch.Tensor, what: str) -> torch.Tensor:
-        """Gradient or moment of a parameter, whose parts the ranks of a distributed optimizer own;
-        a collective."""
+        """Return the whole gradient or moment of a parameter from the parts that ranks of a
+        distributed optimizer own; a collective."""
         whole = torch.zeros(parameter.shape)
         for owner in self.optimizer.chained_optimizers:
             if parameter in owner.model_param_gbuf_map:

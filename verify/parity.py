@@ -22,7 +22,7 @@ PARTS: dict[str, JSON] = {
     "sp": {"sequence_parallel": True},
     "zero1": {"shard_optimizer": True},
 }
-"""Settings that each part of a name stands for, if it has no number."""
+"""Settings that each unnumbered part of a layout name stands for."""
 NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
 """Keys of the section `parallel` that a name sets."""
 
@@ -35,18 +35,18 @@ class ParityLayout(ParallelConfig):
     ep: int = 1
     """Expert parallelism, over the data-parallel ranks."""
     fsdp: int = 1
-    """Ranks over which parameters are divided, and batches too; beside `dp` copies of them."""
+    """Ranks over which parameters and batches are divided; `dp` counts copies of such groups."""
     mb: int = 0
-    """Sequences of a microbatch, where it is not the usual number."""
+    """Sequences of a microbatch; 0 for the usual number."""
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Number of ranks of the layout."""
         return self.tp * self.pp * self.dp * self.cp * self.fsdp
 
     @property
     def name(self) -> str:
-        """Name made of the settings that differ from the serial run."""
+        """Name of the layout: its settings that differ from the serial run."""
         sizes = {
             "tp": self.tp,
             "pp": self.pp,
@@ -75,7 +75,7 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Set the layout in a configuration of this engine, which has no size of its own for
+        """Return a configuration of this engine with the layout set. Raises BadInput for a size of
         microbatches."""
         if self.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
@@ -109,17 +109,18 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Every tp × pp × dp of at most `ranks`, of more than 8 those of powers of 2, with every
+    """Yield every tp × pp × dp of at most `ranks`, of more than 8 only powers of 2, with every
     schedule and option.
 
     The serial run is left out. The interleaved schedule has two chunks per rank; `selective`
-    recomputation and more chunks are to be had by name.
+    recomputation and more chunks are available by name.
     """
     sizes = [size for size in range(1, ranks + 1) if ranks <= 8 or size.bit_count() == 1]
     orders = ("1f1b", 1), ("gpipe", 1), ("interleaved", 2)
     for tp, pp, dp, (schedule, chunks), sequence_parallel, sharded, recompute in itertools.product(
         sizes, sizes, sizes, orders, (False, True), (False, True), ("none", "full")
     ):
+        # Options that change nothing on these sizes would only repeat a layout.
         is_double = (
             (pp == 1 and schedule != "1f1b")
             or (tp == 1 and sequence_parallel)
@@ -142,7 +143,7 @@ def all_layouts(ranks: int) -> Iterator[ParityLayout]:
 
 
 def misfit(layout: ParityLayout, config: RunConfig) -> str:
-    """Reason that the layout cannot run the configuration; empty if it can."""
+    """Return the reason that the layout cannot run the configuration; empty if it can."""
     if layout.cp * layout.ep * layout.fsdp > 1:
         return "context and expert parallelism and fsdp are in `mlm-verify layouts` alone"
     try:
@@ -153,7 +154,7 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 
 
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
-    """The layout of that name. Raises BadInput where another engine cannot train on it."""
+    """Return the layout of that name. Raises BadInput where another engine cannot train on it."""
     if (
         config.model.family != "gpt2"
         or config.train.optimizer != "adam"
@@ -177,8 +178,8 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
 def choose_layouts(
     names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Layouts that `--layouts` names, fewest ranks first, and those of `all` that do not fit, by
-    the reason.
+    """Return the layouts that `--layouts` names, fewest ranks first, and the layouts of `all` that
+    do not fit, by reason.
 
     Raises BadInput if a layout that was named does not fit or is the serial run.
     """

@@ -20,7 +20,7 @@ from mlm_repro.verify.engines import Engine, Named, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
-"""Mean loss of a microbatch: of a model and of rows of the batch."""
+"""(model, rows of the batch) → mean loss of a microbatch."""
 
 
 EXACT = 1e-9
@@ -29,14 +29,14 @@ tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """The loss that a model returns, or the mean square of its output."""
+    """Return the loss that a model returns, or the mean square of its output."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
 
 
 class Program(Engine):
-    """A model on one rank, and how it is trained there."""
+    """A model on one rank and its training step, as an engine."""
 
     microbatches: Sequence[Any] = ()
     loss: Loss
@@ -60,12 +60,12 @@ class Program(Engine):
         `gradient` runs the same batch at every layout, forward and backward, reduces the gradients
         and returns the mean loss; by default the loss of every microbatch of this rank goes
         backward. `step` clips, updates and returns the norm of the whole gradient; by default
-        `clip` clips and returns it, and the optimizer updates. Without both no norm is asked for.
-        `named` are the parameters by their names in the whole model, where this rank's model has
-        others. `starts` has the begins of this rank's parts of parameters in the whole; DTensors
-        say it themselves, others are whole. Moments of the `optimizer` are compared, by default
-        AdamW. `save` writes a checkpoint into a new directory, `restore` loads one of any layout;
-        every rank calls them.
+        `clip` clips and returns it, and the optimizer updates. Without both the norm is not
+        compared. `named` are the parameters by their names in the whole model, where this rank's
+        model has others. `starts` has the first indices of this rank's parts of parameters in the
+        whole; a DTensor knows its own, other parameters are whole. Moments of the `optimizer` are
+        compared, by default AdamW's. `save` writes a checkpoint into a new directory, `restore`
+        loads one of any layout; every rank calls them.
         """
         self.module, self.gradient, self.starts = model, gradient, starts or {}
         self.own = dict(named or model.named_parameters())
@@ -155,8 +155,8 @@ class Program(Engine):
 
 
 class InDouble(TorchFunctionMode):
-    """Computes in float64 what a program computes in fp32 on purpose, such as norms: nothing rounds
-    then."""
+    """Function mode that computes in float64 where a program asks for fp32, as norms do, so that
+    nothing rounds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]
@@ -170,7 +170,8 @@ class InDouble(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class HeldTraining:
-    """A function that builds a model for a layout, and what it is trained on; a kind of engine."""
+    """A function that builds a model for a layout, and the batch and loss of its training; a kind
+    of engine."""
 
     build: Callable[[ParityLayout], Any]
     """Returns a model, a model and its optimizer, or a Program."""
@@ -181,12 +182,13 @@ class HeldTraining:
     """Microbatches of every rank."""
     tolerance: float = EXACT
     in_double: bool = True
-    """True if what the program does in fp32 is done in float64."""
+    """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
         """Build a rank. Raises BadInput if the batch cannot be divided."""
         if layout.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
+        # For the rest of the process, which is one rank.
         torch.set_default_dtype(torch.float64)
         warnings.filterwarnings("ignore")
         logging.disable(logging.WARNING)
@@ -221,7 +223,7 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
 
 
 def _local(value: Any) -> torch.Tensor:
-    """A tensor, or the part of a DTensor that is on this rank."""
+    """Return a tensor, or the part of a DTensor that is on this rank."""
     local: torch.Tensor = value.to_local() if _is_dtensor(value) else value
     return local
 
@@ -231,18 +233,18 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def whole_of(value: torch.Tensor) -> torch.Tensor:
-    """A tensor, or what the parts of a DTensor make; a collective."""
+    """Return a tensor, or the whole that the parts of a DTensor make; a collective."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def part_of(
     value: torch.Tensor, given: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Begin in the whole and value of this rank's part of a tensor; a DTensor says it by its own
-    placements.
+    """Return the first indices in the whole, and the value, of this rank's part of a tensor; a
+    DTensor's placements give them.
 
-    A collective for a DTensor that is a partial sum, or divided twice along one dim: the whole is
-    its part then.
+    A collective for a DTensor that is a partial sum, or divided twice along one dim: its part is
+    the whole then.
     """
     if not _is_dtensor(value):
         return given or (0,) * value.dim(), value
@@ -257,17 +259,19 @@ def part_of(
 
 
 def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
-    """This rank's part of a whole tensor, divided as a DTensor is: where the numbers of its own
-    elements lie."""
+    """Return this rank's part of a whole tensor, divided as the DTensor `like` is: where the
+    numbers of its own elements lie."""
     from torch.distributed.tensor import DTensor
 
+    # Each element is numbered, and the numbers are gathered: torch alone knows how it divides
+    # twice.
     own, first = like.to_local(), dist.get_rank() * 2.0**32
     numbers = first + torch.arange(own.numel(), dtype=torch.float64).view(own.shape)
     of = DTensor.from_local(
         numbers, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )
-    places = (of.full_tensor().flatten() - first).long()
-    mine = (places >= 0) & (places < own.numel())
+    numbers = (of.full_tensor().flatten() - first).long()
+    is_own = (numbers >= 0) & (numbers < own.numel())
     part = torch.empty(own.numel(), dtype=whole.dtype)
-    part[places[mine]] = whole.flatten()[mine]
+    part[numbers[is_own]] = whole.flatten()[is_own]
     return part.view(own.shape)

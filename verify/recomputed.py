@@ -1,9 +1,9 @@
-"""Check a directory against what it was made of by making its numbers, sums and page again. Imports
-no torch.
+"""Check a directory against its inputs: its numbers, sums and page are computed again and compared.
+Imports no torch.
 
 If somebody edits files and seals them anew, the other files of the run, and the runs it was made
-of, contradict it. Rooms declare how the files of each kind follow (`KINDS`); one loop makes them
-again.
+of, contradict it. Rooms declare how the files of each kind follow (`KINDS`); one loop computes
+them.
 """
 
 import tempfile
@@ -45,40 +45,37 @@ FOLDER = "folder of runs"
 
 
 class RunCheck:
-    """Differences between a directory and what it was made of, down to the leaves, and all that was
-    not compared."""
+    """Check of a run and, recursively, of every input on disk: the differences, and everything that
+    was not compared."""
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
-        """Compare all that the kind's room declares; directories that were `seen` on the way here
-        are left out."""
+        """Compare everything that the kind's room declares; directories that were `seen` on the way
+        here are skipped."""
         self.place, self.seen = place, seen if seen is not None else set()
         self.broken: list[str] = []
         """A sentence for each difference."""
         self.absent: list[str] = []
         """Names of inputs that are not on disk."""
         self.left: list[str] = []
-        """Sentences on what was not made again, with what it needs."""
+        """A sentence for each result that was not computed again, with the reason."""
         self.compared: list[str] = []
-        """Names of what was compared."""
+        """Names of the comparisons that were made."""
         self.manifest = (
             read_document(place / MANIFEST, Manifest) if (place / MANIFEST).is_file() else None
         )
         is_folder = not (self.manifest or self.seen or is_sealed(place))
         self.word = FOLDER if is_folder else self.manifest.kind if self.manifest else kind_of(place)
         self.kind = KINDS.get(self.word)
+        # Inputs may be shared, or lead in a circle: each is checked once.
         self.seen.add(place.resolve())
         if not self.kind:
-            known = (
-                f"of the kind {self.word!r}, of which nothing is known"
-                if self.word
-                else "of no kind that is known"
-            )
+            known = f"of the unknown kind {self.word!r}" if self.word else "of no known kind"
             self.broken.append(f"{place} is {known}")
             return
         for part in self.kind.made if is_folder else (self.files, *self.kind.made):
             try:
-                for each in part(place):
-                    self._note(each)
+                for comparison in part(place):
+                    self._note(comparison)
                 self.compared.append(
                     part.__name__
                     if part != self.files
@@ -97,28 +94,28 @@ class RunCheck:
                 AttributeError,
                 ArithmeticError,
             ) as error:
-                said = (
+                reason = (
                     str(error)
                     if isinstance(error, UserError)
                     else f"{type(error).__name__}: {one_line(error)}"
                 )
-                said = f"{error} is missing" if isinstance(error, KeyError) else said
-                self.broken.append(f"{place.name} cannot be checked: {said}")
+                reason = f"{error} is missing" if isinstance(error, KeyError) else reason
+                self.broken.append(f"{place.name} cannot be checked: {reason}")
 
-    def _note(self, each: str | Remade | Absent | Parent) -> None:
-        match each:
+    def _note(self, comparison: str | Remade | Absent | Parent) -> None:
+        match comparison:
             case Remade():
-                self.broken += unlike(*each)
+                self.broken += unlike(*comparison)
             case Absent():
-                (self.absent if each.ever else self.left).append(each.name)
+                (self.absent if comparison.ever else self.left).append(comparison.name)
             case Parent():
-                self._follow(each)
+                self._follow(comparison)
             case str():
-                self.broken.append(each)
+                self.broken.append(comparison)
 
     def _follow(self, parent: Parent) -> None:
-        """Check an input: its digest, if it is on disk, every byte of it, and then the input as a
-        run, once."""
+        """Check an input: its digest and, if it is on disk, every byte of it, and then the input as
+        a run. Each is checked once."""
         name, place, made = parent.name, parent.place, self.manifest
         if name and made:
             if not is_sealed(place):
@@ -133,9 +130,8 @@ class RunCheck:
                 parent.digest_of is read_digest
                 and read_object(place / MANIFEST)["created"] > made.created
             ):
-                self.broken.append(
-                    f"{self.place.name} was created before {place.name}, of which it was made"
-                )
+                self.broken.append(f"{self.place.name} was created before its input {place.name}")
+        # After the digest, which belongs to this run and not to the input.
         if place.resolve() in self.seen:
             return
         for directory in (place, *parts_within(place)):
@@ -147,8 +143,8 @@ class RunCheck:
         self.broken += other.broken
 
     def files(self, place: Path) -> Comparisons:
-        """Check that it has the files, keys and name of its kind, and belongs together with what
-        lies in it."""
+        """Check that a directory has the files, keys and name of its kind, and that the directories
+        within belong to it."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)
@@ -173,7 +169,7 @@ class RunCheck:
 
 
 def kind_of(place: Path) -> str:
-    """The kind of a sealed directory without a manifest; empty for one that is of none."""
+    """Return the kind of a sealed directory without a manifest; empty if it has none."""
     if place.parent.name == CHECKPOINTS:
         return "checkpoint"
     has = {path.name for path in place.iterdir()}
@@ -181,7 +177,8 @@ def kind_of(place: Path) -> str:
 
 
 def against(run: Path) -> Comparisons:
-    """Compare the curves of two engines with what is said of them."""
+    """Compare the curves of two engines with the tolerances, shares and disagreements stated about
+    them."""
     result, config = read_engines(run), read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")}
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
@@ -202,9 +199,10 @@ def against(run: Path) -> Comparisons:
 
 
 def report(run: Path) -> Comparisons:
-    """Make the page and the files beside it again; they must be equal byte for byte."""
+    """Build the page and its files anew and compare them byte for byte."""
     if not (run / REPORT).is_dir():
         return
+    # Imported when a report is there: it loads what draws the figures.
     from mlm_repro.reports.page import write_report
     from mlm_repro.reports.report import Inputs, assemble
 
@@ -230,7 +228,7 @@ def report(run: Path) -> Comparisons:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Digest of each file below a folder but its seal."""
+    """Return the digest of each file below a folder, without its seal."""
     paths = (path for path in folder.rglob("*") if not path.is_dir() and path.name != MARKER)
     return {str(path.relative_to(folder)): sha256_file(path) for path in paths}
 

@@ -1,5 +1,4 @@
-"""Train segments of a run again, each at the layout it was trained at, and compare the results bit
-for bit."""
+"""Train segments of a run again, each at its own layout, and compare the results bit for bit."""
 
 import random
 import tempfile
@@ -48,8 +47,8 @@ DEFAULT_SEGMENTS = 3
 
 
 class Segment(NamedTuple):
-    """The iterations from one kept checkpoint, or the beginning, to the next, and how they were
-    trained."""
+    """Iterations from one kept checkpoint, or the beginning, to the next, with their configuration
+    and layout."""
 
     start: int
     end: int
@@ -75,11 +74,12 @@ def replay(run: Path, count: int | None) -> None:
             f"{run} has {len(every)} segments, from one kept checkpoint to the next: not {wanted}"
             " or more"
         )
+    # Not by a seed, which somebody who forges a run could know.
     drawn = sorted(random.SystemRandom().sample(every, wanted))
     segments = [_read_segment(directory.path, config, start, end) for start, end in drawn]
     iterations, most = (
         sum(end - start for start, end in drawn),
-        max(each.layout.world_size for each in segments),
+        max(segment.layout.world_size for segment in segments),
     )
     announce(
         f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes"
@@ -101,8 +101,9 @@ def replay(run: Path, count: int | None) -> None:
 
 
 def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment:
-    """The segment that ends at a checkpoint, at the layout that it or, in earlier versions, the
-    manifest records."""
+    """Return the segment that ends at a checkpoint, at the layout that the checkpoint or, in
+    earlier versions, the manifest records. Raises HardwareMissing for another numerics identity,
+    IntegrityFailure without a layout."""
     path = checkpoint_path(run, end)
     probe = read_probe(path)
     recorded = probe.computed_on if probe else {}
@@ -123,8 +124,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
-    """Train a segment again in a temporary folder; the first difference of the metrics and of the
-    checkpoint."""
+    """Train a segment again in a temporary folder; return the first difference of the metrics and
+    of the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))
@@ -139,8 +140,8 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 
 
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
-    """A run directory below `root`, trained from the run's checkpoint at the segment's start to its
-    end."""
+    """Train from the run's checkpoint at the segment's start to its end; return the new run
+    directory below `root`."""
     config, start, end = segment.config, segment.start, segment.end
     schedule = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
     record = config.record.model_copy(update={"loggers": ()})
@@ -157,7 +158,9 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
         try:
             train(resolved, root, until=end)
         except Interrupted:
-            pass  # as was asked, if the checkpoint is there
+            # Raised after iteration `until`, as was asked; whether the checkpoint is there is
+            # looked at below.
+            pass
         finally:
             leave_ranks()
 
@@ -174,7 +177,7 @@ def _train_again(run: Path, segment: Segment, root: Path) -> Path:
 
 
 def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
-    """The first line of the metrics that differs, and the key that does."""
+    """Yield a sentence for the first line of the metrics that differs, with the key."""
     within = range(segment.start + bool(segment.start), segment.end + 1)
     stated, computed = (
         [line for line in read_metrics(path) if line["iteration"] in within]
@@ -192,7 +195,7 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
 
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
-    """The first tensor that differs, or else that the state does."""
+    """Yield a sentence for the first tensor that differs, or else for the state."""
     theirs, ours = checkpoint_path(run, end), checkpoint_path(again, end)
     check_seal(theirs)
     if differing := other_tensors(theirs, ours):
@@ -203,8 +206,8 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 
 
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
-    """Names that differ in two checkpoints: weights in the order of the model, then the
-    optimizer's, then memory."""
+    """Return the tensors that differ in two checkpoints: weights in the order of the model, then
+    the optimizer's, then memory."""
     stated, computed = read_object(theirs / INDEX), read_object(ours / INDEX)
     differing = []
     for name in sorted({**computed, **stated}, key=lambda name: name.startswith(OPTIMIZER_STATE)):

@@ -1,4 +1,4 @@
-"""Programs of at most 60 lines that show a finding without this suite."""
+"""Programs of at most 60 lines that show a finding of `mlm-verify layouts` without this suite."""
 
 import re
 from pathlib import Path
@@ -55,7 +55,7 @@ def batch() -> torch.Tensor:
 def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     return model(rows).square().mean()"""
 OWN = """theirs = {{}}
-exec(open({path!r}).read(), theirs)  # the program that was held against its serial run
+exec(open({path!r}).read(), theirs)  # the program that was compared with its serial run
 
 
 prepare = str  # nothing is prepared
@@ -75,7 +75,7 @@ def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write a program for each finding that one can be written for; return their paths."""
+    """Write a program for each finding that can be shown without this suite; return their paths."""
     paths = []
     for finding in report.findings:
         if text := program(finding, report):
@@ -94,7 +94,7 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
-    """The program of a finding; empty for what cannot be shown without this suite."""
+    """Return the program of a finding; empty if it cannot be shown without this suite."""
     layout, key = parse_layout(finding.layout), parameter_of(finding.parameter)
     told: JSON = {
         "subject": report.subject,
@@ -143,8 +143,8 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
         }
     elif ".py" in path and "mlm_repro" not in Path(path).read_text(encoding="utf-8"):
         axes = [
-            {name: getattr(each, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
-            for each in (layout, SERIAL)
+            {name: getattr(shown, name) for name in ("tp", "pp", "dp", "fsdp", "cp", "ep")}
+            for shown in (layout, SERIAL)
         ]
         told |= {
             "imports": "from types import SimpleNamespace\n",
@@ -164,13 +164,15 @@ def _filled(name: str, told: JSON) -> str:
 
 
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
-    """Python text of Megatron-Core's settings, serially, on the layout and serially again."""
+    """Return Python text of Megatron-Core's settings for three runs: serial, on the layout, and
+    serial again."""
     work = small_work(
         report.seed, 2, core_fields([f"{name}={value}" for name, value in report.fields.items()])
     )
+    # Serially twice, so that the program shows that its serial run is repeatable.
     texts = []
-    for name, each in (("serial", SERIAL), (layout.name, layout), ("again", SERIAL)):
-        values = values_of(work, each) | {"ranks": each.world_size}
+    for name, shown in (("serial", SERIAL), (layout.name, layout), ("again", SERIAL)):
+        values = values_of(work, shown) | {"ranks": shown.world_size}
         settings = {
             key: values[key]
             for key in ("ranks", "groups", "kind", "config", "model", "distributed", "optimizer")
@@ -180,7 +182,7 @@ def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
 
 
 def _source(value: Any) -> str:
-    """Python text of a value; functions are those of torch.nn.functional."""
+    """Return Python text of a value; a function must be one of torch.nn.functional."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {_source(each)}" for name, each in value.items()) + "}"
     return f"F.{value.__name__}" if callable(value) and hasattr(value, "__name__") else repr(value)

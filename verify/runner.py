@@ -1,5 +1,4 @@
-"""The one runner: trains an engine on the ranks of a layout and holds every tensor against a
-reference."""
+"""Train an engine on the ranks of a layout and compare every tensor with a reference."""
 
 import os
 import time
@@ -57,27 +56,28 @@ UNKNOWN = Reference({}, {})
 
 @dataclass
 class Computed:
-    """Results of one rank."""
+    """Results of one rank: its numbers, tensors and differences from the reference."""
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)
-    """The tensors themselves, where the reference is unknown or they are asked for."""
+    """The tensors themselves, if the reference is unknown or they are asked for."""
     differences: list[TensorDifference] = field(default_factory=list)
     initial: list[TensorPart] = field(default_factory=list)
     """Parameters as they were built."""
     planted: dict[str, float] = field(default_factory=dict)
-    """Squared norm that the optimizer finds of a gradient that is 1 in one parameter, by
+    """Squared norm that the optimizer finds for a gradient that is 1 in one parameter, by
     parameter."""
     shares: Mapping[str, list[Array]] = field(default_factory=dict)
-    """Gradient of each parameter after each microbatch of the first iteration, where the program is
-    a serial one."""
+    """Gradient of each parameter after each microbatch of the first iteration; only for a serial
+    program."""
     masks: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     """Module, digest of the input and digest of the mask of every dropout of an iteration."""
 
     def take(
         self, engine: Engine, reference: Reference, keeps: bool = False
     ) -> Callable[[TensorPart], None]:
-        """A function for a recorder of the engine."""
+        """Return the function by which the engine's recorder hands over tensors: it compares them
+        with the reference, and keeps them if asked or if there is no reference."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:
@@ -97,8 +97,8 @@ def train(
     draw: int = 0,
     at_the_end: bool = False,
 ) -> Computed:
-    """Train on one rank; record every tensor, or the weights at the end alone. Forked ranks inherit
-    the reference."""
+    """Train on one rank and compare every tensor with the reference, or the final weights alone.
+    Forked ranks inherit the reference."""
     engine, computed = kind(work, layout), Computed()
     if work.initial:
         engine.load(work.initial)
@@ -111,7 +111,7 @@ def train(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of holding one layout against a reference."""
+    """Result of comparing one layout with a reference."""
 
     layout: ParityLayout
     ranks: list[Computed]
@@ -121,7 +121,7 @@ class Outcome:
     """Sentence about failed ranks; empty if none failed."""
     seconds: float
     lost: bool = False
-    """True if a rank ended, or was silent, without a word of its program."""
+    """True if a rank ended or fell silent without an error of its program."""
 
     @property
     def beyond(self) -> list[TensorDifference]:
@@ -136,12 +136,13 @@ class Outcome:
 
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
-    """The first training; draws, with perturbed weights, give the tolerances."""
+    """Return the first training as a reference; the draws, with perturbed weights, give its
+    tolerances."""
     whole = first.whole
     return Reference(whole, tolerances(whole, [draw.whole for draw in draws], precision))
 
 
-def hold(
+def compare_layout(
     program: Any,
     kind: Kind,
     work: Work,
@@ -151,9 +152,9 @@ def hold(
     run: Callable[..., list[Any]] = run_forked,
     seconds: float = 24 * 3600.0,
 ) -> Outcome:
-    """Run the program of a rank, by `run_forked` or `run_threads`, and hold what it computes
-    against the reference."""
-    place = {
+    """Run `program` on every rank, by `run_forked` or `run_threads`, and collect the ranks'
+    differences from the reference. A failure of a rank is part of the result."""
+    order = {
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
     }
@@ -174,16 +175,15 @@ def hold(
         )
     except RanksFailed as raised:
         failure, lost = raised.sentence, raised.lost
-    except Exception as error:  # of a thread
+    # A rank that is a thread raises its own error here.
+    except Exception as error:
         traceback.print_exc()
         notes = " ".join(getattr(error, "__notes__", ()))
         failure = f"{notes}: {type(error).__name__}: {error}".splitlines()[0]
     rows = (
-        merge((each for rank in ranks for each in rank.differences), reference.whole)
-        if ranks
-        else []
+        merge((row for rank in ranks for row in rank.differences), reference.whole) if ranks else []
     )
-    rows.sort(key=lambda row: (row.iteration, place[row.tensor]))
+    rows.sort(key=lambda row: (row.iteration, order[row.tensor]))
     return Outcome(layout, ranks, rows, failure, time.monotonic() - start, lost)
 
 
@@ -195,9 +195,9 @@ def on_ranks(
     reference: Reference = UNKNOWN,
     *args: Any,
 ) -> Outcome:
-    """Hold one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank
+    """Run one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank
     fails otherwise."""
-    outcome = hold(program, kind, work, layout, reference, *args)
+    outcome = compare_layout(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)
     if outcome.failure:
@@ -206,7 +206,7 @@ def on_ranks(
 
 
 def table_row(outcome: Outcome, result: str) -> str:
-    """A layout with its largest difference and the tensor that has it."""
+    """Return the table row of a layout: its largest difference and the tensor that has it."""
     worst = max(outcome.rows, default=None)
     tensor = worst.tensor if worst and worst.largest else "-"
     largest = f"{worst.largest:.1e}" if worst else "-"
@@ -216,14 +216,14 @@ def table_row(outcome: Outcome, result: str) -> str:
 def run_parity(
     config: RunConfig, names: str, ranks: int, iterations: int, threads: bool = False
 ) -> None:
-    """Compare the layouts `names` stands for with the serial run, a line each; `threads` take one
-    sequence at a time.
+    """Compare the layouts that `names` stands for with the serial run, a line each; with `threads`
+    a microbatch is one sequence.
 
     Raises Diverged for the first that is beyond the tolerance, BadInput for a layout that does not
     fit.
     """
     config = with_vocabulary(config)
-    # More data-parallel ranks fit.
+    # Microbatches of one sequence, because more data-parallel ranks fit a batch then.
     changed = {"precision": "fp64"} | ({"microbatch_size": 1} if threads else {})
     config = config.model_copy(update={"train": config.train.model_copy(update=changed)})
     chosen, others = choose_layouts(names, ranks, config)
@@ -251,6 +251,7 @@ def run_parity(
     announce(
         f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}"
     )
+    # Ranks share the cores.
     torch.set_num_threads(1)
     wrong: list[str] = []
     with with_samples(config, iterations) as work:
@@ -264,7 +265,9 @@ def run_parity(
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
         patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
         for layout in chosen:
-            outcome = hold(train, Ours, work, layout, reference, run=run, seconds=patience)
+            outcome = compare_layout(
+                train, Ours, work, layout, reference, run=run, seconds=patience
+            )
             finding = outcome.failure or next(
                 (row.sentence("the serial run") for row in outcome.beyond), ""
             )

@@ -1,5 +1,5 @@
-"""A recorded run trained again by the engine's own trainer on one rank, in any number format, as
-its settings say or with one known fault."""
+"""A recorded run, trained again by the engine's own trainer on one rank, in any number format, by
+its settings or with one known fault."""
 
 import math
 import re
@@ -48,8 +48,7 @@ MASTER = "master"
 
 
 class Start(NamedTuple):
-    """The place where a training begins: iterations done, and a checkpoint; random weights without
-    one."""
+    """Start of a training: iterations done, and a checkpoint; random weights without one."""
 
     iteration: int = 0
     place: Path | None = None
@@ -62,14 +61,15 @@ class RecordedRun:
     """A training as its directory records it, complete or not."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadInput for a directory that is no training or has no iteration yet."""
+        """Read the run. Raises BadInput for a directory that is not a training or has no iteration
+        yet."""
         directory = RunDirectory.open(path, "training")
         self.path, self.run = directory.path, resolve_begun(directory)
         self.name, self.config, lines = str(path), self.run.config, read_metrics(self.path)
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
             self.validations[validation.iteration].append(validation)
-        self.checkpoints = {iteration_of(each): each for each in complete_checkpoints(self.path)}
+        self.checkpoints = {iteration_of(path): path for path in complete_checkpoints(self.path)}
         self.begin, seam = Start(), self.config.train.continues
         if origin := self.run.origin:
             place = resolve_checkpoint(origin.place)
@@ -91,27 +91,27 @@ class RecordedRun:
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 
     def numbers(self, iteration: int) -> Numbers:
-        """The recorded numbers of an iteration; a norm that was not finite is left out."""
+        """Return the recorded numbers of an iteration, without a norm that was not finite."""
         step = self.steps.get(iteration)
         numbers = {name: getattr(step, name) for name in OF_A_STEP} if step else {}
-        numbers |= {_named(each): each.loss for each in self.validations[iteration]}
+        numbers |= {_named(line): line.loss for line in self.validations[iteration]}
         return {name: float(number) for name, number in numbers.items() if number is not None}
 
     def start_at(self, iteration: int) -> Start:
-        """The checkpoint of an iteration."""
+        """Return the start from the checkpoint of an iteration."""
         place = self.checkpoints[iteration]
         return Start(iteration, place, read_digest(place), is_whole=True)
 
 
 class KnownFault(NamedTuple):
-    """A known fault, by what it changes in a training."""
+    """A known fault, with the changes to a training that reproduce it."""
 
     kind: str
     """The fault in words."""
     plant: "Callable[[SerialReplay], object]" = id
-    """Changes a replay that is built."""
+    """Function that changes a replay after it is built."""
     train: JSON = {}  # noqa: RUF012
-    """Keys of `train` that have other values than the run's."""
+    """Settings of `train` that differ from the run's."""
     model: JSON = {}  # noqa: RUF012
 
 
@@ -119,8 +119,8 @@ NO_FAULT = KnownFault("")
 
 
 class SerialReplay(Trainer, Guard):
-    """The trainer of a recorded run, on one rank. It is its own guard: what the run left out is
-    left out."""
+    """Trainer of a recorded run on one rank. It is its own guard, and skips the updates that the
+    run skipped."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class SerialReplay(Trainer, Guard):
         is_moved: bool = False,
         fault: KnownFault = NO_FAULT,
     ) -> None:
-        """Build the model at its start; `is_moved` moves master weights by up to half a unit in
-        their last place."""
+        """Build the model at its start; with `is_moved` master weights are moved by up to half a
+        unit in their last place."""
         config, changed = recorded.config, {"precision": precision, **fault.train}
         train, model = (
             config.train.model_copy(update=changed),
@@ -148,7 +148,7 @@ class SerialReplay(Trainer, Guard):
         if start.place:
             own = start.place, start.digest, self.model.parameters, optimizer
             self.state = start_from(*own, start.is_whole)
-            # The weights of a mixed run are those of its optimizer.
+            # The exact weights of a mixed run are its optimizer's; the model's are rounded.
             if start.is_whole and precision == "fp64":
                 start_from(*own, is_whole=False)
                 optimizer.steps = self.state.optimizer_steps
@@ -164,8 +164,8 @@ class SerialReplay(Trainer, Guard):
         fault.plant(self)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Train a recorded iteration, of 0 nothing; the numbers that it computes, validations among
-        them."""
+        """Train a recorded iteration, or nothing for iteration 0, and return its numbers, with the
+        validations after it."""
         numbers: Numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
@@ -181,22 +181,22 @@ class SerialReplay(Trainer, Guard):
             }
             self.scaler.update(overflow=overflows)
         again = (
-            self._validate(iteration, each.samples, each.kind)
-            for each in self.recorded.validations[iteration]
+            self._validate(iteration, line.samples, line.kind)
+            for line in self.recorded.validations[iteration]
         )
-        return numbers | {_named(each): each.loss for each in again}
+        return numbers | {_named(line): line.loss for line in again}
 
     def before(self, number: int) -> None:
-        """Take the loss scale of the run."""
+        """Set the loss scale to the run's."""
         if self.step.scaler:
             self.step.scaler.scale = self.now.loss_scale
 
     def skips(self, iteration: Iteration) -> bool:
-        """True if the run made no update."""
+        """True if the recorded run made no update in this iteration."""
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and moments by name, in the order of computation."""
+        """Return weights and moments by name, in the order of computation."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }
@@ -208,7 +208,7 @@ class SerialReplay(Trainer, Guard):
 
 
 def _passed(owner: object, name: str, change: Callable[[Any], Any]) -> None:
-    """Pass what a method of an object returns through `change`."""
+    """Replace a method of an object by one that passes its result through `change`."""
     usual = getattr(owner, name)
     vars(owner)[name] = lambda *args: change(usual(*args))
 
@@ -225,7 +225,7 @@ def _multiplied(factor: float, replay: SerialReplay) -> None:
 
 
 def _scaled(replay: SerialReplay, gradient: Gradient) -> Gradient:
-    """A gradient whose norm still has the loss scale."""
+    """Return a gradient whose norm still has the loss scale."""
     return replace(gradient, norm=gradient.norm * replay.now.loss_scale)
 
 
@@ -251,7 +251,7 @@ def _decayed(replay: SerialReplay) -> None:
 
 
 def _row_left_out(row: int, replay: SerialReplay) -> None:
-    """Take the gradient of a row's lookups away, as torch's `padding_idx` does."""
+    """Remove the gradient of a row's lookups, as torch's `padding_idx` does."""
 
     def leave_out(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
@@ -264,19 +264,19 @@ def _row_left_out(row: int, replay: SerialReplay) -> None:
 
 
 def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
-    """Give each microbatch another dropout in the place of its own."""
+    """Replace the dropout of each microbatch by `again` of it."""
     _passed(
         replay.inputs,
         "of",
-        lambda batch: [replace(each, dropout=again(each.dropout)) for each in batch],
+        lambda inputs: [replace(batch, dropout=again(batch.dropout)) for batch in inputs],
     )
 
 
 class OneLayer(Dropout):
-    """Dropout with one mask for a place in every layer."""
+    """Dropout that uses the masks of the first layer in every layer."""
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:
-        """The mask of the same place in the first layer."""
+        """Return the mask of the same site in the first layer."""
         return super().mask(re.sub(r"\d+", "0", site), first_row)
 
 
@@ -285,7 +285,7 @@ def _named(validation: Validation) -> str:
 
 
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
-    """The known faults that this run can have; `row` is the row of the word embedding that is
+    """Yield the known faults that this run can have; `row` is the row of the word embedding that is
     farthest off."""
     model, train, dp = recorded.config.model, recorded.config.train, recorded.run.layout.dp
     batch = train.global_batch_size
@@ -293,7 +293,9 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
     yield KnownFault(counts, train={"clock": other})
-    if other == "samples":  # by an end that is in updates, without the batch itself or with
+    # Two such faults are known: the end of the schedule still in updates, and the batch itself
+    # counted too.
+    if other == "samples":
         yield KnownFault(
             counts,
             train={"clock": other, "decay_iterations": train.decay_iterations or train.iterations},
@@ -325,16 +327,16 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
     if model.dropout:
         first, each = tuple(range(train.microbatch_size)), batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
-            "iteration in every one": lambda dropout: replace(dropout, iteration=0),
-            "microbatch in every one": lambda dropout: replace(dropout, samples=first),
-            "layer in every one": lambda dropout: OneLayer(**vars(dropout)),
-            "data-parallel rank on every one": lambda dropout: replace(
+            "iteration": lambda dropout: replace(dropout, iteration=0),
+            "microbatch": lambda dropout: replace(dropout, samples=first),
+            "layer": lambda dropout: OneLayer(**vars(dropout)),
+            "data-parallel rank": lambda dropout: replace(
                 dropout, samples=tuple(place % each for place in dropout.samples)
             ),
         }
         for of in list(reuses)[: 3 + (dp > 1)]:
             yield KnownFault(
-                f"dropout masks are reused: those of the first {of}", partial(_reused, reuses[of])
+                f"the first dropout masks are reused in every {of}", partial(_reused, reuses[of])
             )
     sizes = {
         dp * count: f"all {dp * count} microbatches",

@@ -1,4 +1,4 @@
-"""Programs that `mlm-verify layouts` holds against their own serial run."""
+"""Programs that `mlm-verify layouts` compares with their own serial run."""
 
 import importlib
 import importlib.util
@@ -28,7 +28,7 @@ from mlm_repro.verify.transformers_models import literal
 
 TABLES = read_toml(Path(__file__).with_name("small.toml"))
 MODEL, TRAIN = TABLES["model"], TABLES["train"]
-"""Sizes of the model, which `--with` may change, and one step that clips."""
+"""Sizes of the model, which `--with` may change, and a recipe whose steps clip."""
 LAYOUTS = (
     "(tensor_model|pipeline_model|context|expert_model)_parallel_size"
     "|sequence_parallel|use_distributed_optimizer"
@@ -39,7 +39,7 @@ LARGEST_BATCH = 8
 
 
 class Asked(NamedTuple):
-    """A program, and how it is to be set."""
+    """A program, and its settings from the command line."""
 
     program: str
     """megatron-core, transformers, torch or PATH.py:build."""
@@ -49,14 +49,15 @@ class Asked(NamedTuple):
     """Microbatches of the serial batch in Megatron-Core, and of every rank elsewhere; 0 for the
     usual number."""
     spec: str = ""
-    """Function that gives Megatron-Core's layers: MODULE:FUNCTION or PATH.py:FUNCTION."""
+    """Function that returns Megatron-Core's layers: MODULE:FUNCTION or PATH.py:FUNCTION."""
     imports: Sequence[str] = ()
     """Python files that are run first."""
 
 
 @contextmanager
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
-    """Kind of engine, its work, its name with the release, and the layouts that `all` stands for.
+    """Context manager: kind of engine, its work, its name with the release, and the layouts that
+    `all` stands for.
 
     Raises BadInput for fields that the program does not have.
     """
@@ -94,7 +95,7 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     else:
         if given:
             raise BadInput(
-                f"--with is for megatron-core, transformers and torch; {name} builds what it builds"
+                f"--with is for megatron-core, transformers and torch; {name} has no fields to set"
             )
         build = function_of(name)
         beside = vars(sys.modules[build.__module__])
@@ -103,7 +104,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
 
 
 def _module(path: str, name: str) -> Any:
-    """The module in a file, or one of that name. Raises BadInput if it cannot be imported."""
+    """Import the module in a file, or the module of that name. Raises BadInput if it cannot be
+    imported."""
     try:
         if not path.endswith(".py"):
             return importlib.import_module(path)
@@ -118,8 +120,8 @@ def _module(path: str, name: str) -> Any:
 
 
 def function_of(name: str) -> Any:
-    """The function that MODULE:FUNCTION or PATH.py:FUNCTION names. Raises BadInput if there is
-    none."""
+    """Return the function that MODULE:FUNCTION or PATH.py:FUNCTION names. Raises BadInput if it
+    does not exist."""
     path, _, function = name.rpartition(":")
     module = _module(path, Path(path).stem)
     if not callable(member := getattr(module, function, None)):
@@ -133,8 +135,8 @@ def small_work(
     fields: Mapping[str, Any] = MappingProxyType({}),
     train: Mapping[str, int] = MappingProxyType({}),
 ) -> Work:
-    """Steps of a small model on random tokens. Raises BadInput for sizes that do not fit each
-    other."""
+    """Return the work of training a small model on random tokens. Raises BadInput for sizes that do
+    not fit each other."""
     shape = MODEL | {name: value for name, value in fields.items() if name in MODEL}
     shape |= {
         "num_heads": shape.pop("num_attention_heads"),
@@ -152,7 +154,7 @@ def small_work(
 
 
 def core_fields(given: Sequence[str]) -> JSON:
-    """Fields of Megatron-Core's configurations, given as `field=value`.
+    """Parse fields of Megatron-Core's configurations, given as `field=value`.
 
     Raises BadInput for an unknown field, with the nearest name, and for a value of another type.
     """

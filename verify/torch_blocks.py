@@ -1,4 +1,4 @@
-"""torch's own building blocks of parallel training, on a small model, for `mlm-verify layouts
+"""Engine of torch's own parallel building blocks on a small model, for `mlm-verify layouts
 torch`."""
 
 from collections.abc import Mapping
@@ -32,23 +32,23 @@ HIDDEN, HEAD, WORDS, LENGTH, ROWS, LAYERS = 32, 8, 64, 12, 8, 4
 CLIP = 0.1
 """Largest norm of the gradient."""
 ROUNDINGS = 8
-"""Units of rounding that a gradient may be off by if it is reduced in a shorter type."""
+"""Units of rounding by which a gradient may be off if it is reduced in a shorter type."""
 KINDS = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "float64": torch.float64,
 }
-"""Number formats that gradients are reduced in, by name; torch's own choice has none."""
+"""Number formats in which gradients can be reduced, by name."""
 
 
 class Fields(Config):
-    """Settings of `--with`."""
+    """Fields of the small model that `--with` sets."""
 
     tied: bool = False
     """True if the embedding is the head."""
     reduce_dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
-    """Type in which FSDP2 reduces gradients, such as float16; by default theirs."""
+    """Type in which FSDP2 reduces gradients, such as float16; by default their own."""
     gradient_divide_factor: float = 0.0
     """Number that FSDP2 divides gradients by; 0 for its own mean."""
     schedule: str = "1F1B"
@@ -110,7 +110,8 @@ class Decoder(nn.Module):
 
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
-    """The small model with the fields. Raises BadInput for a field that there is not."""
+    """Return the training of the small model with these fields. Raises BadInput for an unknown
+    field."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -122,18 +123,18 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
 
 
 def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Mean loss of the rows' tokens."""
+    """Return the mean loss of the rows' tokens."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean of the tokens' losses, of logits [b, s, v]."""
+    """Return the mean of the tokens' losses from logits [b, s, v]."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
     """Clip by torch's functions, which take no parameters of several meshes at once; return the
-    norm."""
+    norm of the whole gradient."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in own.values():
         if parameter.grad is not None:
@@ -151,7 +152,7 @@ def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the model for a layout."""
+    """Function that builds the model of this rank for a layout."""
 
     fields: Fields
     seed: int
@@ -159,7 +160,7 @@ class Builder:
     batch: Mapping[str, torch.Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Build this rank. Raises BadInput for a layout that these blocks do not have."""
+        """Build this rank. Raises BadInput for a layout that these blocks cannot run."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
@@ -228,12 +229,14 @@ class Builder:
                 module.set_gradient_divide_factor(self.fields.gradient_divide_factor)
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
-        """Stages of torch.distributed.pipelining, over which microbatches go."""
+        """Build this rank's stages of torch.distributed.pipelining and the step over their
+        microbatches."""
         rank, count = dist.get_rank(), max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
         each = 1 if issubclass(schedule, PipelineScheduleSingle) else 2
         numbers = [rank + layout.pp * turn for turn in range(each)]
-        if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):  # there and back again
+        # These run from the first rank to the last and back, so a rank has two stages that mirror.
+        if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):
             numbers = [rank, 2 * layout.pp - 1 - rank]
         of, device = layout.pp * each, torch.device("cpu")
         stages = [
@@ -266,7 +269,8 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Parts of the model that one of `of` stages has."""
+        """Return the parts of the model that one of `of` stages has."""
+        # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         per = LAYERS // of
         part.embed = model.embed if number == 0 else None

@@ -1,5 +1,5 @@
-"""A causal model of transformers, made small, on its own DistributedConfig, for `mlm-verify layouts
-transformers`."""
+"""Engine of a small causal model of transformers on its own DistributedConfig, for `mlm-verify
+layouts transformers`."""
 
 import ast
 import tempfile
@@ -20,14 +20,14 @@ from mlm_repro.verify.programs import HeldTraining
 
 NONE_NEAR = "none is like it"
 SMALL = read_toml(Path(__file__).with_name("small.toml"))["transformers"]
-"""Sizes that a configuration takes where it has them."""
+"""Sizes of the small model, for each field that a configuration has."""
 ROWS, LENGTH = 8, 12
 
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """A small model of `model_type`, saved with its own initial values, which each rank loads for
-    its layout.
+    """Context manager: the training of a small model of `model_type`, saved with its own initial
+    values, which each rank loads for its layout.
 
     Raises BadInput for an architecture, or a field of its configuration, that transformers does not
     have.
@@ -56,8 +56,8 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
-    """The configuration of a small model. Raises BadInput for a name that transformers does not
-    have."""
+    """Return the configuration of a small model. Raises BadInput for a name that transformers does
+    not have."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
@@ -68,7 +68,7 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
-    """Name of the architecture, and what its configuration is given."""
+    """Return the name of the architecture and the settings of its small configuration."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -95,7 +95,7 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
 
 
 def literal(text: str) -> Any:
-    """The value of a Python literal; other text as it is."""
+    """Return the value of a Python literal; other text as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -103,15 +103,15 @@ def literal(text: str) -> Any:
 
 
 class Loaded:
-    """Builds the model that a folder has, for a layout."""
+    """Function that loads the model in a folder for a layout."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
-        """Load this rank's part. Raises BadInput for a layout that transformers has no word for."""
+        """Load this rank's part. Raises BadInput for a layout that transformers cannot state."""
         transformers = import_extra("transformers", "bench")
-        # In float64.
+        # These implementations compute in float64.
         more: JSON = {
             "attn_implementation": "eager",
             "experts_implementation": "eager",
@@ -127,8 +127,8 @@ class Loaded:
 
 
 def axes_of(layout: ParityLayout) -> dict[str, int]:
-    """The layout as transformers' DistributedConfig takes it. Raises BadInput if it has no word for
-    it."""
+    """Return the layout as arguments of transformers' DistributedConfig. Raises BadInput if they
+    cannot state it."""
     if layout.pp * layout.cp > 1 or layout.sequence_parallel or layout.shard_optimizer:
         raise BadInput("transformers is run with tp, ep, fsdp and dp (copies of what fsdp divides)")
     if layout.ep > 1 and layout.fsdp == 1:
@@ -142,7 +142,7 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
 
 
 def batch_of(seed: int) -> dict[str, torch.Tensor]:
-    """Rows of unequal length, with labels that do not count and words that do not occur."""
+    """Return rows of unequal length, with labels that do not count and words that do not occur."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)
@@ -158,8 +158,8 @@ def batch_of(seed: int) -> dict[str, torch.Tensor]:
 
 
 def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Sum of the tokens' losses over the mean number of tokens that so many rows have in the whole
-    batch."""
+    """Return the sum of the rows' token losses, divided by the number of counted tokens that as
+    many rows have on average over the batch."""
     logits = model(
         input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False
     ).logits

@@ -23,12 +23,13 @@ SENTENCE_END = ".!?"
 
 
 def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int = 200) -> list[str]:
-    """Parts of the text without its matches; `[text]` if there is no match.
+    """Return the parts of the text that are left when its matches are cut out; `[text]` if there is
+    no match.
 
     At the first match, the left part ends with the last sentence end at least `margin` characters
     before it, and the right part starts after the first sentence end at least `margin` characters
-    behind it; a part is kept if it is longer than `min_part` characters, and the right part is
-    searched again. Time is linear in the text.
+    behind it. A part is kept if it is longer than `min_part` characters. The right part is searched
+    in turn. Time is linear in the text.
     """
     parts: list[str] = []
     begin = 0
@@ -52,7 +53,11 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
 def decontaminate(
     document: Document, ngrams: Ngrams, margin: int = 200, min_part: int = 200, max_parts: int = 10
 ) -> list[Document] | Drop:
-    """The document's clean parts, numbered in their ids; itself if it has no match."""
+    """Return the document's clean parts, numbered in their ids, or the document itself if it has no
+    match.
+
+    Returns a Drop if no part is left, or more than `max_parts` are.
+    """
     parts = split_and_keep(document.text, ngrams, margin, min_part)
     if parts == [document.text]:
         return [document]
@@ -72,11 +77,11 @@ WIKITEXT_TITLE = re.compile(r" = [^=].*[^=] = ")
 
 
 def read_documents(path: Path) -> list[list[str]]:
-    """Documents of a test-set file, each a list of passages.
+    """Return the documents of a test-set file, each a list of passages.
 
     A document is the `text` of a line of a `.jsonl` file, an article of WikiText's `.tokens`, whose
     lines are its passages, or a line of any other file. Every passage is divided at `<unk>`. Raises
-    BadInput for a file that cannot be read so.
+    BadInput if the file cannot be read, or if a line of a `.jsonl` file has no `text`.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -90,12 +95,15 @@ def read_documents(path: Path) -> list[list[str]]:
         grouped = list(_articles(lines))
     else:
         grouped = [[line] for line in lines if line.strip()]
-    return [[part for line in group for part in line.split(UNKNOWN_WORD)] for group in grouped]
+    return [
+        [passage for line in group for passage in line.split(UNKNOWN_WORD)] for group in grouped
+    ]
 
 
 @lru_cache(maxsize=2)
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
-    """The n-grams of every passage of the test-set files that has at least `min_words` words."""
+    """Return the n-grams of every passage of the test-set files that has at least `min_words`
+    words."""
     passages = (
         words_of(passage)
         for path in paths
@@ -108,6 +116,7 @@ def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngra
 
 
 def _text(path: Path, number: int, line: str) -> str:
+    """Return the `text` of a line of JSON. Raises BadInput if it has none."""
     try:
         record = parse_line(line.encode("utf-8"))
     except ValueError:
@@ -120,8 +129,8 @@ def _text(path: Path, number: int, line: str) -> str:
 
 
 def _articles(lines: list[str]) -> Iterator[list[str]]:
-    """Non-empty lines from one title to the next; a formula may look like a title but has no empty
-    lines around it."""
+    """Yield the non-empty lines from one title to the next. A formula may look like a title, but
+    has no empty lines around it."""
     article: list[str] = []
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
         if WIKITEXT_TITLE.fullmatch(line) and not before.strip() and not after.strip():

@@ -1,4 +1,4 @@
-"""Finds test sets and the GPT-2 vocabulary.
+"""Finds the published test sets and GPT-2's vocabulary, and downloads them if need be.
 
 A published file is looked for in `$MLM_DATA_DIR`, then in `~/.cache/mlm-repro/`, then on the
 Hugging Face hub. A file from the hub is cached only if its SHA-256 is the published one.
@@ -19,10 +19,10 @@ from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, di
 
 
 class PublishedFile(Config):
-    """One file of published.toml."""
+    """One file of published.toml: its path here, its digest, and its source on the hub."""
 
     place: str
-    """Path below a data directory."""
+    """Path of the file below a data directory."""
     sha256: str
     repository: str
     """Repository on the hub."""
@@ -34,7 +34,7 @@ class PublishedFile(Config):
 
 
 class Published(Config):
-    """published.toml."""
+    """The content of published.toml."""
 
     test_sets: dict[str, PublishedFile]
     gpt2: tuple[PublishedFile, PublishedFile]
@@ -52,7 +52,8 @@ FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or a file.
+    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or names a
+    file.
 
     A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
     """
@@ -69,9 +70,11 @@ def check_test_set_name(name: str) -> None:
 
 
 def find_test_set(name: str) -> Path:
-    """The file of a test set, named as `check_test_set_name` says.
+    """Return the path of a test set, named as in `check_test_set_name`. A published one is
+    downloaded if this machine does not have it.
 
-    Raises DataMissing when a published one is nowhere, BadInput for a file that is not there.
+    Raises DataMissing if a published one cannot be found or downloaded, BadInput if a named file
+    does not exist.
     """
     if name in TEST_SETS:
         return _find(TEST_SETS[name])
@@ -82,17 +85,18 @@ def find_test_set(name: str) -> Path:
 
 
 def find_gpt2_vocabulary() -> tuple[Path, Path]:
-    """Paths of GPT-2's `vocab.json` and `merges.txt`. Raises DataMissing when they are nowhere."""
+    """Return the paths of GPT-2's `vocab.json` and `merges.txt`, downloaded if this machine does
+    not have them. Raises DataMissing if they cannot be found or downloaded."""
     vocabulary, merges = map(_find, GPT2_FILES)
     return vocabulary, merges
 
 
 def fetch_published(out: Path) -> Iterator[Path]:
-    """Write every test set and GPT-2's vocabulary to `out` as MLM_DATA_DIR has them; their paths,
-    SHA256SUMS last.
+    """Write every test set and GPT-2's vocabulary to `out`, in the layout of MLM_DATA_DIR. Yield
+    the path of each when it is there, and SHA256SUMS last.
 
-    Existing files are kept. Raises IntegrityFailure for another file, and at the end DataMissing
-    for the first that is nowhere.
+    Existing files are kept. Raises IntegrityFailure if one of them is not the published file.
+    Raises DataMissing at the end, with the first file that could not be found or downloaded.
     """
     written: list[PublishedFile] = []
     missing: DataMissing | None = None
@@ -119,11 +123,13 @@ def fetch_published(out: Path) -> Iterator[Path]:
 
 
 def cache_directory() -> Path:
-    """Folder for files from the hub."""
+    """Return the folder in which files from the hub are cached."""
     return Path.home() / ".cache" / "mlm-repro"
 
 
 def _find(file: PublishedFile) -> Path:
+    """Return the path of a published file, after a download if need be. Raises DataMissing if that
+    fails or the digest differs."""
     if data := os.environ.get("MLM_DATA_DIR"):
         path = Path(data) / file.place
         if path.is_file():
@@ -140,6 +146,8 @@ def _find(file: PublishedFile) -> Path:
 
 
 def _download(file: PublishedFile) -> bytes:
+    """Return the content of a published file from the hub. Raises DataMissing if the hub does not
+    give it."""
     if not hub_is_reachable():
         raise DataMissing(
             f"{file.place} is not here and the Hugging Face hub cannot be reached: {_remedy(file)}"

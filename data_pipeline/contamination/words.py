@@ -18,58 +18,61 @@ SPACED = {
     (False, True): re.compile(LINK),
     (True, True): re.compile(f"{TAG}|{LINK}"),
 }
-"""The marks that are read as spaces, by whether a text has `<` and `](`: one kind is found faster
-than two."""
+"""Patterns of the marks that are replaced by spaces, by whether a text has `<` and `](`. A pattern
+of one kind matches faster than a pattern of both."""
 
 
 @dataclass(frozen=True)
 class Ngrams:
-    """Every run of so many words in texts; a shorter text is one n-gram as a whole."""
+    """All n-grams of `words` words in `texts`. A text with fewer words is one n-gram as a whole."""
 
     texts: tuple[str, ...]
-    """Words are runs of `\\w`, lower-cased and joined by one space; each text has at least one."""
+    """Words as runs of `\\w`, lower-cased and joined by one space; each text has at least one
+    word."""
     words: int
 
     @classmethod
     def of(cls, ngrams: Iterable[str]) -> "Ngrams":
-        """Exactly these n-grams."""
+        """Return an Ngrams that holds exactly these n-grams, which may have different lengths."""
         members = tuple(sorted(set(ngrams)))
         return cls(members, max((ngram.count(" ") + 1 for ngram in members), default=1))
 
     @cached_property
     def ngrams(self) -> frozenset[str]:
-        """Distinct n-grams."""
+        """The distinct n-grams."""
         return frozenset(
             ngram for text in self.texts for ngram in runs_of(text.split(" "), self.words)
         )
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths in words, longest first."""
+        """Lengths of the n-grams in words, longest first."""
         return tuple(
             sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True)
         )
 
     def matches(self, text: str) -> Iterator[tuple[int, str]]:
-        """Character position and n-gram of each match, from left to right; the longest comes first
-        at one place.
+        """Yield the character position and the n-gram of each match, from left to right. At one
+        position the longest comes first.
 
         Soft hyphens, tags and the targets of links hide no match.
         """
         if not self.texts:
             return iter(())
-        here = self.search(text)
+        matches = self.search(text)
         spaced = SPACED.get(("<" in text, "](" in text))
         unmarked = (spaced.sub(" ", text) if spaced else text).replace("\u00ad", "")
-        if unmarked == text or not (more := [*self.search(unmarked)]):
-            return here
-        parts = _without_marks(text)
-        starts = [0, *accumulate(len(part) for _, part in parts)]
-        places = {*here}
-        for place, ngram in more:
-            part = bisect_right(starts, place) - 1
-            places.add((parts[part][0] + place - starts[part], ngram))
-        return iter(sorted(places, key=lambda match: (match[0], -len(match[1]))))
+        # Most texts have no marks and are searched once. With marks, both searches count: a mark
+        # interrupts a match in the text as it is.
+        if unmarked == text or not (unmarked_matches := [*self.search(unmarked)]):
+            return matches
+        pieces = _without_marks(text)
+        starts = [0, *accumulate(len(piece) for _, piece in pieces)]
+        found_matches = {*matches}
+        for position, ngram in unmarked_matches:
+            piece = bisect_right(starts, position) - 1
+            found_matches.add((pieces[piece][0] + position - starts[piece], ngram))
+        return iter(sorted(found_matches, key=lambda match: (match[0], -len(match[1]))))
 
     @cached_property
     def index(self) -> NgramIndex:
@@ -77,8 +80,8 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """`matches` of a text without marks: the words at every place that the index finds are
-        compared."""
+        """Yield the `matches` of a text without marks. The index proposes positions; the words
+        there are compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])
@@ -89,21 +92,22 @@ class Ngrams:
 
 
 def _without_marks(text: str) -> list[tuple[int, str]]:
-    """The text in parts with the place of each: soft hyphens are left out, tags and targets of
-    links are spaces."""
-    parts, end = [], 0
+    """Return the text in parts, each with its position: soft hyphens are left out, tags and targets
+    of links become spaces."""
+    pieces, end = [], 0
     for mark in MARK.finditer(text):
-        parts.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
+        pieces.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
         end = mark.end()
-    return [*parts, (end, text[end:])]
+    return [*pieces, (end, text[end:])]
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, lower-cased."""
+    """Return the words of a text, lower-cased."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def runs_of(words: list[str], length: int) -> list[str]:
-    """Every run of so many words; fewer are one run."""
+    """Return every run of `length` words, joined by spaces. If there are fewer words, they are one
+    run."""
     length = min(length, len(words))
     return [" ".join(words[start : start + length]) for start in range(len(words) - length + 1)]

@@ -1,1 +1,1 @@
-"""Near-duplicates: buckets, components, decisions."""
+"""The search for near-duplicates: buckets of documents, components, and decisions about them."""

@@ -27,11 +27,12 @@ WORD_BYTES = 8
 
 Words = NDArray[np.uint64]
 Buckets = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Documents of all buckets, back to back, and the start of each bucket, ending with the total."""
+"""Documents of all buckets, back to back, and the start of each bucket; the last start is the
+total."""
 
 
 def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.uint64]:
-    """Band keys and sketch of each text, [texts, bands + sketch words]."""
+    """Return the band keys and the sketch of each text, [texts, bands + sketch words]."""
     minima = np.empty((len(texts), config.num_permutations), np.uint32)
     for row, text in zip(minima, texts, strict=True):
         row[:] = signature(text, config.num_permutations, config.shingle_characters)
@@ -39,21 +40,21 @@ def fingerprints(texts: Sequence[str], config: DeduplicateConfig) -> NDArray[np.
 
 
 def fingerprint_words(config: DeduplicateConfig) -> int:
-    """Length of a fingerprint in 64-bit words."""
+    """Return the length of a fingerprint in 64-bit words."""
     return config.banding[0] + -(-config.num_permutations // WORD_BYTES)
 
 
 @compiled
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of each band of signatures [texts, permutations], [texts, bands]: equal bands
-    have equal keys."""
+    """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Equal
+    bands have equal hashes."""
     documents, rows = minima.shape[0], minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
     for document in range(documents):
         for band in range(bands):
             key = np.uint64(band)
-            for place in range(band * rows, (band + 1) * rows):
-                key = (key ^ np.uint64(minima[document, place])) * np.uint64(0x9E3779B97F4A7C15)
+            for row in range(band * rows, (band + 1) * rows):
+                key = (key ^ np.uint64(minima[document, row])) * np.uint64(0x9E3779B97F4A7C15)
                 key ^= key >> np.uint64(29)
                 key *= np.uint64(0xBF58476D1CE4E5B9)
                 key ^= key >> np.uint64(32)
@@ -62,7 +63,8 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
-    """Documents with equal keys of one band, in buckets of two or more, in order in each.
+    """Return the documents with equal keys in one band, in buckets of two or more, ascending in
+    each bucket.
 
     `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """
@@ -71,8 +73,8 @@ def buckets(keys: NDArray[np.uint64]) -> Buckets:
 
 
 def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The lowest byte of each minimum of signatures [..., permutations]; zeros fill the last
-    word."""
+    """Return the lowest byte of each minimum of signatures [..., permutations], packed into words
+    [..., words]. Zeros fill the last word."""
     words = np.zeros((*minima.shape[:-1], -(-minima.shape[-1] // WORD_BYTES)), np.uint64)
     words.view(np.uint8)[..., : minima.shape[-1]] = minima & 0xFF
     return words
@@ -80,8 +82,8 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @compiled
 def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
-    """Number of equal bytes of two sketches, padding included; of less than `required` a part of
-    them."""
+    """Return the number of equal bytes of two sketches, padding included. Counting stops early,
+    with a lower number, once `required` cannot be reached."""
     low = np.uint64(0x7F7F7F7F7F7F7F7F)
     count, words = np.int64(0), left.shape[0]
     for start in range(0, words, 4):
@@ -96,15 +98,15 @@ def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
 
 
 def required_agreement(config: DeduplicateConfig) -> int:
-    """Equal bytes that two sketches need to be compared: `min_agreement` plus the padding, which is
-    always equal."""
+    """Return the number of equal bytes that two sketches need for a comparison: `min_agreement`
+    plus the padding, which is always equal."""
     return config.min_agreement + -config.num_permutations % WORD_BYTES
 
 
 @compiled
 def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
-    """Documents of each run of two or more equal keys, in order, and the starts of these runs; the
-    total is last."""
+    """Return the documents of each run of two or more equal keys, ascending in each run, and the
+    starts of these runs. The last start is the total."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
     start = 0
@@ -128,10 +130,10 @@ HISTOGRAM_BINS = 20
 
 
 def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> float:
-    """Probability that a pair of this Jaccard similarity is compared.
+    """Return the probability that a pair of this Jaccard similarity is compared.
 
-    It must share a whole band and agree in at least `min_agreement` of all bands x rows minima,
-    each of which agrees with the probability `similarity`.
+    The pair must share a whole band and agree in at least `min_agreement` of all bands x rows
+    minima. A minimum agrees with the probability `similarity`.
     """
     band = np.array(
         [comb(rows, k) * similarity**k * (1 - similarity) ** (rows - k) for k in range(rows + 1)]
@@ -149,19 +151,19 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
 
 
 class Compared(NamedTuple):
-    """Pairs that were compared, and what was left out."""
+    """Counts of the pairs that were compared, and of those that were not."""
 
     by_similarity: NDArray[np.int64]
     """Number of pairs in HISTOGRAM_BINS equal bins of [0, 1]."""
     partly: int = 0
-    """Documents that share a bucket with more than they were compared with."""
+    """Documents that share a bucket with more documents than they were compared with."""
     left: int = 0
-    """Pairs of these that were not compared, at most."""
+    """Upper bound on the pairs of these documents that were not compared."""
 
 
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
-    """Description of the banding for the ledger: parameters, S-curve, recall, and the pairs that
-    were compared."""
+    """Return the ledger's entry on the banding: its parameters, S-curve and recall, and the pairs
+    that were compared."""
     bands, rows = config.banding
     found_at = partial(recall, bands=bands, rows=rows, min_agreement=config.min_agreement)
     return NearDuplicates(
@@ -172,7 +174,8 @@ def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:
         min_agreement=config.min_agreement,
         s_curve=[(similarity, found_at(similarity)) for similarity in CURVE],
         expected_recall={
-            str(each): found_at(each) for each in sorted({*SIMILARITIES, config.threshold})
+            str(similarity): found_at(similarity)
+            for similarity in sorted({*SIMILARITIES, config.threshold})
         },
         compared_pairs=int(compared.by_similarity.sum()),
         compared_pairs_by_similarity=compared.by_similarity.tolist(),

@@ -1,5 +1,5 @@
-"""Components of linked documents; which documents of each are dropped, and which survivor stands
-for each.
+"""Components of linked documents; which documents of each are dropped, and the survivor of each
+dropped one.
 
 A forest is an array that holds for each document an earlier one of its set, or itself for the first
 of a set. Two documents are linked if they share a bucket and their sketches agree often enough.
@@ -33,14 +33,15 @@ Forest = NDArray[np.int64]
 
 @compiled
 def merge(forest: Forest, documents: Forest, others: Forest) -> None:
-    """Join, in place, the sets of documents and of others, pair by pair."""
+    """Join the set of each document with the set of its pair in `others`, in place."""
     for pair in range(documents.shape[0]):
         join(forest, documents[pair], others[pair])
 
 
 @compiled
 def flatten(forest: Forest) -> Forest:
-    """The first document of each document's set, [documents], in place."""
+    """Point each document at the first document of its set, in place, and return the forest
+    [documents]."""
     for document in range(forest.shape[0]):
         forest[document] = forest[forest[document]]
     return forest
@@ -62,12 +63,12 @@ def join(forest: Forest, left: int, right: int) -> None:
 
 
 MOST_OFFERED = 4096
-"""Most documents of a bucket that later ones are compared with, the first ones. So each of a
-million pages of one template, all similar and none a duplicate, costs the same; pairs that are
-duplicates share rarer buckets as well. What is not compared for that is counted."""
+"""Largest number of documents of a bucket that later ones are compared with: the first ones. So
+each of a million pages of one template, all similar and none a duplicate, costs the same; pairs
+that are duplicates share rarer buckets as well. The pairs that are not compared are counted."""
 MOST_COMPARED = 1000
-"""Most earlier documents that a document is compared with, those that agree with it in the most
-minima."""
+"""Largest number of earlier documents that a document is compared with: those that agree with it in
+the most minima."""
 
 
 @compiled
@@ -85,9 +86,9 @@ def link(
 
     Each is compared with the `most` first of its bucket. Members of one set are not compared again,
     so a bucket of near-duplicates costs one comparison for each. They form a chain: `following`
-    leads from `heads` to `tails`. Returns the number of pairs that could be of two sets and were
-    not compared, whose later documents are marked in `partly` [documents of the corpus], and the
-    number of pairs that were compared and are not alike.
+    leads from `heads` to `tails`. Returns the number of pairs that could join two sets and were not
+    compared, whose later documents are marked in `partly` [documents of the corpus], and the number
+    of pairs that were compared and are not alike.
     """
     uncompared, unlike, longest = 0, 0, 0
     for bucket in range(starts.shape[0] - 1):
@@ -150,10 +151,10 @@ def link(
 LISTED_ABOVE = 0.5
 """Similarity above which Megatron-LM's find_duplicates.py lists a pair."""
 GIVEN_BACK = 1 << 12
-"""Members after which the pages of mapped files are given back."""
+"""Number of members after which the pages of mapped files are given back to the system."""
 PLACE_BITS = 32
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
-"""A document that is dropped, the earlier one that is kept for it, and the exact similarity of the
+"""A dropped document, its survivor, which is an earlier document, and the exact similarity of the
 two. With `megatron-2019`, the largest similarity of the document to any other."""
 
 
@@ -163,22 +164,22 @@ class Resolution(NamedTuple):
     decisions: NDArray[Any]
     """DECISION of each dropped document, component by component, in order in each."""
     compared: NDArray[np.int64]
-    """Pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0, 1], the
-    last one closed."""
+    """Number of pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0,
+    1], the last one closed."""
     partly: NDArray[np.int64]
     """Documents that share a bucket with more earlier ones than they were compared with."""
     uncompared: int
-    """Pairs of these that were not compared, at most: one is counted for each bucket that it
-    shares."""
+    """Upper bound on the pairs of these documents that were not compared: a pair counts once for
+    each bucket that it shares."""
 
 
 class _Held:
-    """The documents of some components that later ones are compared with, by their place among the
-    members.
+    """The kept documents of some components, which later ones are compared with, by their index
+    among the members.
 
-    `buckets` [members, bands] are places of buckets in `slots` [bands, 1.5 members], or -1 where a
-    member is alone. There a bucket has its number of documents held, and then the first ones of
-    these.
+    `buckets` [members, bands] are positions of buckets in `slots` [bands, 1.5 members], or -1 if a
+    member is alone. There a bucket has its number of documents held, then the first of these
+    documents.
     """
 
     def __init__(
@@ -215,11 +216,10 @@ class _Held:
         self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int]:
-        """Held documents, in order, that share a bucket with this document and agree with it often
-        enough.
+        """Return the held documents, ascending, that share a bucket with this document and agree
+        with it often enough, and how many more there may be.
 
-        Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
-        may be.
+        Of more than MOST_COMPARED, those that agree most often are returned.
         """
         where = (self._buckets, self._slots, self._sketches, self._members)
         ranked, left = _candidates(
@@ -231,12 +231,12 @@ class _Held:
         return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left
 
     def hold(self, place: int) -> None:
-        """Hold a document in each of its buckets that has room."""
+        """Add a document to each of its buckets; a full bucket only counts it."""
         _hold(place, self._buckets, self._slots, self._most)
 
 
 def _mapped(size: int, folder: Path | None) -> mmap:
-    """A file of zeros without a name, in memory as far as it is looked at."""
+    """Return a map of a nameless file of zeros, which takes memory only as far as it is touched."""
     with TemporaryFile(dir=folder) as file:
         file.truncate(size)
         return mmap(file.fileno(), size)
@@ -254,8 +254,8 @@ def _candidates(
     found: Forest,
     seen: NDArray[np.int32],
 ) -> tuple[Forest, int]:
-    """Places of candidates, their disagreement above PLACE_BITS; and how often a full bucket did
-    not offer one."""
+    """Return the indices of candidates, with their disagreement above PLACE_BITS, and how often a
+    full bucket did not offer one."""
     count, left, own = 0, 0, sketches[members[place]]
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
@@ -285,8 +285,8 @@ def _hold(place: int, buckets: NDArray[np.int32], slots: NDArray[np.int32], most
 
 
 def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1], the last one
-    closed."""
+    """Return the number of similarities in each of HISTOGRAM_BINS equal bins of [0, 1], the last
+    one closed."""
     edges = np.arange(1, HISTOGRAM_BINS) / HISTOGRAM_BINS
     return np.bincount(np.searchsorted(edges, similarities, side="right"), minlength=HISTOGRAM_BINS)
 
@@ -306,26 +306,26 @@ def resolve(
     """Decide for the documents `members`, component by component from `starts` to the next, in
     order in each.
 
-    `keys_of` gives the members' keys of a band, [members], and `sketches` those of all documents,
-    in mapped `pages`. Buckets lie in files in `scratch`: a member takes 40 bytes of memory and 10
-    of disk for each band.
+    `keys_of` returns the members' keys of a band, [members]. `sketches` has the sketches of all
+    documents, in mapped `pages`. Buckets lie in files in `scratch`: a member takes 40 bytes of
+    memory and 10 of disk for each band.
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
     earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`
     minima is at least the threshold; its survivor is the first such document. If there are more
     than MOST_COMPARED such documents, those that agree in the most minima are compared, and a
-    bucket offers its MOST_OFFERED first documents that are kept; what is not compared for that is
+    bucket offers its MOST_OFFERED first documents that are kept; the pairs that are left out are
     counted. Documents before number `held_before` are kept. Members without such a partner may be
-    added to the component or left out: nothing changes. Pairs of a document of which there are so
-    many `copies` count as often.
+    added to the component or omitted: nothing changes. The pairs of a document with `copies` exact
+    copies count once for each copy too.
 
     By the rule `megatron-2019`
     (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of v2.6) one
-    document of a bucket is compared with all others in it, pairs above 0.5 are listed, those of at
+    document of a bucket is compared with all others in it, pairs above 0.5 are listed, pairs of at
     least the threshold are linked, and one document of each linked group is kept. Where the
     published code takes an arbitrary one (of a bucket, of an unordered set), the first in input
     order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
-    text without shingles is similar to none.
+    text without shingles has a similarity of 0 to all others.
     """
     is_published, size = config.rule == "megatron-2019", len(members)
     held = _Held(members, starts, keys_of, sketches, config, scratch)

@@ -1,4 +1,4 @@
-"""The exact Jaccard similarity of texts: that of their sets of shingles, as keys.
+"""The exact Jaccard similarity of texts, computed on the keys of their shingles.
 
 A key of up to eight bytes is the shingle itself (`shingles.pack`). A longer shingle has a hash of
 56 bits, so about one comparison in ten million of two long texts could count a shingle too many.
@@ -14,27 +14,28 @@ from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pa
 from mlm_repro.lineage.loops import compiled
 
 MOST_REMEMBERED = 1 << 23
-"""Keys, of eight bytes: those of the 4,096 documents that a bucket offers, of two thousand
-characters each."""
+"""Largest number of cached keys, of eight bytes each: enough for the 4,096 documents that a bucket
+offers, of two thousand characters each."""
 WHOLE = np.uint64(0xFF << 56)
-"""The lowest key of a text that is shorter than a shingle; all others are below."""
+"""The lowest key of a text that is shorter than a shingle; keys of shingles are lower."""
 
 Keys = NDArray[np.uint64]
 
 
 def shingle_keys(text: str, characters: int) -> Keys:
-    """Keys of the distinct shingles of a text, ascending; a shorter text is its own only
-    shingle."""
+    """Return the keys of the distinct shingles of a text, ascending. A text that is shorter than a
+    shingle is its own only shingle."""
     data = as_bytes(text)
     if len(text) >= characters:
-        every = np.sort(_keys(data, characters))
-        return every[np.diff(every, prepend=~every[0]) != 0]
+        keys = np.sort(_keys(data, characters))
+        return keys[np.diff(keys, prepend=~keys[0]) != 0]
     return WHOLE | np.frombuffer(blake2b(data.tobytes(), digest_size=7).digest() + b"\0", "<u8")
 
 
 @compiled
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
-    every = np.empty(data.shape[0], np.uint64)
+    """Return the keys of all shingles of a text in UTF-8, in order, repetitions included."""
+    all_keys = np.empty(data.shape[0], np.uint64)
     keys, starts, ends = (
         np.empty(CHUNK, np.uint64),
         np.empty(CHUNK, np.int64),
@@ -45,27 +46,27 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
     end = first_end(data, characters)
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
-        every[filled : filled + count] = keys[:count]
+        all_keys[filled : filled + count] = keys[:count]
         filled += count
-    return every[:filled]
+    return all_keys[:filled]
 
 
 @compiled
 def count_shared(left: Keys, right: Keys) -> int:
-    """How many keys two ascending arrays share; no step depends on a branch, which could not be
-    foreseen."""
-    shared, place, other = 0, 0, 0
-    while place < left.shape[0] and other < right.shape[0]:
-        key, theirs = left[place], right[other]
+    """Return the number of keys that two ascending arrays share. No step depends on a branch, which
+    a processor could not predict."""
+    shared, index, other_index = 0, 0, 0
+    while index < left.shape[0] and other_index < right.shape[0]:
+        key, theirs = left[index], right[other_index]
         shared += key == theirs
-        place += key <= theirs
-        other += theirs <= key
+        index += key <= theirs
+        other_index += theirs <= key
     return shared
 
 
 class ShingledTexts:
-    """Texts by number, read with `text_of` and remembered as their keys. At `most` keys all are
-    forgotten."""
+    """Texts by number, read with `text_of` and cached as their keys. At `most` keys the cache is
+    emptied."""
 
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
@@ -86,7 +87,8 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Shared keys over all keys of a text and each other, up to the first that is `enough`."""
+        """Return the Jaccard similarity of a text to each of `others`, up to and with the first
+        that is at least `enough`."""
         own, similar = self._keys(number), list[float]()
         for other in others:
             theirs = self._keys(other)

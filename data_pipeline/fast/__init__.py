@@ -8,6 +8,6 @@ loops. The replacements:
     exact_langdetect.py                 langdetect's detection, which language.py makes repeatable
     minhash.py, shingles.py             datasketch.MinHash over SHA-1
 
-Workers are forked from a process that has imported `ready.py`, so the tables are made once for all
-of them.
+Workers are forked from a process that has imported `ready.py`, so that its tables are built once
+for all of them.
 """

@@ -1,5 +1,5 @@
-"""Fast paths that must give the reference's answer; a path that does not is given up at first
-use."""
+"""Fast functions that must equal their reference; one that does not is replaced by the reference at
+first use."""
 
 import io
 import sys
@@ -29,11 +29,10 @@ def checked(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """The fast function `fast` makes if it agrees with `reference` on every sample, else
+    """Return the function that `fast` makes if it agrees with `reference` on every sample, else
     `reference`.
 
-    Giving a fast path up is announced on standard error; the result of the work is the same either
-    way.
+    A rejected function is announced on standard error; results are the same either way.
     """
     try:
         candidate = fast()
@@ -62,21 +61,20 @@ def checked_with_tables(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """`checked` for what `fast` makes of arrays, which are kept: later processes need neither the
-    library nor a check.
+    """Return what `checked` does for the function that `fast` makes from arrays. The arrays are
+    cached: later processes need neither the library nor the samples.
 
-    `tables` are the name that they are kept under and the library's. They count as long as the
-    library's files, those beside this one, Python, numpy, the compiler and the processor are the
-    same.
+    `tables` are the cached file's name and the library's. The cache counts as long as the library's
+    files, the files beside this one, Python, numpy, the compiler and the processor are the same.
     """
     import numba
     from llvmlite import binding  # type: ignore[import-untyped]
 
     file, library = f"{tables[0]}.npz", find_spec(tables[1])
-    places = [Path(__file__).parent, Path(str(library and library.origin)).parent]
+    folders = [Path(__file__).parent, Path(str(library and library.origin)).parent]
     processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     made_of = digest_of(
-        *places, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor)
+        *folders, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor)
     )
     content = recall(file, made_of)
     arrays: Arrays = dict(np.load(io.BytesIO(content))) if content else {}

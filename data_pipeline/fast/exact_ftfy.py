@@ -2,8 +2,8 @@
 less time.
 
 ftfy repairs each line (each million characters of a longer line) by itself, with about twelve
-passes, again and again until none changes it. Most lines need none of the repairs, or only
-ligatures and wide characters replaced, straight quotes and Unicode normalization:
+passes, repeated until none changes it. Most lines need none of the repairs, or only ligatures and
+wide characters replaced, straight quotes and Unicode normalization:
 
 * Characters of `PLAIN` are touched by no repair, so a line is looked at only if it has another one.
 * An ampersand matters only where an entity starts, and only before the line with the first `<`,
@@ -12,7 +12,7 @@ ligatures and wide characters replaced, straight quotes and Unicode normalizatio
   encodings first.
 
 A line that may need any other repair is given to ftfy's repairs in ftfy's order, which makes the
-result exact by construction. Only text that someone made to be slow is refused: what is not
+result exact by construction. Only text that someone made to be slow is refused: a line that is not
 repaired after `MOST_PASSES`, and marks without end, which Unicode normalization would sort in
 quadratic time.
 """
@@ -37,19 +37,19 @@ from mlm_repro.data_pipeline.fast.exact import LAST_LETTER, checked
 from mlm_repro.lineage.loops import call_first, compiled
 
 LAST = 0xFFFF
-"""Code point that stands for itself and all after it; ftfy's sets have none of those."""
+"""Code point that stands for itself and all later ones; ftfy's sets hold none of them."""
 
 Codes = NDArray[np.uint32]
 
 
 def as_codes(text: str) -> Codes:
-    """The text's code points, lone surrogates too."""
+    """Return the text's code points, lone surrogates included."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
-    """The kinds of characters in a text. A kind is one bit; a character may be of several kinds."""
+    """Return the kinds of characters in a text, as bits. A character may be of several kinds."""
     present = 0
     for code in codes:
         present |= int(kinds[min(code, np.uint32(LAST))])
@@ -61,7 +61,8 @@ Normalization = Literal["NFC", "NFKC"]
 SUPPORTED = "6.3."
 SEGMENT = TextFixerConfig().max_decode_length
 BLOCK = 1 << 12
-"""Number of characters of whole lines that are tested together before each line is tested."""
+"""Number of characters of whole lines that are tested together; only if they fail is each line
+tested."""
 PLAIN = set(printable) - set("&\r\v")
 """ASCII without controls and the ampersand; a form feed is left alone."""
 PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (
@@ -70,9 +71,9 @@ PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (
 UNTOUCHED = PLAIN_CHARACTER | AMPERSAND
 LINE_BREAKS_AND_ESCAPE = "\r\x1b\x85\u2028\u2029"
 MOST_PASSES = 64
-"""Most passes of all repairs over one line."""
+"""Largest number of passes of all repairs over one line."""
 MOST_MARKS = 1000
-"""Most consecutive marks; Unicode's stream-safe format allows 30."""
+"""Largest number of consecutive marks; Unicode's stream-safe format allows 30."""
 MARKS = "".join(c for c in map(chr, range(LAST_LETTER + 1)) if combining(normalize("NFKD", c)[0]))
 FIND_MARKS = re.compile(f"[{re.escape(MARKS)}]++").finditer
 AFTER_DECODING = (
@@ -85,7 +86,7 @@ AFTER_DECODING = (
     "remove_terminal_escapes",
     "remove_control_chars",
 )
-"""ftfy's repairs that follow those of entities and of encodings."""
+"""ftfy's repairs that follow its repairs of entities and encodings, in order."""
 may_be_decoded = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
 """Matches a text if ftfy may repair the encoding of one of its lines."""
 
@@ -109,22 +110,22 @@ SAMPLES = (
 
 @cache
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """`ftfy.fix_text` with that normalization, without some repairs: the fast one if it is exact
-    here, else ftfy's."""
+    """Return `ftfy.fix_text` with that normalization and without the repairs `left_out`: the fast
+    function if it is exact here, else ftfy's."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
 
 
 def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """A function equal to `ftfy.fix_text` with that normalization; time and memory are linear in
-    the text.
+    """Return a function equal to `ftfy.fix_text` with that normalization; time and memory are
+    linear in the text.
 
     `left_out` are repairs that are not made: `unescape_html`, `fix_character_width`,
     `uncurl_quotes`.
 
-    The function raises Unfit where they would not be. Raises RuntimeError for a version of ftfy
-    that this was not derived from.
+    The function raises Unfit for a text whose repair would not be linear. Raises RuntimeError for a
+    version of ftfy that this was not derived from.
     """
     if not ftfy.__version__.startswith(SUPPORTED):
         raise RuntimeError(f"ftfy {ftfy.__version__} is not {SUPPORTED}x")
@@ -136,8 +137,11 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         map(chr, chain(chardata.CONTROL_CHARS, range(0x80, 0xA0), range(0xD800, 0xE000)))
     )
     repaired |= set(LINE_BREAKS_AND_ESCAPE)
-    every = "".join(map(chr, range(LAST)))
-    quotes = [*chardata.SINGLE_QUOTE_RE.findall(every), *chardata.DOUBLE_QUOTE_RE.findall(every)]
+    characters = "".join(map(chr, range(LAST)))
+    quotes = [
+        *chardata.SINGLE_QUOTE_RE.findall(characters),
+        *chardata.DOUBLE_QUOTE_RE.findall(characters),
+    ]
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
     kinds = np.zeros(LAST + 1, np.uint8)
@@ -151,7 +155,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     find_entity = chardata.HTML_ENTITY_RE.search
 
     def needs(text: str, entities: bool) -> int | None:
-        """Kinds of characters in the text; None if it may need more than `settle` does."""
+        """Return the kinds of characters in the text, or None if it may need more repairs than
+        `settle` makes."""
         kinds_here = _kinds_of(as_codes(text), kinds)
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
@@ -160,7 +165,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return kinds_here
 
     def normalized(text: str) -> str:
-        """Raises Unfit for too many marks in a row."""
+        """Return the text in the chosen Unicode normal form. Raises Unfit for too many marks in a
+        row."""
         if _kinds_of(as_codes(text), kinds) & MARK and any(
             len(run.group()) > MOST_MARKS for run in FIND_MARKS(text)
         ):
@@ -168,8 +174,9 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text if is_normalized(normalization, text) else normalize(normalization, text)
 
     def settle(text: str, entities: bool) -> str | None:
-        """The text after the repairs that need no decoding; None if it needs other repairs, or
-        would afterwards."""
+        """Repeat the cheap repairs (ligatures, widths, quotes, normalization) until the text stops
+        changing, and return it. Return None if the text may need another repair, before or after
+        them."""
         while (kinds_here := needs(text, entities)) is not None:
             if not kinds_here & ~UNTOUCHED:
                 return text
@@ -186,7 +193,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return None
 
     def decoded(text: str, passes: Iterator[int]) -> str:
-        """`ftfy.fix_encoding`. Raises Unfit where it takes too many passes."""
+        """Return the text with its encoding repaired, as `ftfy.fix_encoding` does. Raises Unfit if
+        that takes too many passes."""
         after = decoded_once(text, config)[0]
         while after != text:
             next(passes)
@@ -195,7 +203,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def repaired_with(text: str, entities: bool) -> str:
-        """`ftfy.fix_and_explain`. Raises Unfit where it takes too many passes."""
+        """Return the text with all repairs, as `ftfy.fix_and_explain` makes them. Raises Unfit if
+        that takes too many passes."""
         passes, before = _passes(), ""
         while text != before:
             next(passes)
@@ -206,12 +215,16 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def fix_segment(segment: str, entities: bool) -> str:
+        """Return one of ftfy's segments repaired: by the cheap repairs if they suffice, else by
+        all."""
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
             settled = settle(decoded(segment, _passes()), entities)
         return repaired_with(segment, entities) if settled is None else settled
 
     def fix_text(text: str) -> str:
+        """Return the whole text repaired, block by block, and segment by segment where a block
+        needs more."""
         tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
         fixed: list[str] = []
@@ -219,8 +232,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
             block = settle(text[start:end], start < tagged)
             if block is None:
                 fixed += [
-                    fix_segment(text[slice(*each)], start < tagged)
-                    for each in _segments(text, start, end)
+                    fix_segment(text[slice(*span)], start < tagged)
+                    for span in _segments(text, start, end)
                 ]
             else:
                 fixed.append(block)
@@ -230,13 +243,14 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
 
 def _passes() -> Iterator[int]:
-    """Numbers of passes. Raises Unfit after the last."""
+    """Yield the numbers of the allowed passes, then raise Unfit."""
     yield from range(MOST_PASSES)
     raise Unfit(f"not repaired after {MOST_PASSES} passes")
 
 
 def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Starts and ends of ftfy's segments in a range that begins and ends at segments."""
+    """Yield start and end of ftfy's segments, lines or parts of long lines, in a range of whole
+    segments."""
     while start < end:
         after = text.find("\n", start, min(start + SEGMENT, end)) + 1 or min(start + SEGMENT, end)
         yield start, after
@@ -244,8 +258,8 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Starts and ends of whole segments together, each about BLOCK characters, of which `tagged`
-    starts one."""
+    """Yield start and end of blocks of whole segments, about BLOCK characters each. One block
+    starts at `tagged`."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

@@ -3,8 +3,8 @@ of probability.
 
 A text becomes an array of character classes (characters that langdetect normalises to the same one
 share a class, and so do characters in no profile). An n-gram is a number made of classes, and a
-table leads from it to its row of probabilities. The random draws are those of Python's generator,
-and sums are in langdetect's order.
+table leads from it to its row of probabilities. Random draws come from Python's generator, and sums
+are in langdetect's order.
 """
 
 import math
@@ -30,8 +30,8 @@ Classes = NDArray[np.uint16]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Detection = tuple[str | None, tuple[float, ...]]
-"""A language (None for a text without features) and the probability of each language, in order of
-the profiles."""
+"""A language (None for a text without features), and the probability of each language in the order
+of the profiles."""
 
 SUPPORTED = "1.0.9"
 TRIALS = 7
@@ -39,14 +39,14 @@ PADDED = 56
 """Columns of a row of probabilities: 55 languages and a zero that fills a vector register."""
 
 NOTHING, SPACE, LOWER, UPPER = range(4)
-"""Classes: before the first character of a short n-gram; a space; a character in no profile, by
-`str.isupper`."""
+"""Classes: the padding before the first character of a short n-gram; a space; a character in no
+profile, lower-case or upper-case by `str.isupper`."""
 SLOTS_LOG2 = 18
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
-    """The tables of `fast_detect` for the factory's profiles; of the probabilities, those that are
-    not 0."""
+    """Return the tables of `fast_detect` for the factory's profiles. Probabilities are stored
+    sparsely: values that are not 0, and their positions."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     (classes, upper), (keys, rows) = _character_classes(factory), _gram_tables(factory)
@@ -63,8 +63,8 @@ def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
 
 
 def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
-    """A function equal to langdetect's detection with seed 0 and the profiles that the tables are
-    of.
+    """Return a function equal to langdetect's detection with seed 0, for the profiles in the
+    tables.
 
     Raises RuntimeError if langdetect is not the version that this was derived from.
     """
@@ -96,13 +96,14 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
-    """The class of each character in a profile; ASCII letters first."""
+    """Return the class of each character in a profile, in order of code point."""
     letters = sorted({letter for word in factory.word_lang_prob_map for letter in word} - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 
 def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
-    """The class of each code point after normalisation, and whether a class is of upper case.
+    """Return the class of each code point after langdetect's normalisation, and for each class
+    whether it is upper-case.
 
     langdetect normalises nothing outside the basic plane.
     """
@@ -120,9 +121,9 @@ def _character_classes(factory: DetectorFactory) -> tuple[Classes, Flags]:
 
 
 def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
-    """A table of open addressing (keys, rows) from n-grams to rows of probabilities.
+    """Return a hash table with open addressing (keys, rows) from n-grams to rows of probabilities.
 
-    langdetect begins anew at a space, so it looks up no n-gram with one in the middle, nor two
+    langdetect begins anew at a space, so it looks up no n-gram with a space in the middle, nor two
     spaces.
     """
     letters = _letters(factory)
@@ -143,7 +144,7 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
 
 
 def _draws() -> Bytes4:
-    """Outputs of Python's generator with seed 0, as many as a detection can use.
+    """Return the outputs of Python's generator with seed 0, as many as a detection can use.
 
     A draw below n from n.bit_length() bits is accepted at the latest when the highest bit is 0; a
     trial draws for its first 1,001 n-grams at most, and every second trial takes four outputs for
@@ -160,7 +161,7 @@ def _draws() -> Bytes4:
 
 @compiled
 def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
-    """Row of an n-gram, or -1."""
+    """Return the row of an n-gram, or -1 if no profile has it."""
     key = (gram[0] << 32) | (gram[1] << 16) | gram[2]
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
@@ -172,8 +173,8 @@ def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
 
 @compiled
 def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows) -> Rows:
-    """Rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's
-    Detector).
+    """Return the rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of
+    langdetect's Detector).
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
     with a name.
@@ -195,8 +196,8 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, 
     features = np.empty(3 * length + 3, np.int32)
     count: Any = 0
     first = second = np.int64(SPACE)
-    for place in range(length):
-        character = text[place]
+    for position in range(length):
+        character = text[position]
         if latin_is_dropped and 65 <= character <= 122:
             continue
         third = np.int64(classes[character])
@@ -212,8 +213,8 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, 
 
 @compiled
 def _sum(values: Floats, count: int, compensated: bool) -> float:
-    """The first `count` values added as `sum()` adds floats: from Python 3.12 on with Neumaier's
-    compensation."""
+    """Return the sum of the first `count` values as `sum()` adds floats: from Python 3.12 on with
+    Neumaier's compensation."""
     total = compensation = 0.0
     for j in range(count):
         value = values[j]
@@ -238,8 +239,8 @@ def _probabilities(
     languages: int,
     compensated: bool,
 ) -> Floats:
-    """Probability of each language (`Detector._detect_block`); empty for a text without
-    features."""
+    """Return the probability of each language (`Detector._detect_block`); an empty array for a text
+    without features."""
     features = _features(characters, classes, upper, keys, rows)
     mean = np.zeros(PADDED)
     if len(features) == 0:
@@ -248,18 +249,18 @@ def _probabilities(
     while len(features) >> bits:
         bits += 1
     shift = np.uint32(32 - bits)
-    place = 0
+    draw = 0
     spare = 0.0
     current = np.empty(PADDED)
     for trial in range(TRIALS):
         if trial % 2 == 0:
-            x = ((draws[place] >> 5) * 67108864.0 + (draws[place + 1] >> 6)) * (
+            x = ((draws[draw] >> 5) * 67108864.0 + (draws[draw + 1] >> 6)) * (
                 1.0 / 9007199254740992.0
             )
-            y = ((draws[place + 2] >> 5) * 67108864.0 + (draws[place + 3] >> 6)) * (
+            y = ((draws[draw + 2] >> 5) * 67108864.0 + (draws[draw + 3] >> 6)) * (
                 1.0 / 9007199254740992.0
             )
-            place += 4
+            draw += 4
             radius = math.sqrt(-2.0 * math.log(1.0 - y))
             gauss, spare = (
                 math.cos(x * (2.0 * math.pi)) * radius,
@@ -272,11 +273,11 @@ def _probabilities(
         current[languages:] = 0.0
         step = 0
         while True:
-            choice = draws[place] >> shift
-            place += 1
+            choice = draws[draw] >> shift
+            draw += 1
             while choice >= len(features):
-                choice = draws[place] >> shift
-                place += 1
+                choice = draws[draw] >> shift
+                draw += 1
             row = probabilities[features[choice]]
             for j in range(PADDED):
                 current[j] *= weight + row[j]
@@ -302,8 +303,8 @@ LOOKAHEAD = 3_000
 
 
 def without_addresses(text: str) -> str:
-    """The text that `Detector.append` examines, before it merges spaces. A long text is read only
-    as far as needed."""
+    """Return the text that `Detector.append` examines, before it merges spaces. A long text is read
+    only as far as needed."""
     size = 2 * MAX_LENGTH
     while True:
         head = text[:size]

@@ -44,18 +44,18 @@ SAMPLES = (
 
 
 def detect(text: str) -> str | None:
-    """The language that langdetect finds, "unknown" if none is likely, None if the text has no
-    features."""
+    """Return the language that langdetect finds, "unknown" if none is likely, or None if the text
+    has no features."""
     return _detection()(text)[0]
 
 
 def probability(text: str) -> float:
-    """The probability of that language."""
+    """Return the probability of the language that `detect` finds; 0 for a text without features."""
     return max(_detection()(text)[1], default=0.0)
 
 
 def reference_detection(text: str) -> Detection:
-    """Detection by langdetect itself, repeatable."""
+    """Return the detection by langdetect itself, with seed 0 and ordered profiles."""
     detector = language_factory().create()
     detector.append(text)
     try:
@@ -67,7 +67,8 @@ def reference_detection(text: str) -> Detection:
 
 @cache
 def _detection() -> Callable[[str], Detection]:
-    """The fast detection if it is exact here; langdetect's own tables are then freed."""
+    """Return the fast detection, or langdetect's own if the fast one is not exact here. With the
+    fast one, langdetect's tables are freed."""
     detection = checked_with_tables(
         "language detection",
         ("languages", "langdetect"),
@@ -83,7 +84,7 @@ def _detection() -> Callable[[str], Detection]:
 
 @cache
 def language_factory() -> DetectorFactory:
-    """langdetect's detectors with seed 0 and profiles in order of name."""
+    """Return langdetect's factory of detectors, with seed 0 and profiles in order of name."""
     profiles = [
         path.read_text(encoding="utf-8")
         for path in sorted(Path(PROFILES_DIRECTORY).iterdir())

@@ -20,18 +20,18 @@ from mlm_repro.lineage.loops import call_first, compiled
 Numbers = NDArray[np.uint32]
 Places = NDArray[np.int64]
 LONGEST = 55
-"""Most bytes of a string that fits one SHA-1 block with its padding."""
+"""Largest string, in bytes, that fits one SHA-1 block with its padding."""
 LANES = 32
-"""Strings hashed together."""
+"""Number of strings that are hashed together."""
 WORDS, ROUNDS = 16, 80
-"""Words of a block, and rounds."""
+"""Number of words in a block of SHA-1, and of rounds."""
 OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 """FIPS 180-4's e, d and c, rotated left by 2, then b and a."""
 
 
 def working_space() -> tuple[Numbers, Numbers]:
-    """Working memory of `sha1_hashes32`: the words of the schedule, and the states, which begin
-    with OPENING."""
+    """Return the working memory of `sha1_hashes32`: the words of the schedule, and the states,
+    which begin with OPENING."""
     states = np.zeros((len(OPENING) + ROUNDS, LANES), np.uint32)
     states[: len(OPENING)] = np.array(OPENING, np.uint32)[:, None]
     return np.zeros(ROUNDS * LANES, np.uint32), states.ravel()
@@ -44,7 +44,7 @@ def _rotate(value: np.uint32, bits: int) -> np.uint32:
 
 @compiled
 def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """The variables b, c and d of the round that appends the state `at`."""
+    """Return the variables b, c and d of the round that appends the state `at`."""
     return (
         states[at + 3 * LANES],
         _rotate(states[at + 2 * LANES], 30),
@@ -56,6 +56,7 @@ def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]
 def _append(
     states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
 ) -> None:
+    """Append the state of one round of SHA-1: `mixed` is the round's function of b, c and d."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed
@@ -77,24 +78,24 @@ def sha1_hashes32(
     states: Numbers,
 ) -> None:
     """Write the first four bytes of SHA-1 of `data[starts[n]:ends[n]]`, little-endian, to
-    `hashes[n]`, n in `chosen`.
+    `hashes[n]`, for each n in `chosen`.
 
-    FIPS 180-4, with its five variables as one sequence: each round appends a state, and b is the
-    state before it, c, d and e are those before that, rotated. Strings are at most LONGEST bytes.
+    FIPS 180-4, with its five variables as one sequence: each round appends a state. b is the state
+    before it; c, d and e are the states before b, rotated. Strings are at most LONGEST bytes.
     """
     for first in range(0, chosen.shape[0], LANES):
         lanes = min(LANES, chosen.shape[0] - first)
         schedule[: WORDS * LANES] = 0
         for lane in range(lanes):
             start, end = starts[chosen[first + lane]], ends[chosen[first + lane]]
-            for place in range(end - start):
-                bits = np.uint32(24 - 8 * (place & 3))
-                schedule[(place >> 2) * LANES + lane] |= np.uint32(data[start + place]) << bits
-            place = end - start
-            schedule[(place >> 2) * LANES + lane] |= np.uint32(0x80) << np.uint32(
-                24 - 8 * (place & 3)
+            for index in range(end - start):
+                bits = np.uint32(24 - 8 * (index & 3))
+                schedule[(index >> 2) * LANES + lane] |= np.uint32(data[start + index]) << bits
+            index = end - start
+            schedule[(index >> 2) * LANES + lane] |= np.uint32(0x80) << np.uint32(
+                24 - 8 * (index & 3)
             )
-            schedule[(WORDS - 1) * LANES + lane] = 8 * place
+            schedule[(WORDS - 1) * LANES + lane] = 8 * index
         for at in range(WORDS * LANES, ROUNDS * LANES):
             word = schedule[at - 3 * LANES] ^ schedule[at - 8 * LANES]
             word ^= schedule[at - 14 * LANES] ^ schedule[at - 16 * LANES]
@@ -143,14 +144,15 @@ SAMPLES = (
 
 
 def signature(text: str, num_permutations: int = 128, shingle_characters: int = 5) -> Numbers:
-    """Smallest permuted hash of the text's shingles for each permutation, [num_permutations]."""
+    """Return the smallest permuted hash of the text's shingles for each permutation,
+    [num_permutations]."""
     return _signer(num_permutations, shingle_characters)(text)
 
 
 def reference_signature(
     text: str, num_permutations: int = 128, shingle_characters: int = 5
 ) -> Numbers:
-    """`signature` computed by datasketch itself."""
+    """Return the `signature` as datasketch itself computes it."""
     sketch = as_sketch(None, num_permutations)
     encoded = [
         shingle.encode("utf-8", "surrogatepass") for shingle in shingles(text, shingle_characters)
@@ -161,7 +163,7 @@ def reference_signature(
 
 
 def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
-    """datasketch's object for a signature, or an empty one."""
+    """Return datasketch's MinHash object for a signature, or an empty one for None."""
     from datasketch import MinHash
 
     return MinHash(
@@ -171,6 +173,8 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
+    """Return the function that signs texts with this number of permutations and this length of
+    shingles."""
     reference = partial(
         reference_signature,
         num_permutations=num_permutations,
@@ -184,12 +188,14 @@ def _signer(num_permutations: int, shingle_characters: int) -> Sign:
 
 @cache
 def _permutations(count: int) -> dict[str, Numbers]:
-    from datasketch import MinHash  # which brings scipy
+    from datasketch import MinHash  # imports scipy, which is slow
 
     return {"permutations": np.asarray(MinHash(num_perm=count, seed=1, scheme=SCHEME).permutations)}
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
+    """Return a function that signs a text by compiled loops. Texts without a whole shingle go to
+    `reference`."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -219,8 +225,11 @@ def _signature(
     states: Numbers,
     document: int,
 ) -> Numbers:
-    """`known` remembers shingles' keys and hashes, side by side, `recent` the hashes met in this
-    document."""
+    """Return the signature of a text in UTF-8 that has at least one shingle.
+
+    `known` caches shingles' keys and hashes, side by side, across documents. `recent` holds the
+    hashes met in this document.
+    """
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
     keys, starts, ends = (
         np.empty(CHUNK, np.uint64),
@@ -249,11 +258,11 @@ def _signature(
                 slot = _slot(keys[number])
                 known[slot, 0], known[slot, 1] = keys[number], np.uint64(mixed[number])
         for number in range(count):
-            place = np.int64(mixed[number]) & (RECENT_HASHES - 1)
+            slot_of_hash = np.int64(mixed[number]) & (RECENT_HASHES - 1)
             tagged = tag | np.uint64(mixed[number])
             hashes[unique] = mixed[number]
-            unique += recent[place] != tagged
-            recent[place] = tagged
+            unique += recent[slot_of_hash] != tagged
+            recent[slot_of_hash] = tagged
         if unique > UNIQUE_HASHES - CHUNK or end > data.shape[0]:
             _lower(minima, hashes[:unique], multipliers, offsets)
             unique = 0
@@ -267,6 +276,7 @@ def _slot(key: np.uint64) -> np.int64:
 
 @compiled
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
+    """Lower each minimum, in place, to the smallest of the permuted hashes."""
     for permutation in range(minima.shape[0]):
         multiplier, offset, lowest = (
             multipliers[permutation],

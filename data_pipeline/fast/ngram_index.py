@@ -1,6 +1,7 @@
-"""A hash index of word n-grams that finds, in one compiled pass, where in a text one may begin.
+"""A hash index of word n-grams that finds, in one compiled pass, the positions in a text at which
+one may begin.
 
-Words are those of `re.finditer(r"\\w+")` on the running Python, lower-cased. Each is hashed
+Words are the matches of `re.finditer(r"\\w+")` on the running Python, lower-cased. Each is hashed
 character by character, a run of words by a rolling polynomial, all modulo 2**64 (Karp and Rabin
 1987). Equal n-grams have equal hashes, so none is missed; different ones may have equal hashes too,
 so the caller compares the words.
@@ -31,10 +32,10 @@ matches."""
 
 
 class NgramIndex:
-    """The hashes of every run of so many words in texts; memory is about 20 to 40 bytes for each.
+    """The hashes of every run of `words` words in texts, in about 20 to 40 bytes each.
 
-    The texts are words, lower-cased and joined by one space, none of fewer words. Raises ValueError
-    when this Python lower-cases in a way the index does not know.
+    The texts are words, lower-cased and joined by one space, at least `words` of them. Raises
+    ValueError if this Python lower-cases in a way the index does not know.
     """
 
     def __init__(self, texts: Sequence[str], words: int) -> None:
@@ -46,7 +47,8 @@ class NgramIndex:
         _fill(hashes, self._filter, self._table)
 
     def candidates(self, text: str) -> Iterator[int]:
-        """Character positions, ascending, of the words where an n-gram of the index may begin.
+        """Yield the character positions, ascending, of the words at which an n-gram of the index
+        may begin.
 
         The text is read in chunks: memory beyond it is constant.
         """
@@ -76,6 +78,7 @@ class NgramIndex:
             count = again
 
     def _hashes(self, texts: Sequence[str]) -> Iterator[Numbers]:
+        """Yield the hashes of all runs of words within each text, a batch of texts at a time."""
         for first in range(0, len(texts), BATCH_TEXTS):
             batch = texts[first : first + BATCH_TEXTS]
             codes = _code_points(re.sub(r"[^\w ]", "", " ".join(batch)) + " ")
@@ -84,26 +87,27 @@ class NgramIndex:
             lengths = [text.count(" ") + 1 for text in batch]
             owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
             total = np.zeros(runs, np.uint64)
-            for place in range(self._words):
-                total = total * RADIX + word_rows[HASHES, place : place + runs]
+            for offset in range(self._words):
+                total = total * RADIX + word_rows[HASHES, offset : offset + runs]
             yield total[owner[:runs] == owner[self._words - 1 :]]
 
 
 @cache
 def fold_table() -> NDArray[np.uint32]:
-    """First code point of the lower case of each code point, 0 for one outside words, [0x110000].
+    """Return the first code point of each code point's lower case, or 0 if it is not part of words,
+    [0x110000].
 
     Words that are equal in lower case are equal folded: the three sigmas fold to one, because which
-    small sigma a capital becomes depends on its place, and what follows the first code point is
-    nothing in a word (in Unicode only U+0130 has more than one). Raises ValueError where that does
-    not hold.
+    small sigma a capital becomes depends on its position, and what follows the first code point is
+    nothing in a word (in Unicode only U+0130 has more than one). Raises ValueError if that does not
+    hold.
     """
-    every = (
+    characters = (
         np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     )
-    members = [code for run in WORD.finditer(every) for code in range(run.start(), run.end())]
+    members = [code for run in WORD.finditer(characters) for code in range(run.start(), run.end())]
     lower = [chr(code).lower() for code in members]
-    fold = np.zeros(len(every), np.uint32)
+    fold = np.zeros(len(characters), np.uint32)
     fold[members] = [ord(letter[0]) for letter in lower]
     fold[ord("ς")] = ord("σ")
     if (fold[fold[members]] != fold[members]).any() or any(
@@ -124,8 +128,8 @@ def _power_of_two(least: int) -> int:
 
 
 def _word_arrays(characters: int, words: int) -> Numbers:
-    """Room for the words of so many characters, the last words before them and a word that does not
-    end."""
+    """Return an uninitialised array, [3, words], with room for the words of a chunk of
+    `characters`, the last words before it, and an unfinished word."""
     return np.empty((3, characters // 2 + words + 2), np.uint64)
 
 
@@ -138,22 +142,22 @@ def _hash_words(
     count: int,
     within_word: bool,
 ) -> tuple[int, bool]:
-    """Append the words that end in `codes`; what there is of a word that does not end stands behind
-    them.
+    """Append the complete words of `codes`; the unfinished last word follows them. Returns the
+    number of complete words, and whether the chunk ends inside of a word.
 
     The loop has no branches, because a processor cannot predict where words end: every character
-    writes its word again, and the end of a word moves on to the next place.
+    writes its word again, and the end of a word moves on to the next entry.
     """
     hashes, starts = word_rows[HASHES], word_rows[STARTS]
     value = hashes[count] if within_word else ZERO
     start = starts[count]
-    for place in range(len(codes)):
-        letter = np.uint64(fold[codes[place]])
+    for index in range(len(codes)):
+        letter = np.uint64(fold[codes[index]])
         hashes[count] = value ^ (value >> HALF)
         starts[count] = start
         inside = letter != 0
         count += within_word & (not inside)
-        start = start if inside else np.uint64(origin + place + 1)
+        start = start if inside else np.uint64(origin + index + 1)
         value = (value ^ letter) * (PRIME if inside else ZERO)
         within_word = inside
     hashes[count], starts[count] = value, start
@@ -162,13 +166,13 @@ def _hash_words(
 
 @compiled
 def _scramble(value: np.uint64) -> np.uint64:
-    """The key of a hash, never 0; its high bits depend on all of the hash."""
+    """Return the key of a hash, never 0; its high bits depend on all of the hash."""
     return ((value ^ (value >> HALF)) * RADIX) | ONE
 
 
 @compiled
 def _find_key(key: np.uint64, table: Numbers) -> np.uint64:
-    """The slot of a key or, if it is not there, the one it would take."""
+    """Return the slot of a key or, if the table lacks it, the free slot that it would take."""
     last = np.uint64(len(table) - 1)
     slot = (key >> HALF) & last
     while table[slot] != 0 and table[slot] != key:
@@ -198,8 +202,8 @@ def _search(
     filter_bits: Numbers,
     table: Numbers,
 ) -> tuple[int, bool, int]:
-    """Append the words of `codes` and look up every run of `words` words; returns the number of
-    matches last."""
+    """Append the words of `codes` and look up every run of `words` words. Returns the results of
+    `_hash_words`, then the number of matches."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)
@@ -208,16 +212,16 @@ def _search(
         oldest *= RADIX
     matches = 0
     run = np.uint64(0)
-    for place in range(count):
-        run = run * RADIX + hashes[place]
-        if place >= words:
-            run -= hashes[place - words] * oldest
-        if place >= words - 1:
+    for index in range(count):
+        run = run * RADIX + hashes[index]
+        if index >= words:
+            run -= hashes[index - words] * oldest
+        if index >= words - 1:
             key = _scramble(run)
             bit = (key >> HALF) & last_bit
             if (filter_bits[bit >> SIX] >> (bit & LOW_SIX)) & ONE and table[
                 _find_key(key, table)
             ] == key:
-                word_rows[MATCHES, matches] = word_rows[STARTS, place - words + 1]
+                word_rows[MATCHES, matches] = word_rows[STARTS, index - words + 1]
                 matches += 1
     return count, within_word, matches

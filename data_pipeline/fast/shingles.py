@@ -1,5 +1,5 @@
-"""Character shingles of a text: as strings, and as 64-bit keys that are told apart without
-collisions."""
+"""Character shingles of a text: as strings, and as 64-bit keys, which identify short shingles
+without collisions."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from mlm_repro.lineage.loops import compiled
 
 CHUNK = 1024
-"""Shingles packed at a time: their keys and places stay in a core's first cache."""
+"""Number of shingles packed at a time: their keys and positions stay in a core's first cache."""
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
-"""No shingle has this key."""
+"""Marks a free slot in a table of keys, because no shingle has this key."""
 
 _BYTE = np.uint64(8)
 _LONG = np.uint64(0xFE << 56)
@@ -19,20 +19,20 @@ _HALF = np.uint64(32)
 
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
-    """Every run of `characters` characters; a shorter text is its own only shingle."""
+    """Return every run of `characters` characters. A shorter text is its own only shingle."""
     return frozenset(
         text[start : start + characters] for start in range(max(1, len(text) - characters + 1))
     )
 
 
 def as_bytes(text: str) -> NDArray[np.uint8]:
-    """The text in UTF-8; a lone surrogate keeps its own three bytes."""
+    """Return the text in UTF-8; a lone surrogate keeps its own three bytes."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
 @compiled
 def width(lead: int) -> int:
-    """Bytes of the UTF-8 character whose first byte is `lead`."""
+    """Return the number of bytes of the UTF-8 character whose first byte is `lead`."""
     if lead < 0x80:
         return 1
     if lead < 0xE0:
@@ -42,7 +42,7 @@ def width(lead: int) -> int:
 
 @compiled
 def first_end(data: NDArray[np.uint8], characters: int) -> int:
-    """End of the first shingle, in bytes; past the end of the data if it holds too few
+    """Return the end of the first shingle, in bytes; past the end of the data if it holds too few
     characters."""
     end = 0
     for _ in range(characters):
@@ -59,20 +59,21 @@ def pack(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Write keys and places of the shingles from `data[start:end]` on, as many as fit.
+    """Write the keys and positions of as many shingles as fit, from the shingle `data[start:end]`
+    on.
 
     A shingle of at most eight bytes is its own key: among shingles of one number of characters no
     two share it, because that number restores leading NULs. A longer one has a hash as its key, in
     a range that no short one reaches (no character begins with the byte 0xFE), and equal keys of
     long shingles must be compared byte by byte.
 
-    Returns how many were written, and start and end of the next; an end past the data says that
-    there is none.
+    Returns the number that was written, and start and end of the next shingle. An end past the data
+    means that there is no next one.
     """
     size = data.shape[0]
     recent = np.uint64(0)
-    for place in range(max(0, end - 8), min(end, size)):
-        recent = (recent << _BYTE) | np.uint64(data[place])
+    for index in range(max(0, end - 8), min(end, size)):
+        recent = (recent << _BYTE) | np.uint64(data[index])
     count = 0
     while end <= size and count < keys.shape[0]:
         length = end - start
@@ -80,8 +81,8 @@ def pack(
             keys[count] = recent & (EMPTY >> np.uint64(64 - 8 * length))
         else:
             mixed = np.uint64(0)
-            for place in range(start, end):
-                mixed = (mixed ^ np.uint64(data[place])) * _ODD
+            for index in range(start, end):
+                mixed = (mixed ^ np.uint64(data[index])) * _ODD
             keys[count] = _LONG | ((mixed ^ (mixed >> _HALF)) & _LONG_MASK)
         starts[count] = start
         ends[count] = end
@@ -91,7 +92,7 @@ def pack(
             end += 1
             break
         new_end = end + width(data[end])
-        for place in range(end, new_end):
-            recent = (recent << _BYTE) | np.uint64(data[place])
+        for index in range(end, new_end):
+            recent = (recent << _BYTE) | np.uint64(data[index])
         end = new_end
     return count, start, end

@@ -1,1 +1,1 @@
-"""The tasks of the pipeline, pass by pass."""
+"""The tasks of a build, pass by pass."""

@@ -1,8 +1,9 @@
 """Near-duplicates over all shards: exact copies, fingerprints side by side, components of linked
 documents, decisions.
 
-An exact copy of an earlier document is decided with it: only distinct documents have fingerprints,
-and are numbered here. Every task is sized by documents alone, never by shards or workers.
+An exact copy of an earlier document shares that document's decision. Only distinct documents have
+fingerprints, and they are numbered here. Every task is sized by documents alone, never by shards or
+workers.
 """
 
 import sys
@@ -42,14 +43,14 @@ from mlm_repro.lineage.environment import memory_bytes
 
 LINK_TASKS = 17
 SMALL_MEMORY_BYTES = 8 << 30
-"""Memory assumed where the machine does not tell."""
+"""Memory assumed if the machine does not report it."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
 BUCKETS_AT_ONCE = 1 << 10
 ROWS_AT_ONCE = 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
-"""A document with the text of an earlier one, by their numbers in the corpus."""
+"""A document and an earlier one with the same text, by their numbers in the corpus."""
 (
     COPIES,
     FIRSTS,
@@ -80,7 +81,8 @@ COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 
 
 class Corpus:
-    """Long documents in order of shard; `starts` are the numbers of the first of each."""
+    """The documents that the token filters kept, by their number in the corpus. `starts` has each
+    shard's first number."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared = prepared
@@ -89,17 +91,17 @@ class Corpus:
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
 
     def place(self, number: int) -> tuple[int, int]:
-        """Shard of a document, and its number there."""
+        """Return the shard that holds a document, and the document's number there."""
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         return shard, number - int(self._starts[shard])
 
     def __getitem__(self, number: int) -> Document:
-        shard, place = self.place(number)
+        shard, index = self.place(number)
         documents, numbers = self._shard(shard)
-        return documents[int(numbers[place])]
+        return documents[int(numbers[index])]
 
     def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
-        """Documents, and the numbers of the long ones."""
+        """Return a shard's documents, and the numbers of those that the token filters kept."""
         numbers = np.load(self._measured / f"{shard:05d}" / NUMBERS, mmap_mode="r")
         return DocumentShard(self._prepared / f"{shard:05d}"), numbers
 
@@ -111,21 +113,26 @@ def find_duplicates(
     config: DeduplicateConfig,
     held: int = 0,
 ) -> tuple[Finished, Compared]:
-    """The finished stage of all decisions, and which pairs were compared; what was not is said.
+    """Decide which documents are near-duplicates. Returns the finished stage with all decisions,
+    and the counts of compared pairs.
 
-    The first `held` documents are kept without a comparison.
+    The first `held` documents are kept without a comparison. Prints a warning if pairs were left
+    out.
     """
-    counts = [each["documents"] for each in measured.counts]
-    whole = {"config": config.model_dump(mode="json"), "counts": counts, "held": held}
-    copies = workspace.one("copies", find_copies, whole, measured.input)
-    laid = workspace.one("fingerprints", lay_side_by_side, whole, measured.input, copies.input)
+    counts = [task_counts["documents"] for task_counts in measured.counts]
+    corpus_settings = {"config": config.model_dump(mode="json"), "counts": counts, "held": held}
+    copies = workspace.one("copies", find_copies, corpus_settings, measured.input)
+    laid = workspace.one(
+        "fingerprints", lay_side_by_side, corpus_settings, measured.input, copies.input
+    )
     documents = laid.counts[0]["documents"]
-    fixed = {"config": whole["config"], "documents": documents}
+    fixed = {"config": corpus_settings["config"], "documents": documents}
     bands = [
         list(range(first, config.banding[0], LINK_TASKS))
         for first in range(min(LINK_TASKS, config.banding[0]))
     ]
     jobs: list[Job] = [({**fixed, "bands": group}, (laid.input,)) for group in bands]
+    # Each link task holds a forest and the buckets of a band: together they get half the memory.
     at_once = max(
         1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1)
     )
@@ -143,24 +150,27 @@ def find_duplicates(
     about = (laid.input, copies.input, forests.input)
     decisions = workspace.one("decisions", collect_decisions, tasks, decided.input, *about)
     counted = decisions.counts[0]
-    left = sum(each["uncompared"] for each in (*forests.counts, *decided.counts))
+    left = sum(task_counts["uncompared"] for task_counts in (*forests.counts, *decided.counts))
     compared = Compared(np.array(counted["compared"]), counted["partly"], left)
-    if said := describe(config, compared).left_out:
-        print(f"warning: {said}", file=sys.stderr)
+    if warning := describe(config, compared).left_out:
+        print(f"warning: {warning}", file=sys.stderr)
     return decisions, compared
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the documents whose text an earlier one has, in order. The first `held` ones count as
-    no text of others.
+    """Task: write the documents whose text an earlier document has, in order, and the number of
+    each shard's first document.
 
-    The published rule compares equal texts as all others, so it has none here.
+    The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
+    any others, so that no copy is written under it.
     """
     held = settings["held"]
     np.save(
         directory / STARTS, np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
     )
     counts = settings["counts"] if settings["config"]["rule"] == "verified" else []
+    # Texts are grouped by the first word of their digests; the second confirms each copy, so that
+    # one word of all digests is in memory at a time.
     documents, starts = buckets(_digests(inputs[0], counts, 0)[held:])
     documents += held
     is_copy = np.ones(len(documents), np.bool_)
@@ -177,18 +187,18 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
-    """One word of the digests of all texts, [documents]."""
+    """Return one 64-bit word of the digests of all texts, [documents]."""
     words, start = np.empty(sum(counts), np.uint64), 0
     for shard, count in enumerate(counts):
-        own = np.fromfile(measured / f"{shard:05d}" / DIGESTS, np.uint64).reshape(-1, 2)
-        words[start : start + count] = own[:, word]
+        digests = np.fromfile(measured / f"{shard:05d}" / DIGESTS, np.uint64).reshape(-1, 2)
+        words[start : start + count] = digests[:, word]
         start += count
     return words
 
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the numbers of distinct documents, and their sketches and keys of each band, into files
-    of their own."""
+    """Task: write the numbers of distinct documents, their sketches and their keys of each band,
+    each into a file of its own."""
     config, measured = DeduplicateConfig(**settings["config"]), inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
     number = 0
@@ -200,8 +210,8 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
                 numbers = np.arange(number, number + len(rows))
                 first, last = np.searchsorted(copies, [number, number + len(rows)])
                 numbers = np.delete(numbers, copies[first:last] - number)
-                own = rows[numbers - number]
-                columns = (*own[:, : len(names) - 2].T, own[:, len(names) - 2 :], numbers)
+                distinct = rows[numbers - number]
+                columns = (*distinct[:, : len(names) - 2].T, distinct[:, len(names) - 2 :], numbers)
                 for file, column in zip(files, columns, strict=True):
                     file.write(np.ascontiguousarray(column).data)
                 number += len(rows)
@@ -209,14 +219,15 @@ def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def _rows(path: Path, words: int) -> Iterator[Words]:
-    """Fingerprints of a shard, ROWS_AT_ONCE at a time."""
+    """Yield the fingerprints of a shard, ROWS_AT_ONCE at a time, [rows, words]."""
     with path.open("rb") as file:
         while len(rows := np.fromfile(file, np.uint64, ROWS_AT_ONCE * words)):
             yield rows.reshape(-1, words)
 
 
 def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap]:
-    """Sketches that were laid side by side, [documents, words], and the map of their file."""
+    """Return the sketches that were laid side by side, [documents, words], and the map of their
+    file."""
     with (folder / SKETCHES).open("rb") as file:
         pages = mmap(file.fileno(), 0, access=ACCESS_READ)
     return np.frombuffer(pages, np.uint64).reshape(
@@ -225,12 +236,12 @@ def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap
 
 
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write pairs of documents that join all those which are linked through some of the bands, [2,
-    pairs].
+    """Task: in some of the bands, join documents that share a bucket and whose sketches agree in
+    enough bytes. Write the resulting union-find forest as pairs of a document and the first of its
+    set, [2, pairs].
 
-    Documents that were compared with a part of a bucket alone are written beside them. Sketches are
-    read where buckets need them, through a map whose pages are given back after every
-    BUCKETS_AT_ONCE.
+    Documents that were compared with only a part of a bucket are written beside it. Sketches are
+    read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets.
     """
     config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
@@ -239,8 +250,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
-            some = starts[first : first + BUCKETS_AT_ONCE + 1]
-            counts += link(forest, documents, some, sketches, required_agreement(config), partly)
+            batch = starts[first : first + BUCKETS_AT_ONCE + 1]
+            counts += link(forest, documents, batch, sketches, required_agreement(config), partly)
             pages.madvise(MADV_DONTNEED)
         del documents, starts
     later = np.flatnonzero(forest != np.arange(len(forest)))
@@ -250,8 +261,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the components of two or more documents, cut into tasks of about equal numbers of
-    documents."""
+    """Task: write the components of two or more documents. Returns ranges of components with about
+    equal numbers of documents, one range for each task that follows."""
     forest = np.arange(settings["documents"])
     for task in range(settings["tasks"]):
         merge(forest, *np.load(inputs[0] / f"{task:05d}" / FOREST, mmap_mode="r"))
@@ -273,7 +284,7 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the decisions for the components from `first` to before `last`."""
+    """Task: write the decisions for the components from `first` to before `last`."""
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
     starts = np.load(components / COMPONENTS, mmap_mode="r")[
@@ -310,8 +321,8 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write all decisions in order of document, those about copies among them, and where shards
-    start."""
+    """Task: write all decisions in order of document, with the decisions about copies, and the
+    number of each shard's first document."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")
@@ -324,16 +335,21 @@ def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -
     compared = sum(
         (np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64)
     )
-    own = np.empty(len(copies), DECISION)
-    own["document"], own["survivor"], own["jaccard"] = copies["document"], copies["first"], 1.0
+    of_copies = np.empty(len(copies), DECISION)
+    of_copies["document"], of_copies["survivor"], of_copies["jaccard"] = (
+        copies["document"],
+        copies["first"],
+        1.0,
+    )
+    # A copy is dropped for its first document or, if that is dropped too, for its survivor.
     is_dropped = np.isin(copies["first"], decisions["document"])
-    place = np.searchsorted(decisions["document"], copies["first"][is_dropped])
+    index = np.searchsorted(decisions["document"], copies["first"][is_dropped])
     for column in ("survivor", "jaccard"):
-        own[column][is_dropped] = decisions[column][place]
-    compared[-1] += len(copies) - len(place)
-    every = np.concatenate([decisions, own])
-    np.save(directory / DECISIONS, every[np.argsort(every["document"])])
+        of_copies[column][is_dropped] = decisions[column][index]
+    compared[-1] += len(copies) - len(index)
+    all_decisions = np.concatenate([decisions, of_copies])
+    np.save(directory / DECISIONS, all_decisions[np.argsort(all_decisions["document"])])
     np.save(directory / STARTS, np.load(inputs[2] / "00000" / STARTS))
     folders += [inputs[3] / f"{task:05d}" for task in range(settings["linked"])]
     partly = np.unique(np.concatenate([np.load(folder / PARTLY) for folder in folders]))
-    return {"compared": compared.tolist(), "documents": len(every), "partly": len(partly)}
+    return {"compared": compared.tolist(), "documents": len(all_decisions), "partly": len(partly)}

@@ -1,5 +1,5 @@
-"""Documents that a stage drops: entered in the ledger and, where a recipe keeps them, written with
-stage and reason."""
+"""Entry of a dropped document in the ledger and, if the recipe keeps dropped documents, in a file
+with stage and reason."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ DROPPED = "dropped.jsonl"
 
 
 def drop(
-    place: Path | None,
+    folder: Path | None,
     entry: StageAttrition,
     document: Document,
     reason: str,
     size: int,
     tokens: int = 0,
 ) -> None:
-    """Enter a document, as it came to the stage, under a reason; write it to a file in `place`, if
-    there is one."""
+    """Enter a document, as it came to the stage, in the ledger under a reason. With a folder
+    `place`, append it to `dropped.jsonl` there."""
     entry.drop(document, reason, size, tokens)
-    if place:
+    if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}
-        with (place / DROPPED).open("ab") as file:
+        with (folder / DROPPED).open("ab") as file:
             file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))

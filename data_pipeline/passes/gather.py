@@ -1,5 +1,5 @@
-"""Rearranges shards in input order into splits in training order: slices of the final files, then
-the files."""
+"""Rearranges shards in input order into splits in training order: first slices of the final files,
+then the files."""
 
 import os
 from contextlib import ExitStack
@@ -21,17 +21,19 @@ SLICE_TOKENS = "tokens"
 SLICE_LINES = "documents.jsonl"
 SLICE_BYTES, PLACE_BYTES = 64 << 20, 48
 SLICE_DOCUMENTS = 1 << 16
-"""Most documents of a slice: each takes a few hundred bytes of memory beside its text."""
+"""Largest number of documents in a slice: each takes a few hundred bytes of memory beside its
+text."""
 DOCUMENTS_AT_ONCE = 64
 
 
 def slice_documents(documents: int, size: int) -> int:
-    """Documents of a slice of a corpus of so many, which have `size` bytes in all."""
+    """Return the number of documents in a slice, for a corpus of `documents` documents with `size`
+    bytes in all."""
     return max(1, min(SLICE_DOCUMENTS, round(SLICE_BYTES * documents / size)))
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the order of the remaining documents, a file of numbers for each split.
+    """Task: write the order of the remaining documents, a file of numbers for each split.
 
     Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
     splitting; `shuffle`, section and seed of the split, or None for the order of the input.
@@ -44,10 +46,10 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     else:
         names = settings["splits"]
         for name in dict.fromkeys(names):
-            own = [
+            numbers = [
                 np.arange(starts[n], starts[n + 1]) for n in range(len(names)) if names[n] == name
             ]
-            orders[name] = np.concatenate(own)
+            orders[name] = np.concatenate(numbers)
     for name, order in orders.items():
         np.save(directory / f"order-{name}.npy", order)
     return {"documents": {name: len(order) for name, order in orders.items()}}
@@ -56,8 +58,8 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
 def split(
     documents: int, train: int = 29, valid: int = 1, seed: int = 1234
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Shuffled document numbers of the two splits, in the ratio `train:valid` to the nearest
-    document.
+    """Return the shuffled document numbers of the two splits, in the ratio `train:valid` to the
+    nearest document.
 
     Each split has at least one document if there are two or more. The shuffle is NumPy's
     RandomState, whose stream is fixed for good.
@@ -69,7 +71,7 @@ def split(
 
 
 def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the documents at places `first` to before `last` of a split.
+    """Task: write the documents from `first` to before `last` in the order of a split.
 
     Only the shards that hold one of them are opened, and only their own bytes are read. Settings:
     `split`, `first`, `last`, `lines` (True if texts are wanted), `dtype` of tokens or None. Inputs:
@@ -83,6 +85,7 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     total = np.zeros(2, np.int64)
     lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
     prepared, measured, selected = inputs[1:]
+    # Documents are fetched in the order of the input, so that each shard is opened once.
     for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
         with ExitStack() as stack:
 
@@ -105,9 +108,12 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
                         opened(selected if is_part else prepared, LINES), end - start, start
                     )
                 if dtype:
-                    place, width = opened(selected if is_part else measured, TOKENS), dtype.itemsize
+                    descriptor, width = (
+                        opened(selected if is_part else measured, TOKENS),
+                        dtype.itemsize,
+                    )
                     tokens[slot] = np.frombuffer(
-                        os.pread(place, (last - first) * width, first * width), dtype
+                        os.pread(descriptor, (last - first) * width, first * width), dtype
                     )
     if settings["lines"]:
         with (directory / SLICE_LINES).open("wb") as file:
@@ -115,6 +121,6 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     if dtype:
         with TokenFileWriter(directory / SLICE_TOKENS, dtype) as writer:
             for first in range(0, len(tokens), DOCUMENTS_AT_ONCE):
-                some = tokens[first : first + DOCUMENTS_AT_ONCE]
-                writer.add_documents(np.concatenate(some), [*map(len, some)])
+                batch = tokens[first : first + DOCUMENTS_AT_ONCE]
+                writer.add_documents(np.concatenate(batch), [*map(len, batch)])
     return {"documents": len(numbers), "bytes": int(total[0]), "tokens": int(total[1])}

@@ -1,9 +1,9 @@
-"""The second pass over a shard. It measures everything that corpus-wide decisions need, so that
-these read no texts.
+"""The second pass over a shard. It measures everything that corpus-wide decisions need, so that the
+decisions read no texts.
 
 Tokens decide the length and are kept; fingerprints find near-duplicates; matches find test-set
-text. A shard's long documents are numbered from 0, and all shards' together are the corpus's
-numbers.
+text. The documents that the token filters keep are numbered from 0 in a shard, and through all
+shards in the corpus.
 """
 
 import time
@@ -43,15 +43,18 @@ NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
 )
 BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
 """Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
-cache; and those that a document counts for at least, so that empty ones fill no memory."""
+cache; and the characters that a document counts for at least, so that empty documents do not fill
+the memory."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write numbers, sizes and the requested measurements of the documents that the filters keep.
+    """Task: for each document of a shard that the token filters keep, write its index, its sizes,
+    its token ids and the requested measurements.
 
-    `numbers` [documents] are their places in the shard, `sizes` [documents, 2] their bytes and
-    tokens. Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe;
-    `deduplicate` and `decontaminate`, what matters here of their sections or None; `test_sets`,
+    The measurements are MinHash fingerprints with text digests, and counts of test-set n-grams.
+    `numbers` [documents] are indices in the shard, `sizes` [documents, 2] bytes and tokens.
+    Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
+    and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
     paths; `tokenizer`, a digest or None. The inputs are the shard and the tokenizer.
     """
     tokenizer = (
@@ -60,10 +63,10 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
     entries, seconds = (
-        [StageAttrition.begin(each.name) for each in filters],
+        [StageAttrition.begin(token_filter.name) for token_filter in filters],
         defaultdict[str, float](float),
     )
-    numbers, sizes, places, folder = (
+    numbers, sizes, indices, folder = (
         array("q"),
         array("q"),
         count(),
@@ -85,13 +88,15 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 ]
             long: list[Document] = []
             for document, ids in zip(batch, encoded, strict=True):
-                place = next(places)
+                # One counter runs over all batches. Numbers that began anew in each batch once made
+                # duplicates be judged, and texts kept, by the wrong document.
+                index = next(indices)
                 size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
                 if not _is_kept(document, size, tokens, filters, entries, folder):
                     continue
                 if ids is not None:
                     token_file.write(ids.astype(dtype).data)
-                numbers.append(place)
+                numbers.append(index)
                 sizes.extend((size, tokens))
                 long.append(document)
             if deduplicate:
@@ -130,12 +135,13 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
-    """Token ids of a text with the end-of-text token appended."""
+    """Return the token ids of a text with the end-of-text token appended."""
     return np.concatenate([tokenizer.encode_ids(text), np.array([tokenizer.end_of_text], np.int32)])
 
 
 def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
-    """Documents of a measured shard with test-set n-grams, and the count of each n-gram."""
+    """Yield the number of each document of a measured shard that has test-set n-grams, and the
+    count of each n-gram."""
     with (directory / MATCHES).open("rb") as file:
         for line in file:
             row = orjson.loads(line)
@@ -143,7 +149,7 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Batches of documents in order; a batch ends when it has BATCH_CHARACTERS."""
+    """Yield documents in order, in batches that end when they have BATCH_CHARACTERS."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -162,20 +168,20 @@ def _is_kept(
     tokens: int,
     filters: Sequence[TokenFilter],
     entries: Sequence[StageAttrition],
-    place: Path | None,
+    folder: Path | None,
 ) -> bool:
-    """True if no filter drops the document; enters it in the ledger."""
-    for each, entry in zip(filters, entries, strict=True):
+    """Return True if no filter drops the document, and enter it in the ledger."""
+    for token_filter, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)
-        if outcome := each.apply(document.text, tokens):
-            drop(place, entry, document, outcome.reason, size, tokens)
+        if outcome := token_filter.apply(document.text, tokens):
+            drop(folder, entry, document, outcome.reason, size, tokens)
             return False
         entry.keep(size, tokens)
     return True
 
 
 @contextmanager
-def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds[what] += time.perf_counter() - start
+    seconds[stage] += time.perf_counter() - start

@@ -1,15 +1,15 @@
-"""How much of a test set a training corpus contains: the 8-gram overlap of the GPT-2 and
-Megatron-LM papers.
+"""The 8-gram overlap of the GPT-2 and Megatron-LM papers: which share of a test set a training
+corpus contains.
 
-Radford et al. 2019, section 4, give the percentage of the 8-grams of a dataset that are also found
-in the training set, of words that are lower-cased and alphanumeric; Shoeybi et al. 2019 give it so
-for their corpus: at most 10.8 % of WikiText-103's test set and at most 1.4 % of LAMBADA's. They ask
-Bloom filters of the training set; this keeps the test set's n-grams and reads the training set, in
-shards and on any number of machines, and is exact.
+Radford et al. 2019, section 4, give the percentage of a data set's 8-grams that the training set
+also contains. Words are lower-cased and alphanumeric. Shoeybi et al. 2019 give it in the same way
+for their corpus: at most 10.8 % of WikiText-103's test set and at most 1.4 % of LAMBADA's. The
+papers query Bloom filters of the training set. This keeps the test set's n-grams and reads the
+training set, in shards and on any number of machines, and is exact.
 
 Neither paper says whether an n-gram that the test set has twice counts twice. Here it does; the
-share of distinct n-grams stands beside it. N-grams of the test set do not run across lines, and
-none, of WikiText's own training text either, across `<unk>`.
+share of distinct n-grams stands beside it. N-grams of the test set do not run across lines, nor
+across `<unk>`, in the test set or in WikiText's own training text.
 """
 
 from collections.abc import Iterable
@@ -36,23 +36,23 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Number of texts, and the n-grams of a test-set file that they contain."""
+    """Return the number of texts, and the n-grams of a test-set file that they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read, contained = 0, set[str]()
     for text in texts:
         read += 1
         contained.update(
-            ngram for part in text.split(UNKNOWN_WORD) for _, ngram in ngrams.matches(part)
+            ngram for passage in text.split(UNKNOWN_WORD) for _, ngram in ngrams.matches(passage)
         )
     return read, contained
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """The statistic, from the n-grams that `count_overlap` found in all shards: n-grams, and those
-    of them found.
+    """Return the statistic from the n-grams that `count_overlap` found in all shards: how many
+    n-grams the test set has, and how many of them were found.
 
-    The papers count every occurrence in the test set; the distinct ones, and the occurrences in
-    each of its documents in order, stand beside it.
+    The papers count every occurrence in the test set. The counts of distinct n-grams, and of
+    occurrences in each document, in order, stand beside them.
     """
     documents = [
         [
@@ -64,7 +64,7 @@ def overlap(found: set[str], test_set: Path, words: int) -> JSON:
         for document in read_documents(test_set)
     ]
     shares = [[len(document), sum(ngram in found for ngram in document)] for document in documents]
-    ngrams, present = (sum(share[place] for share in shares) for place in (0, 1))
+    ngrams, present = (sum(share[column] for share in shares) for column in (0, 1))
     return {
         "percent": 100 * present / ngrams if ngrams else 0.0,
         "occurrences": {"ngrams": ngrams, "found": present},
@@ -83,7 +83,8 @@ def measure_overlap(
     workspace: Workspace,
     directory: Path,
 ) -> None:
-    """Write `overlap.json`, the share of each test set's n-grams that the sources contain."""
+    """Write `overlap.json`, the share of each test set's n-grams that the sources contain. Raises
+    BadInput if the sources have no documents."""
     shards = sources.shards(workspace, choose_shard_bytes(config.shard_bytes, sources.total_bytes))
     words = config.overlap.ngram_words
     results: JSON = {}
@@ -102,7 +103,7 @@ def measure_overlap(
             present.update(
                 (counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1]
             )
-        if not (texts := sum(each["texts"] for each in counted.counts)):
+        if not (texts := sum(task_counts["texts"] for task_counts in counted.counts)):
             raise BadInput(f"the corpus is empty: {sources.describe()} gave no documents")
         results[name] = {"texts": texts} | overlap(present, path, words)
     write_json(
@@ -112,7 +113,7 @@ def measure_overlap(
 
 
 def count_shard(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the n-grams of the test set that a shard of the input contains."""
+    """Task: write the n-grams of the test set that a shard of the input contains."""
     items = read_pieces(settings["pieces"], settings["max_line_bytes"])
     texts = (item.text for item in items if isinstance(item, Document))
     read, present = count_overlap(texts, Path(settings["test_set"]), settings["words"])

@@ -22,20 +22,23 @@ QUARANTINE = "quarantine.jsonl"
 
 
 def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the kept documents of a shard, and its malformed input.
+    """Task: write the documents of a shard that the text filters keep, and its malformed input.
 
-    Settings: `pieces`, `max_line_bytes`, and `filters`: pairs of a TextFilter's name and its
-    section of the recipe.
+    Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
+    and `filters`: pairs of a TextFilter's name and its section of the recipe.
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
-    place = directory if settings.get("keep_dropped") else None
-    entries = [StageAttrition.begin(name) for name in (SOURCE, *(each.name for each in filters))]
+    folder = directory if settings.get("keep_dropped") else None
+    entries = [
+        StageAttrition.begin(name)
+        for name in (SOURCE, *(text_filter.name for text_filter in filters))
+    ]
     bad = blank = 0
     damaged: list[str] = []
 
     def set_aside(item: Malformed) -> None:
         nonlocal bad
-        bad += item.line > 0  # the damage of a file is no line
+        bad += item.line > 0  # a damaged file is reported as line 0 and is not a malformed line
         quarantine.write(orjson.dumps(item, option=orjson.OPT_APPEND_NEWLINE))
 
     start = time.perf_counter()
@@ -49,7 +52,7 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 set_aside(item)
             else:
                 try:
-                    document = _filter(item, filters, entries, place)
+                    document = _filter(item, filters, entries, folder)
                 except Unfit as unfit:
                     set_aside(malformed(item.id, 1, str(unfit), item.text.encode("utf-8")))
                     continue
@@ -68,8 +71,8 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def _read(
     pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
 ) -> Iterator[Item]:
-    """All items of the pieces; what is said of a damaged file is added to `damaged` if the work
-    goes on."""
+    """Yield all items of the pieces. With `goes_on`, a damaged file ends early, and the sentence on
+    its damage is appended to `damaged`."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)
@@ -81,13 +84,13 @@ def _read(
 
 
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Join the files of a `name` of all `shards` of each stage, as far as there are any, in
-    order."""
+    """Task: join the files called `name` of all `shards` of each stage, in order; missing files are
+    skipped."""
     paths = (
         stage / f"{n:05d}" / settings["name"] for stage in inputs for n in range(settings["shards"])
     )
-    with (directory / settings["name"]).open("wb") as whole:
-        join_files(filter(Path.is_file, paths), whole)
+    with (directory / settings["name"]).open("wb") as joined:
+        join_files(filter(Path.is_file, paths), joined)
     return {}
 
 
@@ -95,15 +98,16 @@ def _filter(
     document: Document,
     filters: Sequence[TextFilter],
     entries: Sequence[StageAttrition],
-    place: Path | None,
+    folder: Path | None,
 ) -> Document | None:
-    """Apply the filters to a document and enter it in the ledger without tokens; Unfit enters
-    nothing."""
+    """Return the document after the filters, or None if one drops it, and enter it in the ledger
+    without tokens. If a filter raises Unfit, nothing is entered."""
+    # All filters run before anything is counted, because Unfit must leave the ledger as it was.
     outcomes: list[str | Drop] = [document.text]
-    for each, entry in zip(filters, entries[1:], strict=True):
+    for text_filter, entry in zip(filters, entries[1:], strict=True):
         if isinstance(text := outcomes[-1], str):
             start = time.perf_counter()
-            outcomes.append(each.apply(text))
+            outcomes.append(text_filter.apply(text))
             entry.seconds += time.perf_counter() - start
     size = size_bytes(document.text)
     entries[0].enter(size)
@@ -111,7 +115,7 @@ def _filter(
     for outcome, entry in zip(outcomes[1:], entries[1:], strict=False):
         entry.enter(size)
         if isinstance(outcome, Drop):
-            drop(place, entry, document, outcome.reason, size)
+            drop(folder, entry, document, outcome.reason, size)
             return None
         if outcome != document.text:
             entry.changed += 1

@@ -27,8 +27,8 @@ LEFT_IN = "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the test sets' n-grams that occur fewer than `frequent` times in documents that are not
-    duplicates."""
+    """Task: write the test sets' n-grams that occur fewer than `frequent` times in documents that
+    are not duplicates."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -47,13 +47,14 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the remaining documents of a shard, and the parts of those that were cut.
+    """Task: write the index of a shard's remaining documents, and the parts of documents that were
+    cut.
 
-    `places` [documents, 6] say where each lies, so that a slice reads no more of a shard than its
-    own documents: 1 for a part, 0 for a whole one; start and end of its line; start and end of its
-    tokens; its bytes. Settings: `is_written`, `start` (the shard's first number in the corpus),
-    `count`, `deduplicate` (whether it was done), `decontaminate` (section or None), `tokenizer`.
-    Inputs: the shard after each pass, decisions, n-grams and tokenizer as far as there are any.
+    The index, [documents, 6], locates each one, so that a slice reads no more of a shard than its
+    own documents: 1 for a part, 0 for a whole document; start and end of its line; start and end of
+    its tokens; its bytes. Settings: `is_written`, `start` (the shard's first number in the corpus),
+    `count`, `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`.
+    Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the recipe has them.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]
@@ -70,10 +71,10 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     sizes = np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
     deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
-    place = directory if settings.get("keep_dropped") else None
+    folder = directory if settings.get("keep_dropped") else None
     for number in np.flatnonzero(gone):
         drop(
-            place,
+            folder,
             deduplicate,
             documents[int(numbers[number])],
             "near-duplicate",
@@ -84,7 +85,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
-    places = array("q")
+    index = array("q")
     tokens_before, encoded = np.concatenate([[0], np.cumsum(sizes[:, 1])]), 0
     with (
         DocumentWriter(directory) as parts,
@@ -112,11 +113,11 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
             if remains is None or remains == [document]:
                 line = documents.starts[numbers[number] : numbers[number] + 2].tolist()
-                places.extend((0, *line, *tokens_before[number : number + 2].tolist(), size))
+                index.extend((0, *line, *tokens_before[number : number + 2].tolist(), size))
                 cut.keep(size, tokens)
                 continue
             if isinstance(remains, Drop):
-                drop(place, cut, document, remains.reason, size, tokens)
+                drop(folder, cut, document, remains.reason, size, tokens)
                 continue
             cut.changed += 1
             for part in remains:
@@ -125,19 +126,19 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                     token_file.write(ids.astype(token_dtype(tokenizer.vocab_size)).tobytes())
                 before = parts.end
                 parts.append(part)
-                places.extend(
+                index.extend(
                     (1, before, parts.end, encoded, encoded + len(ids), size_bytes(part.text))
                 )
                 encoded += len(ids)
-                cut.keep(places[-1], len(ids))
-    (directory / PLACES).write_bytes(places)
+                cut.keep(index[-1], len(ids))
+    (directory / PLACES).write_bytes(index)
     ledger = ((deduplicate, settings["deduplicate"]), (cut, section))
     stages = [entry.model_dump(mode="json") for entry, is_run in ledger if is_run]
     return {"stages": stages, "documents": cut.documents_out, "left_in": test_text}
 
 
 def _share(text: str, ngrams: Ngrams) -> float:
-    """Share of the characters of a text that these n-grams cover."""
+    """Return the share of a text's characters that these n-grams cover."""
     covered = end = 0
     for start, ngram in ngrams.matches(text):
         covered += max(0, start + len(ngram) - max(start, end))
@@ -146,7 +147,8 @@ def _share(text: str, ngrams: Ngrams) -> float:
 
 
 def _dropped(decisions: list[Path], start: int, count: int) -> NDArray[np.bool_]:
-    """True for each of the `count` documents from number `start` that is a duplicate, [count]."""
+    """Return True for each of the `count` documents from number `start` that is a duplicate,
+    [count]."""
     gone = np.zeros(count, bool)
     for folder in decisions:
         documents = np.load(folder / "00000" / DECISIONS, mmap_mode="r")["document"]

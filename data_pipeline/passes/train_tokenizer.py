@@ -9,12 +9,13 @@ from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
 TRAINING_BYTES = 2 << 30
-"""A larger corpus is sampled down to about this size, which bounds the memory of training."""
+"""Approximate size, in bytes, to which a larger corpus is sampled down. It bounds the memory of
+training."""
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Train `vocab_size` tokens of a `kind` on the documents of a range of `shards` of the first
-    pass, of `bytes`."""
+    """Task: train a tokenizer of `vocab_size` tokens and a `kind`, on the documents of a range of
+    `shards` of the first pass, which have `bytes` in all."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
     make(
         _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]
@@ -23,7 +24,7 @@ def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the tokenizer at `path` with its `end_of_text`; without a path GPT-2's vocabulary from
+    """Task: write the tokenizer at `path` with its `end_of_text`, or without a path GPT-2's, from
     its two `files`."""
     tokenizer = (
         Tokenizer.open(Path(settings["path"]), settings["end_of_text"])
@@ -35,7 +36,8 @@ def copy(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _sample(prepared: Path, shards: range, size: int) -> Iterator[str]:
-    """Texts in order; from a large corpus, those with a low checksum, however it is sharded."""
+    """Yield texts in order. From a large corpus only texts with a low checksum are taken, so that
+    sharding changes nothing."""
     below = (TRAINING_BYTES << 32) // max(size, 1)
     for shard in shards:
         for document in DocumentShard(prepared / f"{shard:05d}"):

@@ -19,13 +19,13 @@ ENDINGS = {
     "text": (".txt", ".md", ".rst"),
     "documents": (".jsonl", ".parquet"),
 }
-"""Kinds of files, with the ends of their names."""
+"""Kinds of files, with the endings of their names."""
 HUB = "hub:"
 INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, for a source that does not exist."""
+    """Raise ValueError, with the nearest known name, if there is no source of this name."""
     kind, colon, path = name.partition(":")
     is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
     if is_known or (path and kind in ENDINGS):
@@ -34,8 +34,8 @@ def check_source_name(name: str) -> None:
         raise ValueError(f"source {name!r} needs a path: {kind}:PATH")
     known = [*HUB_NAMES, INSTALLED_DOCS, HUB, *(f"{kind}:" for kind in ENDINGS)]
     like = [
-        each
-        for each, endings in ENDINGS.items()
+        known_kind
+        for known_kind, endings in ENDINGS.items()
         if (not colon or "://" in name) and {*Path(name).suffixes} & {*endings}
     ]
     close = difflib.get_close_matches(f"{kind}{colon}", known, 1)
@@ -47,7 +47,8 @@ def check_source_name(name: str) -> None:
 
 
 class SourcesConfig(Config):
-    """Sources of text."""
+    """The section `sources` of a recipe: the texts to read, the limits on their size, and how much
+    damage is accepted."""
 
     names: tuple[str, ...] = Field(min_length=1)
     """`wikipedia`, `openwebtext`, `realnews`, `cc-stories`, `installed-docs`, `hub:OWNER/NAME` with
@@ -62,26 +63,26 @@ class SourcesConfig(Config):
     """Key of a document's own id, a string or a number. Without it, or where a line has none, the
     id is the path of the file below the source and the line."""
     split: tuple[str, ...] = ()
-    """Splits that are read of a data set that has several, such as `["train", "validation"]`;
-    without it `train` alone. They are told by `dataset_dict.json`, or by the names of files as
-    Hugging Face's datasets does."""
+    """Splits to read from a data set that has several, such as `["train", "validation"]`; without
+    it `train` alone. They are told by `dataset_dict.json`, or by the names of files as Hugging
+    Face's datasets does."""
     metadata: tuple[str, ...] = ()
     """Other keys that stay with a document, under `metadata` in `documents/*.jsonl`."""
     offline_fallback: Literal["installed-docs"] | None = None
     """Source used instead when the Hugging Face hub is needed and cannot be reached; without it the
     run stops."""
     max_documents: PositiveInt | None = None
-    """Most documents taken from each source."""
+    """Largest number of documents taken from each source."""
     max_bytes: PositiveInt | None = None
-    """Most UTF-8 bytes taken from each source. Streams and files are cut off, installed
-    documentation is sampled."""
+    """Largest number of UTF-8 bytes taken from each source. Streams and files are cut off,
+    installed documentation is sampled."""
     max_line_bytes: PositiveInt = MAX_LINE_BYTES
     """Longest line or text file that is accepted as a document."""
     max_bad_files: Annotated[int, Field(ge=0)] = 0
-    """Most files that may be damaged; what comes before the damage is read, and the rest is named
-    in quarantine."""
+    """Largest number of files that may be damaged. Documents before the damage are read, and
+    quarantine names the rest."""
     max_bad_fraction: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of the lines that may be malformed; above it the run stops and says why."""
+    """Largest share of the lines that may be malformed; above it the run stops and says why."""
 
     @field_validator("split", mode="before")
     @classmethod

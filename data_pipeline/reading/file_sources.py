@@ -53,23 +53,23 @@ SUFFIXES = {
     for kind, names in ENDINGS.items()
 }
 Files = list[tuple[str, Path | Remote]]
-"""Names and places of files."""
+"""Names and paths, or addresses, of files."""
 
 
 class FileSource:
-    """`jsonl:PATH`, `parquet:PATH`, `csv:PATH`, `documents:PATH` and so on. Raises BadInput for no
-    file.
+    """The documents of local or remote files: `jsonl:PATH`, `parquet:PATH`, `csv:PATH`,
+    `documents:PATH` and so on. Raises BadInput if there are no files.
 
-    A directory stands for the files of that kind below it, in order of path; how many others there
-    are is printed. Of several splits only `train` is read, or those that `sources.split` names, and
-    that is printed. JSON lines and tables hold a document in each `text_key`; a text file is one
-    document. `documents` is a directory that a verb wrote, whose documents keep their ids; it
-    raises IntegrityFailure if it is not complete.
+    A directory stands for all files of that kind below it, in order of path; the number of its
+    other files is printed. Of several splits only `train` is read, or those that `sources.split`
+    names, which is printed too. JSON lines and tables hold a document in each `text_key`; a text
+    file is one document. `documents` is a directory that a verb wrote, whose documents keep their
+    ids; IntegrityFailure is raised if it is not complete.
     """
 
     is_named = False
-    """True if its files' names begin with its path, because another source has files of the same
-    names."""
+    """True if the names of its files begin with its path, because another source has files of the
+    same names."""
 
     def __init__(
         self, name: str, config: SourcesConfig | None = None, is_compared: bool = False
@@ -88,17 +88,17 @@ class FileSource:
 
     @property
     def _root(self) -> Path:
-        """The named path, with `~` expanded."""
+        """The path in the source's name, with `~` expanded."""
         return Path.home() / self._path[2:] if self._path.startswith("~/") else Path(self._path)
 
     @cached_property
     def _spool(self) -> Any:
-        """A file with what came through a pipe; it goes with the source."""
+        """A temporary file for the content of a pipe; it is removed with the source."""
         return tempfile.NamedTemporaryFile(prefix="mlm-data-")
 
     @cached_property
     def files(self) -> Files:
-        """Name and path of each file."""
+        """Name and path of each file that is read, in order."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
@@ -125,44 +125,48 @@ class FileSource:
             raise BadInput(f"source {self.name}: there is no such file")
         return self._of_splits(root, [*files])
 
-    def _elsewhere(self, place: Remote) -> Files:
+    def _elsewhere(self, remote: Remote) -> Files:
+        """Return the remote files of this kind at an address. Raises BadInput if there are none."""
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: a dataset is read from this machine; copy it first"
             )
-        listed = place.files()
-        endings = "" if len(listed) == 1 or "*" in place.url else SUFFIXES[self.kind]
+        listed = remote.files()
+        endings = "" if len(listed) == 1 or "*" in remote.url else SUFFIXES[self.kind]
         files: Files = [file for file in listed if file[0].lower().endswith(endings)]
         self._warn_of(sorted({name for name, _ in listed} - {name for name, _ in files}))
         if not files:
             raise BadInput(f"source {self.name}: there is no such file")
-        return self._of_splits(None if "*" in place.url else place, files)
+        return self._of_splits(None if "*" in remote.url else remote, files)
 
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
-        """The files of the splits to read, split by split; what is left out is printed, and stands
-        in `describe`."""
+        """Return the files of the splits to read, split by split. Files of other splits are left
+        out, which is printed and stands in `describe`."""
         if self.kind == "text":
             return files
         told = tell_splits(root if isinstance(root, Path) else None, [name for name, _ in files])
         chosen = choose_splits(
             self.name, told, self._wanted, isinstance(root, Remote) or root == self._root
         )
-        own = [split or TRAIN for split in told]
-        if others := [split for split in dict.fromkeys(own) if split not in chosen]:
+        split_of_files = [split or TRAIN for split in told]
+        if others := [split for split in dict.fromkeys(split_of_files) if split not in chosen]:
             read = f"the split{'s' * (len(chosen) > 1)} {' and '.join(chosen)}"
-            count = sum(split in others for split in own)
+            count = sum(split in others for split in split_of_files)
             self._left_out = f"{read}, without {count:,} files of {', '.join(others)}"
             print(
                 f"note: {self.name} gives {self._left_out}; sources.split names others",
                 file=sys.stderr,
             )
         return [
-            file for split in chosen for file, of in zip(files, own, strict=True) if of == split
+            file
+            for split in chosen
+            for file, split_of_file in zip(files, split_of_files, strict=True)
+            if split_of_file == split
         ]
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text: those of compressed files and tables are of their content."""
+        """Approximate bytes of text; compressed files and tables count by their content."""
         return sum(
             (
                 _content_bytes(path)
@@ -174,8 +178,8 @@ class FileSource:
 
     @property
     def document_bytes(self) -> float:
-        """Mean bytes of a document by the first megabyte of the first file, or of a table or text
-        by the first ones."""
+        """Mean bytes of a document, from the first megabyte of JSON lines, or from the first 100
+        documents of any other kind."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
@@ -189,18 +193,19 @@ class FileSource:
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
-        """A digest that changes whenever the documents may."""
+        """Return a digest that changes whenever the documents may."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
-        """Description for people; complete once the source has been read."""
-        said = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(
+        """Return a description for people, which is complete once the source has been read."""
+        notes = [f"{len(self.files):,} files"] * (len(self.files) > 1) + [self._left_out] * bool(
             self._left_out
         )
-        return f"{self.name} ({'; '.join(said)})" if said else self.name
+        return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """The files in order, cut where they can be."""
+        """Yield pieces of the files in order: lines and frames cut to about `shard_bytes`, tables
+        by row groups, other files whole."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -222,29 +227,33 @@ class FileSource:
                 yield piece
 
     def sample(self) -> Iterator[Item]:
-        """The documents from the first on, without a digest of their files."""
+        """Yield the documents from the first on, without a digest of their files."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
 
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
-        whole, others = path.resolve(), list[Path]()
-        snapshots = [folder for folder in (whole, *whole.parents) if folder.name == "snapshots"]
-        # A Hugging Face cache links there.
+        """Yield name and path of the files of this kind below a directory, and warn of other files.
+        Raises BadInput for a link that leads out of it or to nothing."""
+        resolved, others = path.resolve(), list[Path]()
+        snapshots = [
+            folder for folder in (resolved, *resolved.parents) if folder.name == "snapshots"
+        ]
+        # A Hugging Face cache links from `snapshots` to `blobs` beside it.
         roots = [
-            whole,
+            resolved,
             *(folder.with_name("blobs") for folder in snapshots),
         ]
         for file in sorted(path.rglob("*")):
-            hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            hidden = any(name.startswith(".") for name in file.relative_to(path).parts)
             if hidden or not (file.is_file() or file.is_symlink()):
                 continue
-            # What `Dataset.map` made of the others.
+            # `Dataset.map` writes its results beside the files that it read.
             is_made = self.kind == "arrow" and file.name.startswith("cache-")
             if is_made or not file.name.lower().endswith(SUFFIXES[self.kind]):
                 others.append(file)
                 continue
-            # Whether anything is there is not told.
+            # A link out of the directory is refused without telling whether its target exists.
             if not any(map(file.resolve().is_relative_to, roots)):
                 raise BadInput(
                     f"source {self.name}: {file} is a link out of the directory; name what it"
@@ -266,21 +275,23 @@ class FileSource:
             )
 
     def _written_by_a_verb(self, path: Path) -> Files:
+        """Return the shards of documents in a directory that mlm-data wrote. Raises BadInput if it
+        has none, IntegrityFailure if it is not complete."""
         if not path.is_dir():
             raise BadInput(f"source {self.name}: there is no such directory")
         below = [*self._below(path)]
         shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
-            raise IntegrityFailure(f"{path} is not complete: give the command that makes it again")
+            raise IntegrityFailure(f"{path} is not complete: run the command that made it again")
         if not shards:
             raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
         return shards
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """Every file with its digest, and where it can be cut: newlines before each grain, or its
-        frames."""
+        """Every file with its digest, and the positions at which it can be cut: newlines before
+        each grain, or its frames."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (
@@ -296,6 +307,8 @@ class FileSource:
     def _survey(
         self, name: str, path: Path | Remote, progress: Progress
     ) -> tuple[Piece, list[int], list[Cut]]:
+        """Read a file once for its digest and the positions at which it can be cut. Raises
+        IntegrityFailure if it differs from the seal of its directory."""
         size = path.stat().st_size
         split = name.split("/")[0] if self.kind == "documents" and "/" in name else ""
         split = SHARD.sub("", Path(name).stem) if split == "documents" else split
@@ -306,11 +319,11 @@ class FileSource:
                 if isinstance(path, Remote)
                 else (self._root / name if self._root.is_dir() else path).as_posix()
             )
-        place = str(path.resolve() if isinstance(path, Path) else path)
+        address = str(path.resolve() if isinstance(path, Path) else path)
         piece = Piece(
             self.kind,
             mend_surrogates(name),
-            place,
+            address,
             "",
             size,
             split=split,
@@ -329,16 +342,19 @@ class FileSource:
 
 
 def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Piece]:
-    """Cut a compressed file at frames, each piece of so many bytes of content or a frame."""
+    """Cut a compressed file at frames, into pieces of at least `shard_bytes` of content or one
+    frame."""
     first = cuts[0]
     for cut in cuts[1:]:
         if (size := cut.content - first.content) >= shard_bytes or cut is cuts[-1]:
-            place = replace(piece, start=first.start, end=cut.start, before=first.newlines)
-            yield replace(place, bytes=size, is_inside=first.is_inside)
+            frames = replace(piece, start=first.start, end=cut.start, before=first.newlines)
+            yield replace(frames, bytes=size, is_inside=first.is_inside)
             first = cut
 
 
 def _content_bytes(path: Path | Remote) -> int:
+    """Return the uncompressed bytes of a Parquet table by its metadata, or the file's size if they
+    cannot be read."""
     import pyarrow
     from pyarrow import parquet
 
@@ -351,10 +367,10 @@ def _content_bytes(path: Path | Remote) -> int:
 
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """Cut a Parquet table into runs of row groups. Raises BadInput for a column that is not of
-    text.
+    """Cut a Parquet table into runs of row groups. Raises BadInput if the column of the text holds
+    no text.
 
-    A file that is no table is left whole, for its reader to refuse.
+    A file that is not a table is left whole, for its reader to refuse.
     """
     import pyarrow
     from pyarrow import parquet
@@ -391,7 +407,7 @@ def _check_column(piece: Piece, schema: Any) -> None:
     from pyarrow import types
 
     fields = [*schema]
-    for field in fields:  # grows by the fields that are inside of one
+    for field in fields:  # the list grows by the inner fields of each struct
         fields += field.flatten() if types.is_struct(field.type) else []
     kind = next((field.type for field in fields if field.name == piece.text_key), None)
     if kind is not None and types.is_dictionary(kind):

@@ -30,15 +30,15 @@ TIMEOUT_SECONDS = 5.0
 HARVESTED = "documents.jsonl"
 LARGE_BYTES = 20 << 30
 TEXT_PER_BYTE = 3
-"""Bytes of text for each byte of compressed Parquet."""
+"""Estimated bytes of text for each byte of compressed Parquet."""
 
 
 @cache
 def hub_is_reachable() -> bool:
-    """Ask the hub once per process. `HF_HUB_OFFLINE` and `HF_ENDPOINT` are honoured.
+    """Return True if the hub answers, which is tried once per process. `HF_HUB_OFFLINE` and
+    `HF_ENDPOINT` are honoured.
 
-    Name resolution has no timeout of its own, so the question is asked in a thread that is
-    abandoned.
+    Name resolution has no timeout of its own, so the request is made in a thread that is abandoned.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
@@ -62,7 +62,7 @@ def _answers() -> bool:
 
 @contextmanager
 def asking_for(what: str) -> Iterator[None]:
-    """Turn the errors of the hub's clients into one sentence.
+    """Turn the errors of the hub's clients into one sentence about `what`.
 
     Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops
     answering. Disk errors of this machine are passed on.
@@ -74,8 +74,8 @@ def asking_for(what: str) -> Iterator[None]:
     except Exception as error:  # the hub's clients raise errors of many libraries
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise
-        # what is not in the cache was asked of the hub in vain: that says nothing of what the hub
-        # has
+        # A file that is missing from the cache was requested in vain, which does not show that the
+        # hub lacks it.
         causes = [
             cause
             for cause in _causes(error)
@@ -92,11 +92,13 @@ def asking_for(what: str) -> Iterator[None]:
         )
         if any(isinstance(cause, absent) for cause in causes):
             raise DataMissing(f"the Hugging Face hub has no {what}") from error
-        said = (
+        sentence = (
             f"{what} could not be read from the Hugging Face hub:"
             f" {str(error).partition(chr(10))[0]}"
         )
-        raise Interrupted(f"{said}; give the same command again, what came is kept") from error
+        raise Interrupted(
+            f"{sentence}; run the same command again: files that arrived are kept"
+        ) from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -107,7 +109,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """A dataset on the hub."""
+    """Repository, subset and revision of a corpus on the hub."""
 
     repository: str
     subset: str | None
@@ -121,11 +123,11 @@ LOCATIONS = {
     "openwebtext": Location("Skylion007/openwebtext", None, "refs/convert/parquet"),
 }
 WITHDRAWN = ("realnews", "cc-stories")
-"""Corpora that nobody can download any more."""
+"""Corpora that can no longer be downloaded."""
 
 
 class HubSource:
-    """One corpus of the hub, each of its files harvested as a stream into a local file first."""
+    """One corpus on the hub. Each of its files is streamed into a local file first."""
 
     def __init__(self, name: str, config: SourcesConfig | None = None) -> None:
         self.name = name
@@ -140,51 +142,57 @@ class HubSource:
 
     @cached_property
     def _location(self) -> Location:
-        """The place; the revision of a corpus that the user names is the one that the hub has
-        today."""
+        """Repository, subset and revision. A corpus that the user names without a revision has the
+        one that is newest today."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
 
         path, _, revision = self.name.removeprefix(HUB).partition("@")
         owner, repository, *subset = path.split("/", 2)
-        place = Location(f"{owner}/{repository}", subset[0] if subset else None, revision or None)
+        location = Location(
+            f"{owner}/{repository}", subset[0] if subset else None, revision or None
+        )
         with asking_for(self.name):
             return replace(
-                place, revision=HfApi().dataset_info(place.repository, revision=place.revision).sha
+                location,
+                revision=HfApi().dataset_info(location.repository, revision=location.revision).sha,
             )
 
     def fingerprint(self) -> str:
-        """A digest that changes whenever the documents may."""
+        """Return a digest that changes whenever the documents may."""
         more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
         return sha256_json(asdict(self._location) | more)
 
     def describe(self) -> str:
-        """Description for people; complete once the source has been read."""
-        place = self._location
-        of = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
+        """Return the corpus's name with its repository, subset and splits, for the ledger."""
+        location = self._location
+        splits = "" if self._splits == (TRAIN,) else f", {' and '.join(self._splits)}"
         return (
-            f"{self.name} ({'/'.join(filter(None, (place.repository, place.subset)))} on the"
-            f" Hugging Face hub{of})"
+            f"{self.name} ({'/'.join(filter(None, (location.repository, location.subset)))} on the"
+            f" Hugging Face hub{splits})"
         )
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text, from the sizes of the compressed files; many if the hub does
-        not answer."""
+        """Approximate bytes of text, from the sizes of the compressed files; LARGE_BYTES if the hub
+        does not answer."""
         from huggingface_hub import HfApi
 
-        place, files = self._location, []
+        location, files = self._location, []
         with suppress(Interrupted), asking_for(self.name):
             described = HfApi().dataset_info(
-                place.repository, revision=place.revision, files_metadata=True
+                location.repository, revision=location.revision, files_metadata=True
             )
             files = described.siblings or []
-        sizes = [file.size or 0 for file in files if file.rfilename.startswith(place.subset or "")]
+        sizes = [
+            file.size or 0 for file in files if file.rfilename.startswith(location.subset or "")
+        ]
         return TEXT_PER_BYTE * sum(sizes) or LARGE_BYTES
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Stream each file into a local one. Raises the errors of `asking_for`."""
+        """Stream each file of the corpus into a local file, and yield the pieces of the local
+        files. Raises the errors of `asking_for`."""
         with asking_for(self.name):
             of_split = _open(self._location)
         choose_splits(self.name, [*of_split], self._splits, is_whole=True)
@@ -206,7 +214,7 @@ class HubSource:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
+    """Task: write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
     name, number, split = settings["name"], settings["file"], settings["split"]
     name = name if split == TRAIN else f"{name}/{split}"
     with (directory / HARVESTED).open("wb") as file, asking_for(name):
@@ -222,8 +230,10 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     return {}
 
 
-def _open(place: Location) -> Any:
-    """The rows of each split, as streams."""
+def _open(location: Location) -> Any:
+    """Return a stream of rows for each split of a corpus on the hub."""
     from datasets import load_dataset
 
-    return load_dataset(place.repository, place.subset, revision=place.revision, streaming=True)
+    return load_dataset(
+        location.repository, location.subset, revision=location.revision, streaming=True
+    )

@@ -1,8 +1,8 @@
 """English that every installation has: the documentation inside Python and its installed packages.
 
 Only the standard library and the distributions that this package needs to run are read, so the
-corpus does not depend on what else is installed. Nothing is imported, and Python files are not
-parsed.
+corpus does not depend on what else is installed. Nothing is imported, and of the Python files only
+the topics of `help()` are parsed.
 """
 
 import ast
@@ -49,7 +49,7 @@ IN_PYTHON = re.compile(
     r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
     re.MULTILINE,
 )
-"""Matches comments of whole lines (group 1), triple-quoted strings (group 3), and the text that can
+"""Matches comments of whole lines (group 1), triple-quoted strings (group 3), and any text that can
 hide either."""
 COMMENT_SIGN = re.compile(r"^[ \t]*#+[:!]? ?", re.MULTILINE)
 HARVESTED = "documents.jsonl"
@@ -80,24 +80,28 @@ class InstalledDocs:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Files with words for people, but no legal texts and no lists of changes."""
+        """Files with words for people, without legal texts and lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property
     def versions(self) -> dict[str, str]:
         """Version of each distribution that is read, and of Python."""
-        installed = {name: each.version for name, each in sorted(self._distributions.items())}
+        installed = {
+            name: installed_distribution.version
+            for name, installed_distribution in sorted(self._distributions.items())
+        }
         return {**installed, PYTHON: platform.python_version()}
 
     def fingerprint(self) -> str:
-        """A digest that changes whenever the documents may."""
+        """Return a digest that changes whenever the documents may."""
         versions = [
             f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON
         ]
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
-        """Description for people; complete once the source has been read."""
+        """Return the versions of the documentation for the ledger, with the size of the sample once
+        it is drawn."""
         version, count = platform.python_version(), len(self._distributions)
         return (
             f"{self.name}: documentation of Python {version} and {count} installed"
@@ -106,11 +110,11 @@ class InstalledDocs:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes to read."""
+        """Approximate bytes of text: the recipe's limit, or a typical size."""
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Files in order, cut to at most `shard_bytes` where that can be."""
+        """Yield the harvested files in order, as pieces of at most `shard_bytes`."""
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
             "seed": self._seed,
@@ -130,8 +134,8 @@ class InstalledDocs:
 
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:
-    """Installed distributions that `package` needs to run, directly or not, by normalised name;
-    extras are left out.
+    """Return the installed distributions that `package` needs to run, directly or not, by
+    normalised name. Extras are left out.
 
     Raises DataMissing if `package` itself is not installed.
     """
@@ -172,6 +176,7 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 
 def _standard_library_files() -> Iterator[Place]:
+    """Yield the wanted files of the standard library, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
@@ -184,8 +189,8 @@ def _standard_library_files() -> Iterator[Place]:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Write the documents of all files, or of a sample, in the order of the files; counts the files
-    taken."""
+    """Task: write the documents of all files, or of a sample, in the order of the files. Returns
+    the number of files taken and whether they are a sample."""
     places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
     order = list(range(len(places)))
     if settings["max_documents"] or settings["max_bytes"]:
@@ -207,7 +212,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document | Malformed]:
-    """The documents in one file: Python modules, package descriptions, plain text."""
+    """Return the documents in one file: a Python module, a package description or plain text."""
     owner, inside, path = place
     name = mend_surrogates(f"{owner}:{inside}")
     try:
@@ -230,19 +235,23 @@ def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document
 
 
 def _paragraphs_in_python(code: str) -> Iterator[str]:
-    """Paragraphs of triple-quoted strings and whole-line comments, without legal ones; the code is
-    not parsed."""
+    """Yield the paragraphs of triple-quoted strings and whole-line comments, without legal ones.
+    They are found by a pattern; the code is not parsed."""
     for match in IN_PYTHON.finditer(code):
         text = (
             inspect.cleandoc(match[3])
             if match[3]
             else COMMENT_SIGN.sub("", match[1] or "").strip("\n")
         )
-        yield from (part for part in re.split(r"\n\s*\n", text) if part and not LEGAL.search(part))
+        yield from (
+            paragraph
+            for paragraph in re.split(r"\n\s*\n", text)
+            if paragraph and not LEGAL.search(paragraph)
+        )
 
 
 def _topics(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Entries of the language reference that `help()` shows."""
+    """Yield id and text of the language reference's entries, which `help()` shows."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             for topic, text in sorted(ast.literal_eval(node.value).items()):

@@ -27,22 +27,23 @@ COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2",
 
 
 class Cut(NamedTuple):
-    """A place at which a file can be entered."""
+    """A position at which a compressed file can be entered: the start of a frame."""
 
     start: int
-    """Byte of the file."""
+    """First byte of the frame in the compressed file."""
     content: int
     newlines: int
-    """Bytes of content, and newlines in them, before it."""
+    """Bytes of content, and newlines in them, before the frame."""
     is_inside: bool
-    """True inside of a line."""
+    """True if the frame begins inside of a line."""
 
 
 def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
-    """The content of frames in pieces, each with the byte of the file at which its frame begins.
+    """Yield the content of compressed frames in pieces, each with the byte of the file at which its
+    frame begins.
 
-    Chunks are small, so that a piece is kept in memory whatever it expands to. Raises EOFError for
-    a cut file.
+    Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
+    file is cut off.
     """
     begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame: Any = None
@@ -66,10 +67,10 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
 def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
-    """SHA-256 of a file; newlines before each grain of one that is not compressed; where a
-    compressed one is cut.
+    """Return the SHA-256 of a file and, for a file of lines, the newlines before each grain or, if
+    it is compressed, its cuts.
 
-    The last cut is the end. There is none for a single frame, and for what is damaged.
+    The last cut is the end of the file. A single frame and a damaged file have no cuts.
     """
     digest, newlines, kind = hashlib.sha256(), [0], compression(path) if is_of_lines else ""
     cuts, frame, content, lines, is_inside, is_whole = [Cut(0, 0, 0, False)], 0, 0, 0, False, False
@@ -99,11 +100,8 @@ def survey(
 
 
 def compression(path: Path | Remote) -> str:
-    """The kind of compression as the ending of a name, told by content; by the ending where the
-    content is no kind.
-
-    An empty file is of none.
-    """
+    """Return the kind of compression as an ending such as `.gz`: by the first bytes, else by the
+    ending of the name; "" if the file is not compressed or empty."""
     with path.open("rb", 0) as file:
         head = file.read(8)
     ending = path.suffix.lower() if head and path.suffix.lower() in COMPRESSIONS.values() else ""
@@ -111,8 +109,8 @@ def compression(path: Path | Remote) -> str:
 
 
 class _Zstandard(io.RawIOBase):
-    """The content of a Zstandard file; a long window takes up to 2 GiB of memory. Raises EOFError
-    for a cut file."""
+    """The content of a Zstandard file as a stream. A long window takes up to 2 GiB of memory.
+    Raises EOFError if the file is cut off."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._content = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst")
@@ -131,14 +129,15 @@ class _Zstandard(io.RawIOBase):
 
 @contextmanager
 def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed; from the frame on that begins at `start`."""
+    """Yield the decompressed bytes of a file, from the frame that begins at `start`."""
     with path.open("rb", CHUNK_BYTES) as file:
         file.seek(start)
         yield _decompressed(file, compression(path))
 
 
 def expanded_bytes(path: Path | Remote) -> int:
-    """Size of a file's content; of a compressed one it is estimated from the first megabyte."""
+    """Return the size of a file's content in bytes, estimated from the first megabyte if it is
+    compressed."""
     size, kind, content = path.stat().st_size, compression(path), 0
     if not kind:
         return size
@@ -159,8 +158,8 @@ def _decompressed(file: Any, kind: str) -> Any:
 
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Lines with their lengths in bytes, newline included. A line of more than `max_bytes` is
-    cut."""
+    """Yield lines with their lengths in bytes, newline included. A line of more than `max_bytes` is
+    cut short."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -170,7 +169,8 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def skip_line(file: BinaryIO, most: float = math.inf) -> int:
-    """Read to the end of a line, or until `most` bytes were read, and return how many were."""
+    """Read to the end of a line, or until `most` bytes were read, and return the number of bytes
+    read."""
     length = 0
     while length < most and (chunk := file.readline(CHUNK_BYTES)):
         length += len(chunk)
@@ -180,8 +180,8 @@ def skip_line(file: BinaryIO, most: float = math.inf) -> int:
 
 
 def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
-    """Move to the first line that begins in `[start, end)` and return its position, None if there
-    is none."""
+    """Move to the first line that begins in `[start, end)` and return its position, or None if no
+    line begins there."""
     if start == 0:
         return 0 if end else None
     file.seek(start - 1)
@@ -190,8 +190,8 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def parse_line(line: bytes) -> Any:
-    """The JSON value of a line. `json` accepts lone surrogates and explains errors better than
-    orjson."""
+    """Return the JSON value of a line. `json` accepts lone surrogates and explains errors better
+    than orjson, so it parses what orjson refuses."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -12,17 +12,18 @@ SHARDS_OF_A_SMALL_CORPUS = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """A file or a part of one."""
+    """A file, or a part of one, that one task reads."""
 
     kind: str
-    """Format: `jsonl`, `documents`, `harvest`, `parquet` or `text`."""
+    """Format: `jsonl`, `documents`, `harvest`, `hub`, `parquet`, `arrow`, `csv`, `warc` or
+    `text`."""
     name: str
     """Beginning of the ids of its documents."""
     path: str
     sha256: str
     """Digest of the whole file."""
     bytes: int
-    """Approximate size."""
+    """Approximate size in bytes."""
     start: int = 0
     end: int = 0
     """Range in the file: bytes of lines that begin in it, or row groups; an empty range is the
@@ -36,16 +37,16 @@ class Piece:
     keep: tuple[str, ...] = ()
     """Other keys that stay with a document."""
     owner: str = ""
-    """Path of the dataset whose documents these are, the beginning of their ids, if another is
-    compared with it."""
+    """Path of the dataset that these documents belong to, if a dataset is compared with it; their
+    ids then begin with it."""
     is_inside: bool | None = None
-    """True if the frames of a compressed file begin inside of a line, None if it is no piece of
-    frames.
+    """True if the first frame begins inside of a line. None if the piece does not consist of
+    compressed frames.
 
-    `bytes` is then the exact size of their content.
+    Otherwise `bytes` is the exact size of their content.
     """
     take: int | None = None
-    """Documents after which the piece ends."""
+    """Number of documents after which the piece ends."""
     split: str = ""
     """Split that the piece belongs to, for a corpus that is already split."""
     stamp: str = ""
@@ -53,16 +54,16 @@ class Piece:
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
-    """Size of a shard, a multiple of the grain: `wanted`, or 64 MiB, less for a corpus under 4
-    GiB."""
+    """Return the size of a shard, a multiple of the grain: `wanted`, or 64 MiB, or less for a
+    corpus under 4 GiB."""
     by_size = max(SMALLEST_SHARD_BYTES, total_bytes // SHARDS_OF_A_SMALL_CORPUS)
     size = wanted or min(SHARD_BYTES, by_size)
     return max(GRAIN_BYTES, size // GRAIN_BYTES * GRAIN_BYTES)
 
 
 def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None) -> Iterator[Piece]:
-    """Cut a file of lines into pieces. `newlines` counts those before each grain, if ids need line
-    numbers."""
+    """Cut a file of lines into pieces. `newlines` has the number of newlines before each grain, if
+    ids need line numbers."""
     for start in range(0, piece.bytes, shard_bytes):
         end = min(start + shard_bytes, piece.bytes)
         before = newlines[start // GRAIN_BYTES] if newlines else 0
@@ -70,7 +71,7 @@ def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None)
 
 
 def pack(pieces: Iterable[Piece], shard_bytes: int) -> list[list[Piece]]:
-    """Group pieces, in order, into shards of at most `shard_bytes` or one piece. No shard has
+    """Group pieces, in order, into shards of at most `shard_bytes` or one piece. A shard never has
     pieces of two splits."""
     shards: list[list[Piece]] = []
     room = 0

@@ -28,34 +28,34 @@ from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.remembered import stamp_of
 
-# Pyarrow's own sets 1 GB aside, which hides what is taken.
+# pyarrow's own pool reserves 1 GB, which hides the memory that a table really takes.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 EXCERPT_CHARACTERS = 300
 NAMES, NAME_CHARACTERS = 5, 20
-"""Most keys, and most characters of each, that are named where the key of the text is not there."""
+"""Largest number of keys, and of characters of each, that an error names if the key of the text is
+missing."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 LONG_INTEGER = re.compile(rb"\d{19}")
 MAX_DEPTH = 240
-"""Most levels of metadata; orjson writes 254 of a whole line."""
+"""Largest number of levels of metadata; orjson writes 254 levels of a whole line."""
 ARROW_FILE = b"ARROW1"
 """First bytes of Arrow's file format."""
 MAX_LINE_BYTES = 256 << 20
-"""Longest line or text file that is read, where a recipe sets no other length."""
+"""Longest line or text file that is read, if a recipe sets no other length."""
 BYTES = "surrogateescape"
-"""How bytes that are no UTF-8 go through a text."""
+"""Error handler by which bytes that are not UTF-8 pass through a text."""
 GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Row = JSON | str
-"""Fields by the names of their columns, or the reason why they are no document."""
+"""Fields by the names of their columns, or the reason why they are not a document."""
 Item = Document | Malformed | None
 """A document, malformed input, or None for a blank line."""
 
 
 class Damaged(BadInput):
-    """A file cannot be read to its end. Where a build goes on, the sentence stands in its
-    quarantine."""
+    """A file cannot be read to its end. If the build goes on, its quarantine has the sentence."""
 
 
 class Limit:
@@ -69,8 +69,8 @@ class Limit:
         """True once a document was refused."""
 
     def admits(self, item: Item) -> bool:
-        """True for a document within the limits, which is then counted, and for what is no
-        document."""
+        """Return True and count the document if it is within the limits. Return True for malformed
+        input and blank lines, which do not count."""
         if not isinstance(item, Document):
             return True
         documents = self.documents + 1
@@ -85,10 +85,9 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
-    """All items of the pieces, in order.
+    """Yield all items of the pieces, in order.
 
-    Raises Damaged for a file that cannot be read, Interrupted for one that was changed or removed
-    meanwhile.
+    Raises Damaged if a file cannot be read, Interrupted if it was changed or removed meanwhile.
     """
     for piece in pieces:
         is_of_rows = is_table(piece) or piece.kind in ("csv", "warc")
@@ -103,7 +102,7 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
                     break
             _check_stamp(piece)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            # It was read once, for its digest.
+            # A file with a stamp was read once already, for its digest: it is not damaged.
             if piece.stamp and isinstance(error, OSError) and error.errno:
                 raise Interrupted(
                     f"{piece.path} can no longer be read ({error.strerror}); {AGAIN}"
@@ -112,6 +111,8 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+    """Yield the items of a table, CSV file or archive. Raises Damaged for whatever its library
+    cannot read."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -122,19 +123,20 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
                 else _parse(piece, number, b"", row)
             )
             if isinstance(item, Document) and len(item.text) > max_line_bytes:
-                said = f"longer than {max_line_bytes:,} bytes"
-                item = malformed(piece.name, number, said, item.text[:1000].encode())
+                reason = f"longer than {max_line_bytes:,} bytes"
+                item = malformed(piece.name, number, reason, item.text[:1000].encode())
             yield item
     except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):
         raise
-    except Exception as error:  # the libraries of tables and archives raise errors of their own
+    except Exception as error:  # libraries of tables and archives have errors of their own
         raise Damaged(f"{piece.path} is not a readable table or archive: {error}{GO_ON}") from error
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Rows below the names of the columns, with the lines at which they end; a `.tsv` has tabs
-    between columns."""
+    """Yield the rows below the names of the columns, with the lines at which they end. A `.tsv` has
+    tabs between columns."""
     delimiter = "\t" if ".tsv" in piece.path.lower() else ","
+    # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
     with (
         open_bytes(place_of(piece.path)) as file,
@@ -148,7 +150,7 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Records of plain text, as Common Crawl's WET files have them; the keys are the headers."""
+    """Yield the records of plain text, as in Common Crawl's WET files; the keys are the headers."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -159,13 +161,13 @@ def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
             if record.rec_type in ("conversion", "resource", "response"):
                 yield (
                     number,
-                    row if kind.startswith("text/plain") else f"{kind}, of which no text is taken",
+                    row if kind.startswith("text/plain") else f"{kind}, whose text is not read",
                 )
-        file.read(1)  # the library takes a cut file for its end
+        file.read(1)  # raises EOFError for a cut file, which the library takes for its end
 
 
 def is_table(piece: Piece) -> bool:
-    """True for a Parquet or Arrow table, which a file of a dataset may be too."""
+    """Return True for a Parquet or Arrow table, which a file of a dataset may be too."""
     return piece.kind in ("parquet", "arrow") or (
         piece.kind == "documents" and piece.path.endswith(".parquet")
     )
@@ -177,8 +179,8 @@ def _check_stamp(piece: Piece) -> None:
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
-    """The pieces up to the first document that the limit does not admit; they are read once for
-    their sizes."""
+    """Yield the pieces up to the first document that the limit refuses. They are read here once,
+    for the sizes of their documents."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -199,12 +201,13 @@ def mend_surrogates(text: str) -> str:
 
 
 def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
-    """A record of malformed input, with its first characters."""
+    """Return a record of malformed input, with its first characters."""
     excerpt = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")[:EXCERPT_CHARACTERS]
     return Malformed(name, line, reason, excerpt)
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
+    """Yield the items of the lines that begin in the piece, and None for each blank line."""
     number, is_framed = piece.before, piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
     with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:
@@ -232,7 +235,7 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> Item:
-    """The document of a line, or of a row, or the reason why it is none."""
+    """Return the document of a line or of a row, or a record of malformed input with the reason."""
     value: Any = ""
     try:
         value = (
@@ -243,7 +246,7 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
                 for name, field in row.items()
             }
         )
-        # Orjson makes a float of what has over 64 bits.
+        # orjson turns an integer of over 64 bits into a float; parse_json keeps it.
         if (piece.keep or piece.id_key) and LONG_INTEGER.search(line):
             value = parse_json(line)
         if piece.kind == "harvest" and "text" not in value:
@@ -259,11 +262,11 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """The document of a line or a row. Raises ValueError, or UnicodeDecodeError for bytes that are
-    no UTF-8."""
+    """Return the document of a line or a row. Raises ValueError if it has no text,
+    UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    text, place = _value(value, piece.text_key), f"{piece.name}:{number}"
+    text, position = _value(value, piece.text_key), f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
         raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))
@@ -273,26 +276,27 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         raise ValueError(f"{piece.text_key} is not a string")
     text = text if text.isascii() else mend_surrogates(text)
     if piece.kind in ("documents", "harvest"):
-        own = value.get("id")
-        mended = mend_surrogates(own) if isinstance(own, str) else place
+        own_id = value.get("id")
+        mended = mend_surrogates(own_id) if isinstance(own_id, str) else position
         mended = f"{piece.owner}:{mended}" if piece.owner else mended
         metadata = value.get("metadata")
-        # As it is in a table.
+        # A table holds metadata as JSON text, a JSON line as an object.
         metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
         return Document(mended, text, str(value.get("source") or ""), metadata)
-    own = _value(value, piece.id_key) if piece.id_key else None
+    own_id = _value(value, piece.id_key) if piece.id_key else None
     wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}
     metadata = plain(wanted) if wanted else None
-    if isinstance(own, bool) or not isinstance(own, (str, int, float)) or own == "":
-        return Document(place, text, metadata=metadata)
-    return Document(mend_surrogates(str(own)), text, place, metadata)
+    if isinstance(own_id, bool) or not isinstance(own_id, (str, int, float)) or own_id == "":
+        return Document(position, text, metadata=metadata)
+    return Document(mend_surrogates(str(own_id)), text, position, metadata)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON that orjson can write: no half of a surrogate pair, no date.
+    """Return a value as JSON that orjson can write: without dates and without halves of surrogate
+    pairs.
 
-    A whole number of more than 64 bits becomes its digits, and bytes become their text, or a
-    `data:` URL (RFC 2397) where they are none. Raises ValueError for nesting deeper than MAX_DEPTH.
+    A whole number of more than 64 bits becomes its digits. Bytes become their text, or a `data:`
+    URL (RFC 2397) if they are not UTF-8. Raises ValueError for nesting deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels")
@@ -314,29 +318,29 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _value(row: JSON, key: str) -> Any:
-    """The value under a dotted key, None if there is none."""
+    """Return the value under a dotted key, or None if the row lacks it."""
     inner: Any = row
-    for part in [key] if key in row else key.split("."):
-        inner = inner.get(part) if isinstance(inner, dict) else None
+    for step in [key] if key in row else key.split("."):
+        inner = inner.get(step) if isinstance(inner, dict) else None
     return inner
 
 
 def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    rows = ((batch, place) for batch in _batches(piece) for place in range(batch.num_rows))
-    for number, (batch, place) in enumerate(rows, piece.before + 1):
-        yield number, {name: batch.column(name)[place] for name in batch.schema.names}
+    rows = ((batch, index) for batch in _batches(piece) for index in range(batch.num_rows))
+    for number, (batch, index) in enumerate(rows, piece.before + 1):
+        yield number, {name: batch.column(name)[index] for name in batch.schema.names}
 
 
 def table_bytes(path: str) -> Any:
-    """The bytes of a table: a file of this machine as memory."""
+    """Return the bytes of a table as a file; a local file is mapped into memory."""
     import pyarrow
 
-    place = place_of(path)
-    return place.open("rb") if isinstance(place, Remote) else pyarrow.memory_map(path)
+    file = place_of(path)
+    return file.open("rb") if isinstance(file, Remote) else pyarrow.memory_map(path)
 
 
 def _batches(piece: Piece) -> Iterator[Any]:
-    """Few rows at a time, in the columns that are wanted."""
+    """Yield batches of at most BATCH_ROWS rows, with the wanted columns alone."""
     from pyarrow import parquet
 
     columns = [piece.text_key, *([piece.id_key] if piece.id_key else []), *piece.keep]
@@ -357,8 +361,8 @@ def _batches(piece: Piece) -> Iterator[Any]:
 
 
 def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and batches of Arrow's stream format, which `save_to_disk` writes, or of its file
-    format."""
+    """Return schema and batches of a file in Arrow's stream format, which `save_to_disk` writes, or
+    in its file format."""
     import pyarrow
 
     if file.read(len(ARROW_FILE)) == ARROW_FILE:
@@ -375,7 +379,8 @@ def _read_text(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def text_document(name: str, content: bytes, max_line_bytes: int) -> Document | Malformed:
-    """A document from a file's content, of which at most one byte more than the limit was read."""
+    """Return a document from a file's content, or a record of malformed input. At most one byte
+    more than the limit need be given."""
     if len(content) > max_line_bytes:
         return malformed(name, 1, f"longer than {max_line_bytes:,} bytes", content)
     try:

@@ -1,7 +1,8 @@
-"""Files that lie elsewhere, at `s3://`, `gs://`, `hf://`, `https://` and what else fsspec knows,
-read in byte ranges.
+"""Files at `s3://`, `gs://`, `hf://`, `https://` and any other address that fsspec knows, read in
+byte ranges.
 
-What does not come is asked for again, so a connection that breaks is resumed where it broke.
+A range that does not arrive is requested again, so that a broken connection resumes at the byte
+where it broke.
 """
 
 import io
@@ -16,7 +17,7 @@ from mlm_repro.lineage.extras import ExtraMissing, install_command
 
 RANGE_BYTES = 4 << 20
 PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before something is asked for again."""
+"""Pauses before a request is repeated."""
 MARKS = (
     "ETag",
     "etag",
@@ -28,14 +29,14 @@ MARKS = (
     "LastModified",
     "mtime",
 )
-"""Facts of a file, as servers name them, that change when its content does."""
+"""Facts about a file, as servers name them, that change when its content does."""
 
 
 class Remote:
-    """A file or a folder elsewhere, with what is used of a Path.
+    """A remote file or folder, with the methods of a Path that the readers use.
 
-    Raises BadInput for what is not there or cannot be read at all, Interrupted for what does not
-    come.
+    Raises BadInput if it does not exist or cannot be read at all, Interrupted if the server does
+    not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,39 +47,50 @@ class Remote:
     def __str__(self) -> str:
         return self.url
 
-    def _ask(self, what: str, **more: int) -> Any:
-        """The answer of a method of the file system, which each process has of its own."""
+    def _ask(self, method: str, **more: int) -> Any:
+        """Return the answer of a method of the file system, which is asked again after each of
+        PAUSES_SECONDS.
+
+        The file system is looked up at each call, because every process needs one of its own.
+        """
         import fsspec
 
         for pause in (*PAUSES_SECONDS, None):
             try:
                 system, path = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
-                answer = getattr(system, what)(path, **more)
+                answer = getattr(system, method)(path, **more)
+                # A range that is too short is a connection that broke off.
                 if not more or len(answer) == more["end"] - more["start"]:
                     return answer
-                said = f"{len(answer):,} bytes came for a range of {more['end'] - more['start']:,}"
+                reason = (
+                    f"{len(answer):,} bytes came for a range of {more['end'] - more['start']:,}"
+                )
             except ImportError as error:
                 raise ExtraMissing(
                     f"{self.url} needs a library: {install_command('remote')} ({error})"
                 ) from error
             except Exception as error:  # the file systems raise errors of many libraries
+                # fsspec says so of an unknown protocol, and has no class of error for it.
                 if isinstance(error, ValueError) and "rotocol" in str(error):
                     raise BadInput(
-                        f"{self.url} is not at a place that can be read: {error}"
+                        f"{self.url} is not an address that can be read: {error}"
                     ) from error
+                # fsspec's HTTP client raises FileNotFoundError for any failure of a connection too,
+                # with the failure as its cause.
                 if isinstance(error, FileNotFoundError) and isinstance(
                     error.__cause__, (FileNotFoundError, type(None))
                 ):
                     raise BadInput(f"{self.url}: there is no such file") from error
-                said = str(error).partition("\n")[0] or type(error).__name__
+                reason = str(error).partition("\n")[0] or type(error).__name__
             if pause is not None:
                 time.sleep(pause)
         where = f"broke off at byte {more['start']:,}" if more else "does not answer"
-        again = f"asked for {len(PAUSES_SECONDS) + 1} times; the same command goes on"
-        raise Interrupted(f"{self.url} {where}: {said}, {again}")
+        again = f"asked for {len(PAUSES_SECONDS) + 1} times; the same command continues"
+        raise Interrupted(f"{self.url} {where}: {reason}, {again}")
 
     def stat(self) -> SimpleNamespace:
-        """Size, and in place of the inode a digest of what the server says of the version."""
+        """Return the size and, instead of the inode, a digest of the server's facts about the
+        version."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(f"{self.url}: the server does not say its size; fetch the file first")
@@ -86,7 +98,7 @@ class Remote:
         return SimpleNamespace(st_ino=mark, st_size=int(facts["size"]), st_ctime_ns=0)
 
     def open(self, mode: str = "rb", buffering: int = RANGE_BYTES) -> BinaryIO:
-        """The bytes of the file, fetched as they are read, `buffering` more than are wanted."""
+        """Open the file; its bytes are fetched as they are read, `buffering` bytes ahead."""
         import fsspec
 
         file = fsspec.spec.AbstractBufferedFile(
@@ -96,8 +108,8 @@ class Remote:
         return io.BufferedReader(file, buffering or io.DEFAULT_BUFFER_SIZE)
 
     def files(self) -> list[tuple[str, "Remote"]]:
-        """Name and place of the file itself, or of all files that match its pattern or lie below
-        it, in order."""
+        """Return name and address of the file itself, or of all files that match its pattern or lie
+        below it, in order."""
         import fsspec
 
         if "*" in self.url:
@@ -108,12 +120,13 @@ class Remote:
             paths = self._ask("find")
         else:
             return [(self.name, self)]
-        whole = fsspec.core.url_to_fs(self.url)[0].unstrip_protocol
+        with_protocol = fsspec.core.url_to_fs(self.url)[0].unstrip_protocol
         return [
-            (url.removeprefix(root).lstrip("/"), Remote(url)) for url in map(whole, sorted(paths))
+            (url.removeprefix(root).lstrip("/"), Remote(url))
+            for url in map(with_protocol, sorted(paths))
         ]
 
 
 def place_of(path: str) -> Path | Remote:
-    """The file at a path or an address."""
+    """Return the file at a path or at an address."""
     return Remote(path) if "://" in path else Path(path)

@@ -1,4 +1,4 @@
-"""Opens the sources of a configuration: description, fingerprint and documents of each."""
+"""Opens the sources of a recipe, and joins their descriptions, fingerprints and documents."""
 
 import sys
 from collections import Counter
@@ -22,16 +22,16 @@ Source = FileSource | HubSource | InstalledDocs
 
 @dataclass
 class OpenedSources:
-    """The sources of one run, in order, each cut off where the recipe says so."""
+    """The sources of one build, in order, each cut off at the recipe's limits."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig
     compared: tuple[FileSource, ...] = ()
     """Datasets whose documents count as earlier ones and are not written."""
     stand_in: str = ""
-    """A sentence about a source that stands in for others; empty if none does."""
+    """A sentence about the source that stands in for others; empty without one."""
     _cuts: dict[str, str] = field(default_factory=dict)
-    """Words that say where a source was cut off, by its name."""
+    """Words that say where a source was cut off, by the name of the source."""
 
     def __post_init__(self) -> None:
         """Give files of one name below two sources names that begin with the path of their
@@ -55,18 +55,20 @@ class OpenedSources:
         """Version of each installed package whose documentation is read, Python among them."""
         return {
             name: v
-            for each in self.sources
-            if isinstance(each, InstalledDocs)
-            for name, v in each.versions.items()
+            for source in self.sources
+            if isinstance(source, InstalledDocs)
+            for name, v in source.versions.items()
         }
 
     def fingerprints(self) -> dict[str, str]:
-        """Digest of each source."""
-        every = enumerate((*self.sources, *self.compared))
-        return {f"source {number} {source.name}": source.fingerprint() for number, source in every}
+        """Return the digest of each source and of each dataset that is compared."""
+        numbered = enumerate((*self.sources, *self.compared))
+        return {
+            f"source {number} {source.name}": source.fingerprint() for number, source in numbered
+        }
 
     def describe(self) -> str:
-        """Description for people; complete once the sources have been read."""
+        """Return a description for people, which is complete once the sources have been read."""
         described = "; ".join(
             source.describe() + self._cuts.get(source.name, "") for source in self.sources
         )
@@ -74,13 +76,13 @@ class OpenedSources:
 
     @property
     def total_bytes(self) -> int:
-        """Approximate bytes to read."""
+        """Approximate bytes of text to read, within the limits."""
         config, total = self.config, 0
-        for whole in (source.total_bytes for source in self.sources):
+        for size in (source.total_bytes for source in self.sources):
             total += min(
-                whole,
-                config.max_bytes or whole,
-                (config.max_documents or whole) * TYPICAL_DOCUMENT_BYTES,
+                size,
+                config.max_bytes or size,
+                (config.max_documents or size) * TYPICAL_DOCUMENT_BYTES,
             )
         return total
 
@@ -91,17 +93,17 @@ class OpenedSources:
             source.document_bytes if isinstance(source, FileSource) else TYPICAL_DOCUMENT_BYTES
             for source in self.sources
         ]
-        every = sum(source.total_bytes for source in self.sources)
+        total = sum(source.total_bytes for source in self.sources)
         count = sum(
             source.total_bytes / size for source, size in zip(self.sources, of_source, strict=True)
         )
-        return max(1, round(count * self.total_bytes / max(1, every)))
+        return max(1, round(count * self.total_bytes / max(1, total)))
 
     def shards(
         self, workspace: Workspace, shard_bytes: int, compared: bool = False
     ) -> list[list[Piece]]:
-        """All pieces of all sources in order, or of the datasets that are compared with, gathered
-        into shards."""
+        """Return all pieces of all sources in order, or of the datasets that are `compared`,
+        gathered into shards."""
         sources: tuple[Source, ...] = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
@@ -109,6 +111,8 @@ class OpenedSources:
         return pack(chain.from_iterable(pieces), shard_bytes)
 
     def _within_limits(self, source: Source, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """Yield a source's pieces up to the recipe's limits, and remember where the source was cut
+        off."""
         config = self.config
         if (
             source in self.compared
@@ -124,10 +128,11 @@ class OpenedSources:
 
 
 def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
-    """The sources to read; a source standing in for the hub is announced on standard error.
+    """Return the sources to read. A source that stands in for the hub is announced on standard
+    error.
 
-    Raises DataMissing for a corpus that is withdrawn, or for the hub out of reach without a
-    fallback.
+    Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
+    no fallback.
     """
     if gone := [name for name in config.names if name in WITHDRAWN]:
         raise DataMissing(
@@ -143,8 +148,8 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
                 f"the Hugging Face hub cannot be reached for {' and '.join(wanted)}: connect, name"
                 f" local files as jsonl:PATH, or set sources.offline_fallback={INSTALLED_DOCS}"
             )
-        said = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
-        stand_in = f"{config.offline_fallback} {said}"
+        why = f"used in place of {' and '.join(wanted)}: the Hugging Face hub cannot be reached"
+        stand_in = f"{config.offline_fallback} {why}"
         print(f"warning: {stand_in}", file=sys.stderr)
         names = (
             config.offline_fallback,

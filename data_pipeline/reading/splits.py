@@ -1,8 +1,8 @@
 """The splits of a data set, told from the names of its files by the rules of Hugging Face's
 `datasets`.
 
-A folder that `DatasetDict.save_to_disk` wrote and a folder of its cache list their splits; on the
-hub and everywhere else names tell them (`datasets/data_files.py`, version 5.2):
+A folder that `DatasetDict.save_to_disk` wrote and a folder of its cache list their splits.
+Everywhere else, the hub included, names tell them (`datasets/data_files.py`, version 5.2):
 `data/NAME-00000-of-00002.parquet`, or one of its words.
 """
 
@@ -19,7 +19,7 @@ WORDS = {
     "test": {"test", "testing", "eval", "evaluation"},
     TRAIN: {"train", "training"},
 }
-"""Words that tell a split; a name with words of two is the held-out one's."""
+"""Words that tell a split. A name with words of two splits belongs to the held-out one."""
 SEPARATORS = re.compile(r"[-._ 0-9]+")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
@@ -28,9 +28,9 @@ CACHED = "dataset_info.json"
 
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
-    """The split of each file of a folder, by its path below it; "" where nothing tells one.
+    """Return the split of each file of a folder, by its path below it; "" if nothing tells one.
 
-    Without a `root`, as of files elsewhere, their names alone tell it.
+    Without a `root`, as for remote files, the names alone tell it.
     """
     if root is None:
         return [*map(_named, names)]
@@ -42,7 +42,8 @@ def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
 
 
 def _listed(path: Path) -> list[str]:
-    """The splits that a file of `datasets` lists; none if there is no such file."""
+    """Return the splits that a file of `datasets` lists, or an empty list if the file does not
+    exist. Raises BadInput if it is unreadable."""
     try:
         return [*map(str, read_json(path).get("splits") or ())]
     except FileNotFoundError:
@@ -58,6 +59,8 @@ def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
 
 
 def _named(name: str) -> str:
+    """Return the split that a file's name tells: by its shard number, then by words in its folders,
+    then by words in its name."""
     if sharded := SHARDED.fullmatch(name):
         return sharded[1]
     *folders, file = name.lower().split("/")
@@ -73,12 +76,12 @@ def _named(name: str) -> str:
 def choose_splits(
     source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool
 ) -> list[str]:
-    """The splits to read, in order: those `wanted`, or `train` alone where files are of several
-    splits.
+    """Return the splits to read, in order: those `wanted`, or `train` alone if the files belong to
+    several splits.
 
-    A file that tells none counts as one of `train`. `is_whole` says that the source names a data
-    set, so that one of held-out text alone must be asked for. Raises BadInput for a split that it
-    does not have.
+    A file that tells none counts as `train`. With `is_whole` the source names a data set, and one
+    that has only held-out text is refused unless its split is wanted. Raises BadInput for a split
+    that the files do not have.
     """
     splits = list(dict.fromkeys(split or TRAIN for split in told))
     if not any(told) or (

@@ -1,5 +1,5 @@
-"""The stages by name. `mlm-data run` runs those that a recipe lists, each verb runs one. Imports
-nothing slow.
+"""The stages by name. `mlm-data run` runs the stages that a recipe lists, each verb runs one.
+Imports nothing slow.
 
 Each file of this folder but `stage.py` declares one stage, which has the file's name. A filter does
 its own work. A stage that examines the whole corpus has only its name and settings here; its work
@@ -19,19 +19,22 @@ from mlm_repro.data_pipeline.stages.stage import Stage, TextFilter, TokenFilter
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 
 PAPER = ("clean", "language", "length", "deduplicate", "decontaminate", "split", "tokenize")
-"""The stages of the Megatron-LM paper (section 4.1): those of a recipe that lists none."""
+"""The stages of the Megatron-LM paper (section 4.1), which a recipe runs if it lists none."""
 
 
 def _declared() -> Iterator[type[Stage]]:
+    """Yield the stages that the files of this folder declare, in order of the file names."""
     for file in iter_modules(__path__):
         module = import_module(f"mlm_repro.data_pipeline.stages.{file.name}")
         classes = (
-            each
-            for each in vars(module).values()
-            if isinstance(each, type) and issubclass(each, Stage)
+            stage
+            for stage in vars(module).values()
+            if isinstance(stage, type) and issubclass(stage, Stage)
         )
         yield from (
-            each for each in classes if each.__module__ == module.__name__ and hasattr(each, "name")
+            stage
+            for stage in classes
+            if stage.__module__ == module.__name__ and hasattr(stage, "name")
         )
 
 
@@ -39,26 +42,27 @@ STAGES = tuple(_declared())
 
 
 def is_own(name: str) -> bool:
-    """True for a stage of the user's own code, `module:Class`."""
+    """Return True for a stage of the user's own code, `module:Class`."""
     return ":" in name
 
 
 @cache
 def own_stage(name: str) -> type[Stage]:
-    """The filter `module:Class`, from the working directory or from where Python finds modules.
+    """Return the filter `module:Class`, from the working directory or from Python's path.
 
-    Raises ValueError for what is no filter.
+    Raises ValueError if it cannot be imported or is not a filter.
     """
-    module, _, what = name.partition(":")
+    module, _, class_name = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    # Bytecode is taken for that of a file which was changed in the same second and kept its length.
+    # Python takes cached bytecode for current if a file kept its length and its second of change:
+    # an edit within a second would not count.
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
-        filter_class: type[Stage] = getattr(import_module(module), what)
+        filter_class: type[Stage] = getattr(import_module(module), class_name)
         if not issubclass(filter_class, TextFilter | TokenFilter):
-            raise TypeError("it is no TextFilter and no TokenFilter")
-    except Exception as error:  # it is not our code
+            raise TypeError("it is neither a TextFilter nor a TokenFilter")
+    except Exception as error:  # the user's code may raise anything
         raise ValueError(f"the own stage {name!r} cannot be used: {error}") from error
     finally:
         sys.dont_write_bytecode = writes
@@ -67,7 +71,8 @@ def own_stage(name: str) -> type[Stage]:
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
-    """A digest of the file of each own stage, or of all files of its package."""
+    """Return a digest of the source of each own stage: of its file, or of all files of its
+    package."""
     facts = {}
     for name in filter(is_own, names):
         module = own_stage(name).__module__
@@ -78,7 +83,8 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
 
 
 class Known(dict[str, type[Any]]):
-    """The stages of a kind by name; own stages of that kind are found when they are asked for."""
+    """The stages of a kind by name. The user's own stages of that kind are imported at first
+    access."""
 
     def __init__(self, kind: type[Stage]) -> None:
         super().__init__({stage.name: stage for stage in STAGES if issubclass(stage, kind)})

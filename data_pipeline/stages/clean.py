@@ -1,4 +1,4 @@
-"""Repair of broken Unicode (the paper's ftfy step)."""
+"""The stage `clean`: repair of broken Unicode with ftfy, as in the paper."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -24,7 +24,7 @@ class Clean(TextFilter):
     unescape_html: bool = True
     """Replace HTML entities in lines before the first `<`."""
     fix_character_width: bool = True
-    """Replace full-width letters and signs, which Chinese and Japanese punctuation is, by those of
+    """Replace full-width letters and signs, such as Chinese and Japanese punctuation, by signs of
     ordinary width."""
     uncurl_quotes: bool = True
     """Replace curly quotes by straight ones."""
@@ -37,6 +37,6 @@ class Clean(TextFilter):
         return fix_text(self.normalization, *(name for name in switches if not getattr(self, name)))
 
     def apply(self, text: str) -> str | Drop:
-        """The repaired text."""
+        """Return the repaired text, or a Drop if it is empty."""
         fixed = self._fix_text(text)
         return fixed if fixed.strip() else Drop("empty")

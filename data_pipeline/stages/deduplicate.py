@@ -11,14 +11,14 @@ from pydantic import Field, model_validator
 from mlm_repro.data_pipeline.stages.stage import Stage
 
 MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
-"""Limits of the bands and rows that follow from a threshold, and their least expected recall
-there."""
+"""Limits of the bands and rows that follow from a threshold, and the smallest recall there that is
+expected of them."""
 
 
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Bands and rows: the most rows, and then the fewest bands, that find nearly all pairs at the
-    threshold.
+    """Return bands and rows: the most rows, and then the fewest bands, that find nearly all pairs
+    at the threshold.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """
@@ -39,7 +39,7 @@ class DeduplicateConfig(Stage):
 
     rule: Literal["verified", "megatron-2019"] = "verified"
     """`verified`: a document is dropped if its similarity to an earlier kept one is at least the
-    threshold. `megatron-2019`: one document stays of each group that Megatron-LM v2.6
+    threshold. `megatron-2019`: one document stays from each group that Megatron-LM v2.6
     tools/openwebtext would make."""
     bands: Annotated[int | None, Field(ge=1, le=1024)] = None
     """Bands of a signature; documents that agree in a whole band are compared. Without a number it
@@ -48,7 +48,7 @@ class DeduplicateConfig(Stage):
     rows: Annotated[int | None, Field(ge=1, le=64)] = None
     """Minima in a band; without a number 5, or fewer below a threshold of 0.7."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Least exact Jaccard similarity of duplicates."""
+    """Smallest exact Jaccard similarity of duplicates."""
     min_recall: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Bands and rows that find a smaller share of the pairs at the threshold are refused, with the
     rule `verified`."""
@@ -60,7 +60,7 @@ class DeduplicateConfig(Stage):
 
     @property
     def banding(self) -> tuple[int, int]:
-        """Bands and rows."""
+        """Bands and rows, from the settings or from the threshold."""
         chosen = choose_banding(self.threshold)
         return self.bands or chosen[0], self.rows or chosen[1]
 
@@ -71,7 +71,7 @@ class DeduplicateConfig(Stage):
 
     @property
     def expected_recall(self) -> float:
-        """Share of the pairs at the threshold that are expected to share a band."""
+        """Probability that a pair at the threshold shares a band."""
         bands, rows = self.banding
         return float(1 - (1 - self.threshold**rows) ** bands)
 
@@ -89,8 +89,8 @@ class DeduplicateConfig(Stage):
 
     @property
     def min_agreement(self) -> int:
-        """Minima in which a pair must agree to be compared: five standard deviations below the mean
-        at the threshold.
+        """Number of minima in which a pair must agree to be compared: five standard deviations
+        below the mean at the threshold.
 
         The published rule compares all pairs that share a band: 0.
         """

@@ -24,12 +24,12 @@ QUALITY = (
     ("lines that end with an ellipsis", r"(?m)(?:\.\.\.|…)[^\S\n]*$", LINE, 0, 0.3),
     ("words without a letter", r"(?<!\S)(?:[^\w\s]|[\d_])*+\w", WORD, 0.8, 1),
 )
-"""Rules with what they count and of what, as expressions, and the least and the most of one for
-each of the other."""
+"""Rules, each with the expression that it counts, the expression that it counts by, and the least
+and the greatest ratio of the two."""
 STOP_WORDS = re.compile(r"\b(?:the|be|to|of|and|that|have|with)\b")
 LIMITS = (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
-"""Most of a text that the most frequent n-gram may be, of 2 to 4 words, and then repeated ones, of
-5 to 10 words."""
+"""Largest share of a text: for the most frequent n-gram of 2 to 4 words, then for repeated n-grams
+of 5 to 10 words."""
 PAGE = (
     "An old mill stands by the river, and people have walked there with their dogs since anyone can"
     " remember. Its wheel turned until some winter broke it; then nobody came to mend it. Today"
@@ -49,12 +49,12 @@ class Gopher(TextFilter):
     )
 
     def apply(self, text: str) -> str | Drop:
-        """The text, or the first rule that it breaks."""
+        """Return the text, or a Drop with the first rule that it breaks."""
         return next(map(Drop, _broken(text)), text)
 
 
 def _broken(text: str) -> Iterator[str]:
-    """Names of the rules that a text breaks, in order."""
+    """Yield the names of the rules that a text breaks, in order."""
     for rule, sought, whole, least, most in QUALITY:
         if (
             not least
@@ -76,8 +76,8 @@ def _broken(text: str) -> Iterator[str]:
 
 
 def _repeated(parts: list[str], n: int) -> float:
-    """The share of the characters that are in repeated n-grams of parts or, of 2 to 4, in the most
-    frequent one."""
+    """Return the share of the characters that lie in the most frequent n-gram of parts, for n from
+    2 to 4, or in repeated n-grams, for any other n."""
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
     first, often = dict[tuple[str, ...], int](), Counter(grams).most_common(1)[0][0]
     again = {

@@ -1,4 +1,4 @@
-"""Language filter (the paper's langdetect step)."""
+"""The stage `language`: a filter by langdetect, as in the paper."""
 
 import platform
 from importlib.util import find_spec
@@ -34,13 +34,13 @@ class Language(TextFilter):
     """The language that is kept, or several: codes of ISO 639-1 as langdetect has them, with
     `zh-cn` and `zh-tw`."""
     min_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Least probability, by langdetect, of a language that is kept."""
+    """Smallest probability, by langdetect, with which a text counts as in a kept language."""
 
     @field_validator("keep")
     @classmethod
     def _is_known(cls, keep: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        place = find_spec("langdetect")
-        folder = Path(str(place and place.origin)).with_name("profiles")
+        library = find_spec("langdetect")
+        folder = Path(str(library and library.origin)).with_name("profiles")
         known = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
         for code in [keep] if isinstance(keep, str) else keep:
             if code not in known:
@@ -50,14 +50,15 @@ class Language(TextFilter):
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Versions of langdetect's profiles and of Python, whose float sum changed in 3.12."""
+        """Return the version of langdetect, whose profiles decide, its seed, and the version of
+        Python, whose float sum changed in 3.12."""
         from importlib.metadata import version
 
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}
 
     def apply(self, text: str) -> str | Drop:
-        """The text if it is in the kept language; a text without a detectable language is
-        dropped."""
+        """Return the text if it is in a kept language, else a Drop. A text without a detectable
+        language is dropped."""
         from mlm_repro.data_pipeline.fast.language import detect, probability
 
         language = detect(text)

@@ -20,6 +20,6 @@ class Length(TokenFilter):
     """Tokens a document needs, its end-of-text token counted."""
 
     def apply(self, text: str, tokens: int) -> Drop | None:
-        """Megatron-LM's cleanup_dataset.py counts only texts under 1,024 characters; here every
-        document is counted."""
+        """Return None for a text with enough tokens, else a Drop. Megatron-LM's cleanup_dataset.py
+        counts only texts under 1,024 characters; here every document is counted."""
         return None if tokens >= self.min_tokens else Drop(f"fewer than {self.min_tokens} tokens")

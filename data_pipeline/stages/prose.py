@@ -1,7 +1,7 @@
 """Prose filter: removes the lists of parameters, tables and code in documentation.
 
-The rules are those of C4 (Raffel et al. 2020, section 2.2: five words, the end of a sentence) and
-MassiveText (Rae et al. 2021, appendix A.1.1: stop words, letters, no lists), held against
+The rules come from C4 (Raffel et al. 2020, section 2.2: five words, the end of a sentence) and from
+MassiveText (Rae et al. 2021, appendix A.1.1: stop words, letters, no lists). They are applied to
 paragraphs instead of lines and pages. Two stop words in a page say little about a paragraph, so the
 share of all function words is measured.
 """
@@ -37,7 +37,7 @@ LIST_ITEM = re.compile(r"\s*(?:(?:[-*+•]|\.\.|\(?\d{1,2}[.)]|\(?[a-z]\)|:[\w ]
 
 
 def letters(text: str) -> int:
-    """Letters and white space of a text."""
+    """Return the number of letters and white space characters in a text."""
     ascii_letters = text.encode("ascii", "ignore").translate(None, OTHER_ASCII)
     return len(ascii_letters) + sum(
         sign.isalpha() or sign.isspace() for sign in BEYOND_ASCII.findall(text)
@@ -45,12 +45,12 @@ def letters(text: str) -> int:
 
 
 def function_words(words: Iterable[str]) -> int:
-    """How many of some words are function words, whatever stands around them."""
+    """Return the number of words that are function words, whatever signs stand around them."""
     return sum(word.lower().strip(AROUND_WORDS) in FUNCTION_WORDS for word in words)
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs whose lines could be prose, each as one line.
+    """Yield the paragraphs whose lines could be prose, each as one line.
 
     Blank lines and lines below titles divide paragraphs. Lines of prose begin in the same column;
     the first may be indented further. None begins like an item of a list.
@@ -85,9 +85,9 @@ class Prose(TextFilter):
     )
 
     min_words: PositiveInt = 50
-    """Words of prose that a document needs (MassiveText's least)."""
+    """Words of prose that a document needs (MassiveText's minimum)."""
     min_paragraph_words: PositiveInt = 5
-    """Words that a paragraph needs (C4's least of a line)."""
+    """Words that a paragraph needs (C4's minimum for a line)."""
     min_function_words: Share = 0.2
     """Share of the words of a paragraph that are function words; English prose has 0.4 to 0.5."""
     min_letters: Share = 0.8
@@ -96,16 +96,18 @@ class Prose(TextFilter):
     """Words of a sentence, on average over a paragraph."""
 
     def apply(self, text: str) -> str | Drop:
-        """Paragraphs of prose, divided by blank lines; prose alone comes out unchanged."""
+        """Return the paragraphs of prose, divided by blank lines, or a Drop if they have too few
+        words. A text that is all prose comes out unchanged."""
         prose = self.prose_of(text)
         words = sum(len(paragraph.split()) for paragraph in prose)
         return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")
 
     def prose_of(self, text: str) -> list[str]:
-        """The paragraphs of prose."""
+        """Return the paragraphs of a text that are prose."""
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:
+        """Return True if a paragraph ends like a sentence and meets all limits of the settings."""
         if not paragraph.rstrip(CLOSING).endswith((".", "!", "?")):
             return False
         words = paragraph.split()

@@ -11,7 +11,7 @@ SOURCE = "source"
 
 
 class Example(NamedTuple):
-    """A text, and the outcome of a filter with default settings; a test checks it."""
+    """A text, and the outcome of a filter with default settings, which a test checks."""
 
     text: str
     outcome: str | Drop
@@ -28,14 +28,14 @@ class Stage(Config):
     verb: ClassVar[str]
     """Verb of `mlm-data`."""
     step: ClassVar[int]
-    """Place among the steps of a build: 1 on text, 2 on text with tokens, from 3 on one by one on
-    the whole corpus."""
+    """Rank among the steps of a build: 1 on text, 2 on text with tokens; each step from 3 on has
+    one stage, which works on the whole corpus."""
     needs_tokenizer: ClassVar[bool] = False
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
     def made_with(cls) -> dict[str, Any]:
-        """Facts beside the settings that the result depends on, for the data card."""
+        """Return facts beside the settings that the result depends on, for the data card."""
         return {}
 
 
@@ -47,8 +47,8 @@ class TextFilter(Stage, ABC):
 
     @abstractmethod
     def apply(self, text: str) -> str | Drop:
-        """The text, a changed text, or a Drop. Must depend on nothing else, so that it may run
-        anywhere.
+        """Return the text, a changed text, or a Drop. The result must depend on nothing else, so
+        that the filter may run anywhere.
 
         Libraries that are slow to import are imported here.
         """
@@ -63,4 +63,5 @@ class TokenFilter(Stage, ABC):
 
     @abstractmethod
     def apply(self, text: str, tokens: int) -> Drop | None:
-        """A Drop, or None if the document is kept; `tokens` includes its end-of-text token."""
+        """Return a Drop, or None if the document is kept; `tokens` includes its end-of-text
+        token."""

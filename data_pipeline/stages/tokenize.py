@@ -1,4 +1,5 @@
-"""Token files. The tokenizer has its own section, because other stages count tokens too."""
+"""The stage `tokenize`: token files. The tokenizer has a section of its own, because other stages
+count tokens too."""
 
 from mlm_repro.data_pipeline.stages.stage import Stage
 

@@ -1,4 +1,4 @@
-"""The text of training samples, one of a dataset or those of an iteration, with the documents they
+"""The text of a dataset's sample, or of all samples of an iteration, with the documents that they
 were packed from."""
 
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 
 class _Summary(FileSchema):
-    """Part of a run's summary.json that determines the samples of each rank."""
+    """The part of a run's summary.json that determines the samples of each rank."""
 
     dp: int = Field(1, validation_alias=AliasPath("layout", "dp"))
 
 
 class _Config(FileSchema):
-    """Part of a run's configuration that determines its samples."""
+    """The part of a run's configuration that determines its samples."""
 
     family: str = Field(validation_alias=AliasPath("model", "family"))
     seq_length: int = Field(ge=1, validation_alias=AliasPath("model", "seq_length"))
@@ -36,7 +36,7 @@ class _Config(FileSchema):
 
 
 class _Batch(FileSchema):
-    """Part of an iteration's line that determines its samples."""
+    """The part of an iteration's line in metrics.jsonl that determines its samples."""
 
     iteration: int
     batch_size: int = Field(ge=1)
@@ -50,28 +50,28 @@ def show_sample(
     seq_length: int = 1024,
     seed: int = 1234,
 ) -> Iterator[str]:
-    """Lines that show the `number`-th training sample of a split's token files, from 0.
+    """Yield lines that show the `number`-th training sample of a split's token files, from 0.
 
-    The order is that of a run of at most one epoch; a longer run shuffles all its epochs together.
-    A character cut apart at the end of a sample shows as U+FFFD. Raises BadInput if one epoch has
-    no such sample.
+    The order is that in a run of at most one epoch; a longer run shuffles all its epochs together.
+    A character that is cut apart at the end of a sample shows as U+FFFD. Raises BadInput if one
+    epoch has no such sample.
     """
     parts = [(TokenFile(prefix), weight) for prefix, weight in blend(prefixes)]
-    every = (sum(len(file.tokens) for file, _ in parts) - 1) // seq_length
-    samples = training_samples(parts, every, seq_length, seed)
-    if not 0 <= number < every:
-        raise BadInput(f"there is no sample {number:,}: one epoch has {every:,}, counted from 0")
+    total = (sum(len(file.tokens) for file, _ in parts) - 1) // seq_length
+    samples = training_samples(parts, total, seq_length, seed)
+    if not 0 <= number < total:
+        raise BadInput(f"there is no sample {number:,}: one epoch has {total:,}, counted from 0")
     pieces = [*samples.pieces(number)]
     size = f"{seq_length + 1:,} tokens of {len(pieces):,} documents"
-    yield f"=== sample {number:,} of {every:,} in one epoch with seed {seed}: {size}"
+    yield f"=== sample {number:,} of {total:,} in one epoch with seed {seed}: {size}"
     yield from _show(pieces, tokenizer)
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
-    """Lines that show what a training run saw in `iteration`, as its metrics.jsonl counts them,
-    from 1.
+    """Yield lines that show the sequences of a training run's `iteration`, numbered from 1 as in
+    its metrics.jsonl.
 
-    Every sequence of the global batch is shown with its place and, for a complete run, its
+    Every sequence of the global batch is shown with its index and, for a complete run, its
     data-parallel rank. Raises BadInput for a run without that iteration or without packed
     documents, DataMissing if its dataset is missing.
     """
@@ -92,41 +92,44 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
             f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of"
             f" {step.batch_size:,}"
         )
-    for place in range(step.batch_size):
-        number = step.samples - step.batch_size + place
+    for index in range(step.batch_size):
+        number = step.samples - step.batch_size + index
         pieces = [*samples.pieces(number)]
-        rank = f", data-parallel rank {place * dp // step.batch_size}" if dp else ""
-        of = pieces[0].file.prefix.parent
-        yield f"=== iteration {iteration:,}, sequence {place:,}{rank}: sample {number:,}, of {of}"
+        rank = f", data-parallel rank {index * dp // step.batch_size}" if dp else ""
+        folder = pieces[0].file.prefix.parent
+        yield (
+            f"=== iteration {iteration:,}, sequence {index:,}{rank}: sample {number:,}, of {folder}"
+        )
         yield from _show(pieces, tokenizer)
 
 
 def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
-    said = _places(texts_of(pieces[0].file.prefix), {piece.document for piece in pieces})
-    for document, start, part, file in pieces:
-        end, size = start + len(part), int(file.sizes[document])
+    origins = _places(texts_of(pieces[0].file.prefix), {piece.document for piece in pieces})
+    for document, start, tokens, file in pieces:
+        end, size = start + len(tokens), int(file.sizes[document])
         yield (
-            f"--- document {document:,}{said.get(document, '')}, tokens {start:,} to {end - 1:,} of"
-            f" {size:,}"
+            f"--- document {document:,}{origins.get(document, '')}, tokens {start:,} to"
+            f" {end - 1:,} of {size:,}"
         )
-        yield tokenizer.decode(part)
+        yield tokenizer.decode(tokens)
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """The id, file and line of documents of a token file, as far as the dataset has their texts at
-    `path`."""
-    places = {}
+    """Return id, source and line of some documents of a token file, as far as the dataset has their
+    texts at `path`."""
+    origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
         if number in documents:
             source = f", read from {row.source}" if row.source else ""
-            places[number] = f" ({row.id}{source}; line {number + 1:,} of documents/{path.name})"
-    return places
+            origins[number] = f" ({row.id}{source}; line {number + 1:,} of documents/{path.name})"
+    return origins
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """The iteration's line, and the number of samples of the whole training, which determines their
-    shuffle."""
+    """Return the iteration's line, and the number of samples of the whole training, which
+    determines their shuffle. Raises BadInput if metrics.jsonl is unreadable, has no such iteration,
+    or leaves that number open."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:

@@ -27,7 +27,7 @@ class SampleIndex:
     documents: NDArray[np.int32]
     """Order of documents over all epochs, [E·N]."""
     samples: NDArray[np.int64]
-    """Start of each sample as (position in `documents`, token offset), [n + 1, 2]."""
+    """Start of each sample as (index in `documents`, token offset), [n + 1, 2]."""
     shuffle: NDArray[np.int64]
     """Order in which samples are visited, [n]."""
 
@@ -35,7 +35,8 @@ class SampleIndex:
 def build_sample_index(
     sizes: NDArray[np.int32], num_samples: int, seq_length: int, seed: int
 ) -> SampleIndex:
-    """Index for at least `num_samples` samples over documents of `sizes` tokens.
+    """Return the index of at least `num_samples` samples over documents of `sizes` tokens. Raises
+    BadInput if all documents together are shorter than one sample.
 
     When the last epoch would be used by less than 80 %, it is shuffled apart from the others, so
     that no document comes once more often than the rest before the others have come (Megatron-LM
@@ -53,10 +54,10 @@ def build_sample_index(
     random = np.random.RandomState(seed)
     one_epoch = np.arange(len(sizes), dtype=np.int32)
     repeats = [epochs - 1, 1] if separate else [epochs]
-    parts = [np.tile(one_epoch, repeat) for repeat in repeats]
-    for part in parts:
-        random.shuffle(part)
-    documents = np.concatenate(parts)
+    orders_of_documents = [np.tile(one_epoch, repeat) for repeat in repeats]
+    for order_of_documents in orders_of_documents:
+        random.shuffle(order_of_documents)
+    documents = np.concatenate(orders_of_documents)
     ends = np.concatenate([[0], np.cumsum(sizes[documents], dtype=np.int64)])
     starts = np.arange(all_samples + 1, dtype=np.int64) * seq_length
     position = np.searchsorted(ends, starts, side="right") - 1
@@ -69,7 +70,7 @@ def build_sample_index(
 
 
 class SamplePiece(NamedTuple):
-    """A sample's part of one document."""
+    """The tokens of one document within a sample."""
 
     document: int
     start: int
@@ -79,7 +80,7 @@ class SamplePiece(NamedTuple):
 
 
 class PackedSamples:
-    """Samples of one token file."""
+    """The samples of one token file."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -90,12 +91,13 @@ class PackedSamples:
         return len(self.index.shuffle)
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """The documents, or parts of them, that make up the `number`-th sample in training
+        """Yield the documents, or parts of them, that make up the `number`-th sample in training
         order."""
         return self._pieces(int(self.index.shuffle[number]))
 
     def consecutive(self, number: int) -> NDArray[np.int64]:
-        """The `number`-th sample in file order, [s + 1]; the next one continues where it ends."""
+        """Return the token ids of the `number`-th sample in packed order, before samples are
+        shuffled, [s + 1]. Its last token is the first of the next sample."""
         return np.concatenate([piece.tokens for piece in self._pieces(number)]).astype(np.int64)
 
     def _pieces(self, packed: int) -> Iterator[SamplePiece]:
@@ -110,12 +112,12 @@ class PackedSamples:
             offset = 0
 
     def sample(self, number: int) -> NDArray[np.int64]:
-        """The `number`-th sample in training order, [s + 1] token ids."""
+        """Return the token ids of the `number`-th sample in training order, [s + 1]."""
         return np.concatenate([piece.tokens for piece in self.pieces(number)]).astype(np.int64)
 
 
 class BlendedSamples:
-    """Samples of several token files, each taken as often as its weight says."""
+    """The samples of several token files, each file drawn in proportion to its weight."""
 
     def __init__(
         self, parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
@@ -134,29 +136,29 @@ class BlendedSamples:
         ]
 
     def pieces(self, number: int) -> Iterator[SamplePiece]:
-        """The documents, or parts of them, of the dataset that the `number`-th sample in training
-        order is from."""
+        """Yield the documents, or parts of them, that make up the `number`-th sample in training
+        order. They are from one token file."""
         return self._parts[self.datasets[number]].pieces(int(self.numbers[number]))
 
     def sample(self, number: int) -> NDArray[np.int64]:
-        """The `number`-th sample in training order, [s + 1] token ids."""
+        """Return the token ids of the `number`-th sample in training order, [s + 1]."""
         return self._parts[self.datasets[number]].sample(int(self.numbers[number]))
 
 
 def training_samples(
     parts: Sequence[tuple[TokenFile, float]], num_samples: int, seq_length: int, seed: int
 ) -> PackedSamples | BlendedSamples:
-    """Samples of one token file, or of several with their weights."""
+    """Return the samples of one token file, or of several with their weights."""
     if len(parts) == 1:
         return PackedSamples(parts[0][0], num_samples, seq_length, seed)
     return BlendedSamples(parts, num_samples, seq_length, seed)
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """The tokens, checked. Raises IntegrityFailure, on every rank, for a token outside the
+    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token outside the
     vocabulary.
 
-    A divided embedding would otherwise treat it as another rank's, silently.
+    A divided embedding would otherwise silently treat it as another rank's token.
     """
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
@@ -168,7 +170,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
 
 
 def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """The weights divided by their sum."""
+    """Return the weights divided by their sum."""
     array = np.array(weights, np.float64)
     return array / array.sum()
 
@@ -176,20 +178,21 @@ def normalized(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 def blending_indices(
     weights: NDArray[np.float64], size: int
 ) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """Dataset of each of `size` samples, and the number of the sample there.
+    """Return, for each of `size` samples, the index of its dataset and the sample's number there.
 
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
     """
     datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
-    # Megatron-LM divides by the sum a second time, which can change an ulp
+    # Megatron-LM divides by the sum a second time, which can change the last bit.
     _compiled_blend()(normalized(weights), datasets, numbers)
     return datasets, numbers
 
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """The compiled loop; readers of dataset facts alone never load numba."""
+    """Return the compiled loop. It is compiled at first use, so that readers of dataset facts alone
+    never load numba."""
     from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)

@@ -1,13 +1,13 @@
-"""BERT's samples: two runs of sentences of one document, perhaps swapped, with some of their tokens
-masked.
+"""BERT's samples: two runs of sentences from one document, perhaps swapped, with some of their
+tokens masked.
 
 A sample is [CLS] A [SEP] B [SEP], padded. A and B follow each other in their document and half of
 the time are swapped (sentence-order prediction, Lan et al. 2020). 15 % of the tokens are masked in
-runs of one to three whole words, shorter ones more often, p ∝ 1/n; of those tokens 80 % become
-[MASK], 10 % a random token, 10 % stay. The content of one sample follows Megatron-LM's
-`megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples is
-ours: every pair of runs once, shuffled, then again with other masks. So are sentences (see
-`sentences`).
+runs of one to three whole words, shorter ones more often, p ∝ 1/n. Of the masked tokens, 80 %
+become [MASK], 10 % a random token, 10 % stay. The content of one sample follows Megatron-LM's
+`megatron/core/datasets/{masked_dataset,bert_dataset}.py` draw by draw. The order of samples is this
+project's own: every pair of runs once, shuffled, then again with other masks. So are the sentences
+(see `sentences`).
 """
 
 from typing import Any, NamedTuple
@@ -23,13 +23,13 @@ from mlm_repro.lineage.loops import call_first, compiled
 
 LONGEST_RUN = 3
 SHORT_EVERY = 10
-"""One sample in this many, at random, aims at a random length below the longest."""
+"""One sample in this many, at random, has a random target length below the longest."""
 
 Tokens = NDArray[np.int64]
 
 
 class PairSample(NamedTuple):
-    """One sample; arrays are [s]."""
+    """A BERT sample: two runs of sentences, masked and padded; arrays are [seq_length]."""
 
     tokens: Tokens
     targets: Tokens
@@ -43,14 +43,14 @@ class PairSample(NamedTuple):
 
 
 class Masking:
-    """Masks sequences over a vocabulary."""
+    """Masks token sequences over a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.cls, self.sep, self.mask, self.pad = vocabulary.special_ids
 
     def words(self, tokens: Tokens) -> list[list[int]]:
-        """Positions of each word of a sequence, without [CLS] and [SEP]."""
+        """Return the positions of each word of a sequence, without [CLS] and [SEP]."""
         is_special = np.isin(tokens, self.vocabulary.special_ids)
         plain = np.where(is_special, self.vocabulary.end_of_text, tokens)
         starts = self.vocabulary.word_starts(plain)
@@ -66,8 +66,12 @@ class Masking:
     def apply(
         self, tokens: Tokens, target_length: int, random: np.random.RandomState
     ) -> tuple[Tokens, Tokens]:
-        """A sequence that aimed at `target_length` tokens, masked; original ids of masked tokens,
-        -1 elsewhere."""
+        """Return the masked sequence [tokens], and the original ids of masked tokens, -1 elsewhere
+        [tokens].
+
+        At most MASKED_SHARE of `target_length` tokens are masked, and no more than that share of
+        the sequence, or one token.
+        """
         words = self.words(tokens)
         wanted = min(MASKED_SHARE * target_length, max(1, round(len(tokens) * MASKED_SHARE)))
         lengths = np.arange(1, LONGEST_RUN + 1)
@@ -103,8 +107,8 @@ class Masking:
 
 
 class PairSamples:
-    """Samples of one token file, as many as are asked for. Raises BadInput if it has no document of
-    two sentences."""
+    """The samples of one token file, for any number of passes over it. Raises BadInput if no
+    document has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
         self._file = file
@@ -121,16 +125,17 @@ class PairSamples:
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
-        """Samples of one pass over the file."""
+        """Return the number of samples in one pass over the file."""
         return len(self.index)
 
     def sample(self, number: int) -> PairSample:
-        """The `number`-th sample, in a new order and with new masks in each pass over the file."""
-        epoch, place = divmod(number, len(self))
-        return self.make(int(self._epoch(epoch)[place]), number)
+        """Return the `number`-th sample. Each pass over the file has a new order and new masks."""
+        epoch, index = divmod(number, len(self))
+        return self.make(int(self._epoch(epoch)[index]), number)
 
     def make(self, place: int, number: int) -> PairSample:
-        """The sample at `place` of the index, split and masked by the draws of seed + `number`."""
+        """Return the sample at index entry `place`, split and masked with random draws from seed +
+        `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(
@@ -140,7 +145,7 @@ class PairSamples:
         pivot = int(random.randint(1, len(sentences))) if len(sentences) >= 3 else 1
         is_swapped = bool(random.random_sample() < 0.5)
         a, b = (
-            np.concatenate(part).astype(np.int64) for part in (sentences[:pivot], sentences[pivot:])
+            np.concatenate(run).astype(np.int64) for run in (sentences[:pivot], sentences[pivot:])
         )
         a, b = _trim(b, a, target, random) if is_swapped else _trim(a, b, target, random)
         cls = self.masking.cls
@@ -161,8 +166,8 @@ class PairSamples:
         return self._order[1]
 
     def _map(self) -> NDArray[np.int64]:
-        """First sentence, sentence after the last, and target length of each sample, in the file's
-        order."""
+        """Return the first sentence, the sentence after the last, and the target length of each
+        sample, in the file's order, [samples, 3]."""
         sizes = self._sentences.ends - self._sentences.starts
         draws = (
             np.random.RandomState(self._seed)
@@ -179,8 +184,8 @@ class PairSamples:
 def _trim(
     a: Tokens, b: Tokens, target: int, random: np.random.RandomState
 ) -> tuple[Tokens, Tokens]:
-    """Take tokens from the longer part, at a random end each time, until both together have
-    `target`."""
+    """Remove tokens from the longer part, at a random end each time, until both parts together have
+    at most `target` tokens."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]
@@ -193,8 +198,8 @@ def _trim(
 
 @compiled
 def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: Any) -> int:
-    """Megatron-LM's build_mapping over one epoch (megatron/core/datasets/helpers.cpp) with its
-    generator's `draws`."""
+    """Write the samples of one epoch to `index` and return their number: Megatron-LM's
+    build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
     count, drawn = 0, 0
     for document in range(len(documents) - 1):

@@ -26,7 +26,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Properties of each token for finding words and sentences; each array is [vocabulary]."""
+    """Flags of each token from which words and sentences are found; each array is [vocabulary]."""
 
     begins_in_word: Flags
     """Begins with a letter or digit."""
@@ -40,7 +40,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self:
-        """The table of a tokenizer."""
+        """Return the flags of a tokenizer's tokens."""
         texts = [tokenizer.text_of(token) for token in range(tokenizer.vocab_size)]
 
         def flags(test: Any) -> Flags:
@@ -60,7 +60,8 @@ class Vocabulary:
         return len(self.begins_in_word)
 
     def word_starts(self, tokens: NDArray[np.int64]) -> Flags:
-        """True for each token of a text at which a word begins, the first included."""
+        """Return True for each token of a text at which a word begins, the first included,
+        [tokens]."""
         runs_on = np.zeros(len(tokens), np.bool_)
         runs_on[1:] = self.begins_in_word[tokens[1:]] & self.ends_in_word[tokens[:-1]]
         return ~runs_on
@@ -74,15 +75,15 @@ class Sentences:
     """First token of each sentence, counted from the start of the file."""
     ends: NDArray[np.int64]
     documents: NDArray[np.int64]
-    """Sentence at which each document starts, and their number at the end."""
+    """Index of the first sentence of each document, then the number of sentences."""
 
     @classmethod
     def of(cls, file: TokenFile, vocabulary: Vocabulary, longest: int) -> Self:
-        """Find the sentences in one pass over the tokens; each has at most `longest` tokens."""
+        """Find the sentences of a token file; each has at most `longest` tokens."""
         stops = np.concatenate([[0], np.cumsum(file.sizes, dtype=np.int64)])
         spans = [np.empty(0, np.int64)] * 2
         documents = np.zeros(len(file.document_index), np.int64)
-        for _ in range(2):  # count, then fill
+        for _ in range(2):  # the first pass counts, the second fills arrays of that length
             count = call_first(
                 _find,
                 file.tokens,
@@ -119,16 +120,18 @@ def _find(
     ends: Any,
     documents: Any,
 ) -> int:
+    """Write the start and end of each sentence, and each document's first sentence, as far as the
+    arrays have room. Returns the number of sentences."""
     count = 0
     for document in range(len(document_index) - 1):
         documents[document] = count
         for sequence in range(document_index[document], document_index[document + 1]):
             stop = stops[sequence + 1]
             start = stops[sequence]
-            for place in range(stops[sequence], stop):
-                token = tokens[place]
-                end = place + (token != end_of_text)
-                is_end = end in (place, stop) or ends_line[token] or end - start == longest
+            for position in range(stops[sequence], stop):
+                token = tokens[position]
+                end = position + (token != end_of_text)
+                is_end = end in (position, stop) or ends_line[token] or end - start == longest
                 if not is_end and ends_sentence[token]:
                     is_end = begins_with_space[tokens[end]]
                 if is_end:
@@ -136,6 +139,6 @@ def _find(
                         if count < len(starts):
                             starts[count], ends[count] = start, end
                         count += 1
-                    start = place + 1
+                    start = position + 1
     documents[len(documents) - 1] = count
     return count

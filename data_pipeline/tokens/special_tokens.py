@@ -1,4 +1,4 @@
-"""Special tokens and the share of masked tokens of BERT."""
+"""BERT's special tokens and its share of masked tokens."""
 
 SPECIAL_TOKENS = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
 """Special tokens. A tokenizer without them gets them after its own entries, in this order."""

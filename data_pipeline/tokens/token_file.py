@@ -1,5 +1,5 @@
 """Token files in Megatron-LM's indexed format: `<prefix>.bin` holds tokens, `<prefix>.idx` their
-places.
+offsets.
 
 The index (magic `MMIDIDX`, version 1, little endian) is: 9 bytes magic, u64 version, u8 dtype code,
 u64 number of sequences N, u64 length D of the document index, i32[N] sequence lengths in tokens,
@@ -25,36 +25,39 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 TOKENS_OF = "_text_document"
-"""End of the prefix of a token file, behind the name of its split."""
+"""End of a token file's prefix, after the name of its split."""
 Numbers = Sequence[int] | NDArray[Any]
 CHECKED_AT_ONCE = 1 << 20
-"""Number of sequences whose places are checked together."""
+"""Number of sequences whose offsets are checked together."""
 
 
 def token_dtype(vocab_size: int) -> "np.dtype[Any]":
-    """uint16 for vocabularies under 65,500, int32 above (Megatron-LM's limit)."""
+    """Return uint16 for vocabularies under 65,500 tokens, int32 above (Megatron-LM's limit)."""
     return np.dtype(np.uint16 if vocab_size < 65_500 else np.int32)
 
 
 def token_paths(prefix: Path) -> tuple[Path, Path]:
-    """The `.bin` and `.idx` of a prefix."""
+    """Return the `.bin` and the `.idx` of a prefix."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
-    """Prefixes of the token files of a dataset's split: one, or those of its shards in order."""
+    """Return the prefixes of a split's token files in a dataset: one, or one for each shard, in
+    order."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 
 
 def texts_of(prefix: Path) -> Path:
-    """The file with the documents of a token file of a dataset."""
+    """Return the path of the JSON lines or Parquet file with the documents of a dataset's token
+    file."""
     name = prefix.name.removesuffix(TOKENS_OF)
     return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
 
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
-    """Token files that are one split, each with its share of a weight: that of its bytes."""
+    """Return the token files of one split, each with a share of the weight in proportion to its
+    bytes."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -64,8 +67,8 @@ def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, flo
 
 
 class TokenFile:
-    """A token file mapped into memory. Raises BadInput if there is none, IntegrityFailure if it is
-    damaged."""
+    """A token file mapped into memory. Raises BadInput if a file is missing, IntegrityFailure if it
+    is damaged."""
 
     sizes: NDArray[np.int32]
     """Length of each sequence in tokens, [N]."""
@@ -89,11 +92,8 @@ class TokenFile:
         if magic != MAGIC or version != 1 or code not in DTYPES:
             raise IntegrityFailure(f"{idx_path} is not a version 1 token index with integer tokens")
         length = HEADER.size + 12 * sequences + 8 * documents
-        # The latter with a mode for each sequence.
-        if idx_path.stat().st_size not in (
-            length,
-            length + sequences,
-        ):
+        # The longer form has a mode, one byte, for each sequence.
+        if idx_path.stat().st_size not in (length, length + sequences):
             raise IntegrityFailure(f"{idx_path} is not as long as its header says")
         index = np.asarray(np.memmap(idx_path, np.uint8, "r"))[HEADER.size :]
         self.dtype = np.dtype(DTYPES[code]).newbyteorder("<")
@@ -113,17 +113,19 @@ class TokenFile:
         return len(self.sizes)
 
     def __getitem__(self, sequence: int) -> NDArray[Any]:
-        """The tokens of one sequence."""
+        """Return the tokens of one sequence."""
         start = int(self._offsets[sequence]) // self.dtype.itemsize
         return self.tokens[start : start + int(self.sizes[sequence])]
 
     def _check(self, bin_path: Path, idx_path: Path) -> None:
+        """Raise IntegrityFailure unless sequences lie back to back, fill the `.bin`, and are
+        covered by the documents in order."""
         end, starts = 0, self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
-            part = slice(low, low + CHECKED_AT_ONCE)
-            ends = end + np.cumsum(self.sizes[part], dtype=np.int64) * self.dtype.itemsize
-            expected = ends - self.sizes[part].astype(np.int64) * self.dtype.itemsize
-            if self.sizes[part].min() < 0 or not np.array_equal(self._offsets[part], expected):
+            batch = slice(low, low + CHECKED_AT_ONCE)
+            ends = end + np.cumsum(self.sizes[batch], dtype=np.int64) * self.dtype.itemsize
+            expected = ends - self.sizes[batch].astype(np.int64) * self.dtype.itemsize
+            if self.sizes[batch].min() < 0 or not np.array_equal(self._offsets[batch], expected):
                 raise IntegrityFailure(f"{idx_path} lists sequences that do not lie back to back")
             end = int(ends[-1])
         if end != bin_path.stat().st_size:
@@ -170,8 +172,9 @@ class TokenFileWriter:
     ) -> None:
         """Append sequences that lie back to back in `tokens`, of `sizes` tokens each.
 
-        Each is a document, or each document has so many `sequences`. Raises ValueError for a token
-        the dtype cannot hold, or where sizes and tokens disagree.
+        Each sequence is a document, unless `sequences` gives the number of sequences in each
+        document. Raises ValueError for a token that the dtype cannot hold, or if sizes and tokens
+        disagree.
         """
         values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
@@ -187,7 +190,7 @@ class TokenFileWriter:
         )
 
     def add_file(self, prefix: Path) -> None:
-        """Append a token file with its documents. Raises BadInput if its tokens are of another
+        """Append a token file with its documents. Raises BadInput if its tokens have another
         dtype."""
         other = TokenFile(prefix)
         if other.dtype != self._dtype:
@@ -215,7 +218,8 @@ class TokenFileWriter:
                 partial.unlink(missing_ok=True)
 
     def _publish(self) -> None:
-        """Name both files; an index never stands beside tokens it does not describe."""
+        """Give both files their names. An index never stands beside tokens that it does not
+        describe."""
         directory = self._paths[0].parent
         self._paths[1].unlink(missing_ok=True)
         sync(directory)
@@ -224,6 +228,7 @@ class TokenFileWriter:
         sync(directory)
 
     def _write_index(self) -> None:
+        """Write the `.idx` under its temporary name and flush it to disk."""
         sizes = np.frombuffer(self._sizes, np.int32)
         offsets = np.cumsum(sizes, dtype=np.int64)
         offsets -= sizes
@@ -241,9 +246,10 @@ class TokenFileWriter:
 
 
 def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
-    """Write the token files at `prefixes`, one after the other, as one at the prefix `out`.
+    """Write the token files at `prefixes`, one after the other, as one token file at the prefix
+    `out`.
 
-    Raises BadInput if there are none or their tokens are of different dtypes.
+    Raises BadInput if `prefixes` is empty or the tokens have different dtypes.
     """
     if not prefixes:
         raise BadInput(f"there are no token files to merge into {out}")
@@ -253,7 +259,7 @@ def merge_token_files(prefixes: Sequence[Path], out: Path) -> None:
 
 
 def join_files(paths: Iterable[Path], out: BinaryIO) -> None:
-    """Write files one after the other at the end of `out`, in bounded memory."""
+    """Append the content of files, one after the other, to `out`, in bounded memory."""
     for path in paths:
         with path.open("rb") as file:
             shutil.copyfileobj(file, out, 1 << 20)

@@ -1,8 +1,8 @@
-"""GPT-2's byte-level BPE: the published vocabulary, or one of any size trained on text; also
+"""GPT-2's byte-level BPE, with the published vocabulary or one of any size trained on text, and
 vocabularies of words.
 
 Text is encoded by fastokens, which is compared with Hugging Face `tokenizers` when a vocabulary is
-first used. Any other tokenizer that can be read is encoded by `tokenizers`.
+first used. Other kinds of tokenizers that can be read are encoded by `tokenizers`.
 
 No special token is recognised in text: the literal `<|endoftext|>` is split like any other
 characters, as in Megatron-LM; only the pipeline writes the end-of-text token.
@@ -29,7 +29,8 @@ from mlm_repro.lineage.processes import heard
 END_OF_TEXT = "<|endoftext|>"
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 FOR_SENTENCEPIECE = (
-    f"transformers makes {FILE_NAME} of a SentencePiece model: AutoTokenizer, then save_pretrained"
+    f"transformers makes {FILE_NAME} from a SentencePiece model: AutoTokenizer, then"
+    " save_pretrained"
 )
 OTHER_IDS = (
     "dropout",
@@ -38,16 +39,16 @@ OTHER_IDS = (
     "byte_fallback",
     "ignore_merges",
 )
-"""Settings of byte pairs that GPT-2 does not have."""
+"""Settings of BPE that change ids and that GPT-2 does not use."""
 MOST_GROWTH = 16
-"""Most characters that the steps before encoding may make of one."""
+"""Largest number of characters that the steps before encoding may make of one."""
 NAMES = 8
-"""Most special tokens that an error names."""
+"""Largest number of special tokens that an error names."""
 MOST_BYTES = 64 << 20
 """Largest accepted tokenizer.json; GPT-2's has two million bytes."""
 LONG_TEXT = 1 << 18
-"""Length from which encoding must not delay Ctrl-C: one word of 64 million characters takes a
-minute."""
+"""Length in characters from which encoding must not delay Ctrl-C: one word of 64 million characters
+takes a minute."""
 CHECKED_TEXTS = (
     "It's they'll we're I've 'D' don''t rock'n'roll 's",
     "  two  spaces,\ttabs\t\t and\r\n\r\n lines \n",
@@ -60,29 +61,31 @@ CHECKED_TEXTS = (
     "def f(x):\n    return {**x, 'a': [1, 2]}  # <|endoftext|>\n",
     "pneumonoultramicroscopicsilicovolcanoconiosis " + "ab" * 100 + "=" * 70 + " " * 40,
 )
-"""Texts that the fast path must encode as `tokenizers` does before it is used."""
+"""Texts that the fast encoder must encode as `tokenizers` does before it is used."""
 
 
 def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
-    """Smallest multiple of `multiple * tp` that is at least `vocab_size` (Megatron-LM
+    """Return the smallest multiple of `multiple * tp` that is at least `vocab_size` (Megatron-LM
     _vocab_size_with_padding)."""
     step = multiple * tp
     return -(-vocab_size // step) * step
 
 
 class Tokenizer:
-    """Text to token ids and back."""
+    """Encodes text as token ids, and decodes them."""
 
     end_of_text: int
     """Id of the token that ends a document."""
     first_tokens: tuple[int, ...] = ()
-    """Tokens put before every text: none."""
+    """Tokens that go before every text; empty here."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
         if end_of_text is None:
             special = [
-                each.content for each in backend.get_added_tokens_decoder().values() if each.special
+                token.content
+                for token in backend.get_added_tokens_decoder().values()
+                if token.special
             ][:NAMES]
             others = f"; its special tokens are {', '.join(special)}" if special else ""
             raise BadInput(f"the vocabulary has no {end_token} token to end a text{others}")
@@ -92,7 +95,7 @@ class Tokenizer:
         self._backend.no_padding()
         self.end_of_text, self.end_token = end_of_text, end_token
         kind = _kind(backend)
-        self.is_byte_level, self.is_of_words = (kind == each for each in _kinds())
+        self.is_byte_level, self.is_of_words = (kind == known for known in _kinds())
 
     is_byte_level: bool
     """True for GPT-2's kind of byte-level BPE."""
@@ -102,11 +105,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> Self:
-        """Read `tokenizer.json` in `directory`, which ends texts with the token that its files
-        name.
+        """Read `tokenizer.json` in `directory`. Texts end with the token that its files name.
 
-        Raises BadInput if missing, IntegrityFailure if unreadable or if it makes a text many times
-        longer.
+        Raises BadInput if it is missing, IntegrityFailure if it is unreadable or makes a text many
+        times longer.
         """
         if not (directory / FILE_NAME).is_file():
             raise BadInput(f"there is no {FILE_NAME} in {directory}")
@@ -116,10 +118,11 @@ class Tokenizer:
     def open(cls, path: Path, end_token: str | None = None) -> Self:
         """Read a dataset's tokenizer, a `tokenizer.json` or a Hugging Face directory.
 
-        Raises BadInput for anything else, and for a tokenizer without the token that ends a text.
+        Raises BadInput for anything else, and for a tokenizer that lacks the token that ends a
+        text.
         """
-        places = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt"]
-        file = next((place for place in places if place.is_file()), None)
+        candidates = [path, path / "tokenizer" / FILE_NAME, path / FILE_NAME, path / "merges.txt"]
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
         try:
             if file and file.name == "merges.txt":
                 return cls.from_gpt2_files(file.with_name("vocab.json"), file)
@@ -131,6 +134,8 @@ class Tokenizer:
 
     @classmethod
     def _read(cls, path: Path, end_token: str | None = None) -> Self:
+        """Read a `tokenizer.json`. Raises BadInput without the token that ends a text,
+        IntegrityFailure if it is unreadable or makes a text many times longer."""
         try:
             content = read_bytes(path, MOST_BYTES).decode("utf-8")
             backend = _without_extras(parse_json(content)) or Backend.from_str(content)
@@ -150,8 +155,9 @@ class Tokenizer:
 
     @classmethod
     def from_gpt2_files(cls, vocab_json: Path, merges_txt: Path) -> Self:
-        """Build from a `vocab.json` (token to id) and a `merges.txt` (one merge a line, after a
-        version line)."""
+        """Build a tokenizer from a `vocab.json` (token to id) and a `merges.txt` (one merge a line,
+        after a version line). Raises BadInput or IntegrityFailure if they are not a byte-level BPE
+        vocabulary."""
         try:
             vocabulary = read_json(vocab_json)
             _, *lines = merges_txt.read_text(encoding="utf-8").split("\n")
@@ -167,10 +173,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """Byte-level BPE with exactly `vocab_size` tokens, end-of-text being the last.
+        """Train a byte-level BPE with exactly `vocab_size` tokens; the last is end-of-text.
 
         The result depends only on the texts. Raises BadInput if they have too few distinct pairs
-        for that many.
+        for that many tokens.
         """
         backend = _byte_level({}, [])
         trainer = trainers.BpeTrainer(
@@ -191,12 +197,13 @@ class Tokenizer:
 
     @classmethod
     def of_words(cls, texts: Iterable[str], vocab_size: int) -> Self:
-        """End-of-text, the 256 bytes, and the most frequent words in order of falling frequency.
+        """Build a vocabulary of end-of-text, the 256 bytes, and the most frequent words in order of
+        falling frequency.
 
         A word is a piece of text that GPT-2's byte pairs do not cross: letters, digits or signs,
         with the space before. A word outside the vocabulary is spelled in bytes, so that a text is
         restored whole. The result depends only on the texts. Raises BadInput if they have too few
-        words for that many tokens.
+        words for `vocab_size` tokens.
         """
         backend: Any = Backend(models.WordLevel(vocab={}))
         backend.pre_tokenizer = _byte_level({}, []).pre_tokenizer
@@ -212,20 +219,22 @@ class Tokenizer:
             )
         return cls(
             _byte_level(
-                {token: place for place, token in enumerate(tokens[:vocab_size])}, [], of_words=True
+                {token: token_id for token_id, token in enumerate(tokens[:vocab_size])},
+                [],
+                of_words=True,
             )
         )
 
     def save(self, directory: Path) -> None:
-        """Write `tokenizer.json` into `directory`, and what tells transformers the token that ends
-        a text."""
+        """Write `tokenizer.json` into `directory`, and the file that tells transformers which token
+        ends a text."""
         write_text(directory / FILE_NAME, self._content)
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.end_token}
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """The first of some texts that does not come back from its ids, with what comes; "" if each
-        does."""
+        """Return a sentence on the first of CHECKED_TEXTS that decoding its ids does not restore;
+        an empty text if all are restored."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
         return next(
             (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
@@ -233,23 +242,23 @@ class Tokenizer:
         )
 
     def encode_ids(self, text: str) -> NDArray[np.int32]:
-        """Token ids of the text; nothing is added."""
+        """Return the token ids of a text, [tokens]; no token is added."""
         return self._encode(text) if len(text) < LONG_TEXT else heard(lambda: self._encode(text))
 
     def encode(self, text: str) -> list[int]:
-        """The ids as a list."""
+        """Return the token ids of a text as a list; no token is added."""
         return self.encode_ids(text).tolist()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text as a list."""
+        """Return the token ids of each text as a list."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids. Bytes that are not UTF-8 become U+FFFD."""
         return str(self._backend.decode([int(token) for token in ids], skip_special_tokens=False))
 
     def text_of(self, token: int) -> str:
-        """The text that a token adds to what stands before it.
+        """Return the text that a token adds to the text before it.
 
         WordPiece's decoding of a single token loses the space before a word; here the word begins
         with it.
@@ -261,18 +270,18 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Ids of SPECIAL_TOKENS: the tokenizer's own where it has all of them, otherwise those
-        after its last."""
+        """Ids of SPECIAL_TOKENS: the tokenizer's own if it has all of them, else the ids after its
+        last."""
         return special_ids(self._backend)
 
     @property
     def document_start(self) -> int:
-        """End-of-text, which also stands between documents."""
+        """Id of the token before a document: end-of-text, which also stands between documents."""
         return self.end_of_text
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens, end-of-text included, without padding: one more than the last id."""
+        """Number of tokens without padding, end-of-text included: one more than the last id."""
         return max(self._backend.get_vocab().values()) + 1
 
     @cached_property
@@ -301,21 +310,21 @@ class Tokenizer:
 
 
 def special_ids(backend: Any) -> tuple[int, ...]:
-    """Ids of SPECIAL_TOKENS in a tokenizer of the library: its own where it has all, otherwise
-    those after its last."""
-    own = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
+    """Return the ids of SPECIAL_TOKENS in a tokenizer of the library: its own if it has all of
+    them, else the ids after its last."""
+    own_ids = tuple(map(backend.token_to_id, SPECIAL_TOKENS))
     size = max(backend.get_vocab().values()) + 1
-    return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own else own
+    return tuple(range(size, size + len(SPECIAL_TOKENS))) if None in own_ids else own_ids
 
 
 @lru_cache(maxsize=2)
 def load_once(directory: Path, digest: str) -> Tokenizer:
-    """The tokenizer in `directory`, read once per process; `digest` tells contents apart."""
+    """Return the tokenizer in `directory`, read once per process; `digest` tells contents apart."""
     return Tokenizer.load(directory)
 
 
 def _named_end(directory: Path) -> str | None:
-    """The end-of-text token that the files beside a tokenizer.json name."""
+    """Return the end-of-text token that the files beside a tokenizer.json name, or None."""
     for name in (CONFIG_NAME, "special_tokens_map.json"):
         if (directory / name).is_file() and (token := read_json(directory / name).get("eos_token")):
             return str(token["content"] if isinstance(token, dict) else token)
@@ -323,7 +332,8 @@ def _named_end(directory: Path) -> str | None:
 
 
 def _without_extras(content: JSON) -> Backend | None:
-    """GPT-2's kind of tokenizer without what changes no id; None for another kind."""
+    """Rebuild a GPT-2-style tokenizer from its vocabulary and merges alone, which decide its ids.
+    Return None for a tokenizer of another kind."""
     model, before, added = (
         content["model"],
         content.get("pre_tokenizer") or {},
@@ -339,30 +349,32 @@ def _without_extras(content: JSON) -> Backend | None:
         model.get("type", "BPE") != "BPE",
         *map(model.get, OTHER_IDS),
     )
-    if not cuts or any(others) or not all(each.get("special", True) for each in added):
+    if not cuts or any(others) or not all(token.get("special", True) for token in added):
         return None
-    vocabulary = model["vocab"] | {each["content"]: each["id"] for each in added}
+    vocabulary = model["vocab"] | {token["content"]: token["id"] for token in added}
     pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
     return _byte_level(vocabulary, pairs)
 
 
 def _check_ids(backend: Backend, path: Path) -> None:
-    """Raise IntegrityFailure for ids with gaps, of which tokenizers of other kinds have some."""
+    """Raise IntegrityFailure if an id occurs twice, or if the ids have gaps. Tokenizers of other
+    kinds than GPT-2's may have gaps, up to half of the ids."""
     ids = sorted(backend.get_vocab().values())
     count, size = len(ids), ids[-1] + 1
-    # The library's own text of a tokenizer takes memory for every id up to the last
+    # The library's serialization takes memory for every id up to the last, however few there are.
     if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
         raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(ids) - 1}, each once")
 
 
 def _growth(step: JSON) -> int:
-    """Most characters that a step before encoding makes of one."""
-    own = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
-    return own * math.prod(map(_growth, step.get("normalizers", [])))
+    """Return the largest number of characters that a normalizer makes of one."""
+    factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
+    return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
 
 def _kind(backend: Any) -> tuple[Any, ...]:
-    """All of a tokenizer but its vocabulary, to be compared with another's."""
+    """Return everything in a tokenizer but its vocabulary, for comparison with another's."""
+    # Compared part by part: serializing the whole tokenizer doubled the time to open GPT-2's.
     steps = backend.normalizer, backend.pre_tokenizer, backend.post_processor, backend.decoder
     model = [getattr(backend.model, name, None) for name in (*OTHER_IDS, "unk_token", "fuse_unk")]
     after = backend.get_added_tokens_decoder(), backend.truncation, backend.padding
@@ -381,5 +393,5 @@ def _byte_level(
 
 @cache
 def _kinds() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """GPT-2's kind of byte pairs, and a vocabulary of words."""
+    """Return the kinds of GPT-2's byte pairs and of a vocabulary of words."""
     return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))

@@ -1,4 +1,4 @@
-"""The documents of one shard on disk: JSON lines, and the start of each."""
+"""The documents of one shard on disk: JSON lines, and the start of each line."""
 
 import os
 from array import array
@@ -28,14 +28,14 @@ class DocumentWriter:
         return self
 
     def append(self, document: Document) -> None:
-        """Write one document at the end."""
+        """Append a document to the shard."""
         line = orjson.dumps(document.to_json(), option=orjson.OPT_APPEND_NEWLINE)
         self._file.write(line)
         self._starts.append(self.end + len(line))
 
     @property
     def end(self) -> int:
-        """Bytes that were written."""
+        """Number of bytes written."""
         return self._starts[-1]
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class DocumentShard:
 
     def __init__(self, directory: Path) -> None:
         self.starts = np.asarray(np.load(directory / STARTS, mmap_mode="r"))
-        """Start of each line, and the end."""
+        """Byte at which each line starts, then the size of the file, [documents + 1]."""
         self._file = (directory / LINES).open("rb", BUFFER_BYTES)
 
     def __getitem__(self, number: int) -> Document:

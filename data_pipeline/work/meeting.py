@@ -1,9 +1,9 @@
-"""The place where the parts of an array of jobs meet: they compare their work, and hear whether
-others live.
+"""How the parts of an array of jobs find one another: they compare their work, and notice when one
+has died.
 
-Each part has a sign, a file that a thread writes again and again with a growing count and with the
-facts that the part works on. A part lives as long as its sign changes while somebody looks, by the
-clock of the one who looks: clocks of nodes differ.
+Each part has a sign, a file that a thread rewrites with a growing count and with the facts that the
+part works on. A part lives as long as its sign changes while another part watches, by the watcher's
+clock, because the clocks of nodes differ.
 """
 
 import json
@@ -22,20 +22,21 @@ from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.variables import JOIN_SECONDS, number
 
 MEETINGS = ".parts"
-"""Folder beside the runs with a meeting for each name of a run."""
+"""Folder beside the runs, with one meeting for each run's name."""
 BEAT_SECONDS, LOOK_SECONDS, ASK_SECONDS = 0.5, 3.0, 0.25
-"""Seconds from one count of a sign to the next, that a living one may stay the same, and from one
-look to the next."""
+"""Seconds from one count of a sign to the next; the longest time that a living sign stays the same;
+and seconds from one look to the next."""
 SAID_AFTER_SECONDS = 5.0
-"""After so long a part says whom it awaits, and again each time after four times as long."""
+"""Seconds after which a part prints which part it waits for; each further message takes four times
+as long."""
 DEFAULT_JOIN_SECONDS = 300
 Sign = JSON
 T = TypeVar("T")
 
 
 class Meeting:
-    """The meeting of part number `part`, from 1, of so many `parts`, in a folder that their
-    machines share."""
+    """Part number `part`, from 1, of `parts` that work on one run, in a folder that their machines
+    share."""
 
     def __init__(self, folder: Path, part: int, parts: int) -> None:
         self.part = part
@@ -48,12 +49,12 @@ class Meeting:
             threading.Event(),
             threading.Thread(target=self._beat, daemon=True),
         )
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # the thread and this part's own calls write one file
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         for name, sign in read_signs(self._folder).items():
-            if sign["said"]:  # its part has ended, and says nothing of now
+            if sign["said"]:  # left by a part of an earlier attempt, which has ended
                 (self._folder / name).unlink(missing_ok=True)
         self._thread.start()
         return self
@@ -66,15 +67,15 @@ class Meeting:
             self._write()
             return
         is_done = error is None and self.part == 1
-        with suppress(OSError):  # others are there
+        with suppress(OSError):  # a folder that other parts still use is not empty
             for path in self._folder.iterdir() if is_done else [self._place]:
                 path.unlink(missing_ok=True)
             self._folder.rmdir()
             self._folder.parent.rmdir()
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Say on what this part works. Raises BadInput, with what differs, if a living part works
-        on other facts."""
+        """Add facts to the sign of this part. Raises BadInput, with the differences, if a living
+        part works on other facts."""
         facts = self._sign["facts"] | facts
         until, before = time.monotonic() + LOOK_SECONDS, read_signs(self._folder)
         while any(_differing(facts, sign) for sign in before.values()) and time.monotonic() < until:
@@ -86,7 +87,8 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput if a sign that has changed, of a part that lives, has other facts."""
+        """Raise BadInput if a sign that has changed since `before`, so that its part lives, has
+        other facts."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(
@@ -96,11 +98,11 @@ class Meeting:
                 )
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
-        """The first result of `ready` that is not None, which another part makes; `state` says how
-        far that is.
+        """Return the first result of `ready` that is not None, which another part makes; `state`
+        says how far that part is.
 
-        Raises Interrupted when that part ends without it, or gives no sign of life for
-        MLM_JOIN_SECONDS, BadInput when it works on other facts.
+        Raises Interrupted if that part ends without it or gives no sign of life for
+        MLM_JOIN_SECONDS, and BadInput if it works on other facts.
         """
         began = heard = time.monotonic()
         told = SAID_AFTER_SECONDS
@@ -111,9 +113,9 @@ class Meeting:
             now = time.monotonic()
             heard = now if signs != before else heard
             self._check(self._sign["facts"], before, signs)
-            if said := [sign["said"] for sign in signs.values() if sign["said"]]:
+            if ended := [sign["said"] for sign in signs.values() if sign["said"]]:
                 raise Interrupted(
-                    f"part {part} has ended: {said[0]}; give the commands of all parts again"
+                    f"part {part} has ended: {ended[0]}; give the commands of all parts again"
                 )
             if now - heard > self._limit:
                 raise Interrupted(
@@ -146,13 +148,14 @@ class Meeting:
 
 
 def _differing(facts: dict[str, str], sign: Sign) -> list[str]:
-    """The facts that a sign has otherwise; none if its part has ended."""
+    """Return the names of the facts in which a sign differs; an empty list if its part has
+    ended."""
     theirs = {} if sign["said"] else sign["facts"]
     return sorted(name for name in facts.keys() & theirs.keys() if facts[name] != theirs[name])
 
 
 def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
-    """Signs of a part, or of all, by the names of their files."""
+    """Return the signs of a part, or of all parts, by the names of their files."""
     signs = {}
     for path in folder.glob(f"part-{part}-*.json"):
         with suppress(OSError):  # the first part has ended and removed it

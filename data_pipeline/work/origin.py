@@ -8,13 +8,13 @@ from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.shipped import HOME
 
 LIBRARIES = ("ftfy", "langdetect", "tokenizers", "fastokens", "datasketch", "orjson", "pyarrow")
-"""Libraries whose answers are in the bytes of a dataset."""
+"""Libraries whose results are in the bytes of a dataset."""
 
 
 @cache
 def made_by() -> dict[str, str]:
-    """Digest of the files of this room and of `lineage`, versions of the libraries, and of Unicode
-    in this Python."""
+    """Return the digest of the source files of `data_pipeline` and `lineage`, and the versions of
+    the libraries and of Python's Unicode data."""
     files = sorted(
         path for room in ("data_pipeline", "lineage") for path in (HOME / room).rglob("*.py")
     )

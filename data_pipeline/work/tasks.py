@@ -1,5 +1,5 @@
-"""Units of work that may be lost, repeated and moved: files in, one directory out, whole or not at
-all."""
+"""Units of work that may be lost, repeated and moved: they read files and write one directory,
+whole or not at all."""
 
 import errno
 import platform
@@ -35,7 +35,7 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """One piece of work; `settings` can be written as JSON, and counts are JSON."""
+    """One unit of work. Settings and counts are JSON."""
 
     work: Work
     settings: Settings
@@ -44,32 +44,34 @@ class WorkTask:
 
     @property
     def digest(self) -> str:
-        """Digest of work, code, libraries, settings and inputs, in any workspace; equal tasks have
-        equal results."""
+        """Digest of the function, the code, the libraries, the settings and the inputs, the same in
+        any workspace. Equal tasks have equal results."""
+        # The path of the workspace must not count: a later build may take over the work.
         workspace = str(self.output.parent.parent).encode()
-        what = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
-        what["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
+        identity = {"work": f"{self.work.__module__}.{self.work.__qualname__}"}
+        identity["settings"] = orjson.dumps(self.settings).replace(workspace, b"").decode()
         return sha256_json(
-            {**what, "inputs": [each.digest for each in self.inputs], "made_by": made_by()}
+            {**identity, "inputs": [source.digest for source in self.inputs], "made_by": made_by()}
         )
 
 
 @dataclass(frozen=True)
 class Done:
-    """A finished task."""
+    """A finished task: its directory, digest and counts."""
 
     path: Path
     digest: str
-    """Digest of the files it wrote."""
+    """Digest of the files that the task wrote."""
     counts: Counts
 
 
 def run_task(task: WorkTask, digest: str = "") -> Done:
-    """Do the work, unless its marker names the same task and its files are as written.
+    """Do the work and return its result, unless the marker names the same task and the files are as
+    written.
 
-    Files damaged by a power cut differ from the marker, so the work is done again. Raises
-    Interrupted when the memory is full, BadInput if the task has another `digest` on the machine
-    that gave it.
+    Files damaged by a power cut differ from the marker, so their work is done again. Raises
+    Interrupted if the memory is full, BadInput if `digest`, which the sending machine computed, is
+    not the task's digest here.
     """
     if digest not in ("", task.digest):
         here = "has other code, libraries or another Python than the machine that gives it work"
@@ -77,8 +79,9 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
     if (done := finished(task)) is not None:
         return done
     try:
+        # Files are not forced to the disk: the marker's digests show damage after a power cut.
         with new_directory(task.output, durable=False) as directory:
-            counts = task.work(task.settings, [each.path for each in task.inputs], directory)
+            counts = task.work(task.settings, [source.path for source in task.inputs], directory)
             files = _files(directory)
             (directory / MARKER).write_bytes(
                 orjson.dumps({"task": task.digest, "counts": counts, "files": files})
@@ -89,8 +92,8 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
 
 
 def finished(task: WorkTask, is_new: bool = False) -> Done | None:
-    """The result of a task whose marker and files are there; files that another process writes now
-    are not read."""
+    """Return the result of a task whose marker and files are present, else None. With `is_new` the
+    files, which another process has just written, are not compared with the marker."""
     try:
         marker = orjson.loads((task.output / MARKER).read_bytes())
         if marker["task"] == task.digest and (is_new or marker["files"] == _files(task.output)):
@@ -101,7 +104,8 @@ def finished(task: WorkTask, is_new: bool = False) -> Done | None:
 
 
 def _files(directory: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of each file of a task."""
+    """Return size and SHA-256 of each file below a task's directory, by path, without the
+    marker."""
     written = sorted(
         path for path in directory.rglob("*") if path.is_file() and path.name != MARKER
     )

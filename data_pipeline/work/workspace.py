@@ -26,7 +26,7 @@ class Finished:
 
     @property
     def digest(self) -> str:
-        """Digest of everything the stage wrote."""
+        """Digest of everything that the stage wrote."""
         return sha256_json(self.digests)
 
     @property
@@ -35,7 +35,7 @@ class Finished:
         return Input(self.path, self.digest)
 
     def task(self, number: int) -> Input:
-        """One task's files as an input of a later task."""
+        """Return one task's files as an input of a later task."""
         return Input(self.path / f"{number:05d}", self.digests[number])
 
 
@@ -58,8 +58,8 @@ class Workspace:
         total: int,
         at_once: int | None = None,
     ) -> Iterator[Done]:
-        """The tasks in order as they finish, counted under `title`; `jobs` are their settings and
-        inputs."""
+        """Yield the results of the tasks in order, and count them under `title`; `jobs` has the
+        settings and inputs of each task."""
         folder = self.path / stage
         tasks = (
             WorkTask(work, settings, inputs, folder / f"{number:05d}")
@@ -78,14 +78,17 @@ class Workspace:
         title: str | None = None,
         at_once: int | None = None,
     ) -> Finished:
-        """Run every task of a stage."""
+        """Run every task of a stage and return the finished stage. An empty `title` shows no
+        progress."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )
         return Finished(
-            self.path / stage, [each.digest for each in done], [each.counts for each in done]
+            self.path / stage,
+            [result.digest for result in done],
+            [result.counts for result in done],
         )
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
-        """Run a stage of a single task."""
+        """Run a stage of a single task and return it."""
         return self.all(stage, work, [(settings, inputs)], "")

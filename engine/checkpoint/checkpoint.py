@@ -50,7 +50,7 @@ SAMPLES, LENGTH = 8, 64
 """The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one
 short batch."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Largest relative difference that another layout, machine or library makes in each number
+"""Largest relative difference of a loss that another layout, machine or library makes, by number
 format."""
 
 WrittenFile = tuple[str, str, JSON]
@@ -78,8 +78,8 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """A warning if the loss is near but not equal although it was computed in the same way,
-        else None.
+        """Return a warning if the loss is near but not equal although it was computed in the same
+        way, else None.
 
         Raises IntegrityFailure if the loss is not near: the weights changed.
         """
@@ -100,7 +100,7 @@ class Probe(FileSchema):
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
-    """Layout, numerics identity and threads of this process."""
+    """Return layout, numerics identity and threads of this process."""
     return {
         **vars(layout),
         **numerics_identity(device.type == "cuda"),
@@ -223,12 +223,12 @@ class CheckpointWriter:
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
-        """Wait for the work of all ranks and go on; returns the checkpoint if it is complete, else
-        None.
+        """Wait for the work of all ranks and continue; return the checkpoint if it is complete,
+        else None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
-        cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for one whose
-        file does not hold what was copied.
+        cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for a tensor
+        that was not written as it was copied.
         """
         steps, self._steps = self._steps, None
         assert steps is not None
@@ -240,7 +240,7 @@ class CheckpointWriter:
         return None
 
     def close(self) -> None:
-        """Give up a checkpoint that is not complete."""
+        """Give up a checkpoint that is not complete; it leaves nothing behind."""
         if self._steps is not None:
             self._is_given_up = True
             self._steps.close()
@@ -324,8 +324,8 @@ def _complete(
     probe: Probe | None,
     everyone: list[WrittenFile],
 ) -> Ancestor:
-    """Write on the first rank what is said of all ranks' files, seal the checkpoint and give it its
-    name."""
+    """Write, on the first rank, the files about all ranks' files; seal the checkpoint and give it
+    its name."""
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -367,8 +367,8 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration` and wait for it, as `CheckpointWriter` does. Every
-    rank calls it."""
+    """Write the checkpoint of `state.iteration` and wait until it is sealed. Every rank calls
+    it."""
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -376,7 +376,7 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """The checkpoint as later checkpoints name it."""
+    """Return the checkpoint as later checkpoints name it."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
@@ -479,11 +479,11 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Returns the run's progress and
+    """Fill parameters and optimizer from a checkpoint of any layout. Return the run's progress and
     the probe.
 
-    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from
-    what was saved; parameters and optimizer are then partly overwritten.
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
+    saved ones; parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
     weights, moments = (
@@ -554,7 +554,7 @@ def _read_state(path: Path) -> TrainingState:
 
 
 def read_probe(path: Path) -> Probe | None:
-    """The probe stored with a checkpoint; None for imported weights."""
+    """Return the probe stored with a checkpoint; None for imported weights."""
     return (
         parse_document(read_object(path / PROBE), Probe, str(path / PROBE))
         if (path / PROBE).is_file()

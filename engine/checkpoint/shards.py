@@ -1,4 +1,4 @@
-"""Tensors of a divided model in files, found again by global name at any layout.
+"""Tensors of a divided model in files, read by global name at any layout.
 
 Each tensor- and pipeline-parallel rank writes its parts to one safetensors file; `index.json` has
 for each global name the whole shape, the dim along which it is divided and the files that hold the
@@ -28,6 +28,7 @@ from mlm_repro.lineage.chain import INDEX
 from mlm_repro.lineage.errors import IntegrityFailure, cause
 
 NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+# A name and no path: an index that was edited must not lead out of the checkpoint.
 FILE_NAME = re.compile(r"\w[\w.-]*")
 Entry = JSON
 """{"shape": whole shape, "dim": int or None, "files": names in the order of the parts}"""
@@ -38,8 +39,8 @@ Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
-    """Write tensors of these shapes, in their order, holding one at most, and sync. Returns the
-    file's SHA-256.
+    """Write tensors of these shapes, in their order, holding one at most in memory, and sync.
+    Return the file's SHA-256.
 
     Names in alphabetical order make the library's own file. Raises OSError when the file cannot be
     written.
@@ -62,6 +63,7 @@ def write_shard(
             digest.update(data)
             file.write(data)
         file.flush()
+        # On disk before the seal is: after a power cut a sealed checkpoint is whole.
         os.fsync(file.fileno())
     return digest.hexdigest()
 
@@ -69,19 +71,20 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Entries of one rank's file, for the index and the statistics."""
-    places = {
+    """Return shape, dim, part, file and statistics of each tensor in one rank's file, by name, for
+    the index."""
+    positions = {
         name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank}
         for name, p in parts
     }
     return {
-        name: {**place, "file": file, "numbers": numbers[name]} for name, place in places.items()
+        name: {**position, "file": file, "numbers": numbers[name]}
+        for name, position in positions.items()
     }
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Write index and statistics of all ranks' files. An undivided tensor is taken from the first
-    file that has it."""
+    """Write index and statistics of all ranks' files."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is
@@ -99,8 +102,8 @@ def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> No
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Context manager: raises IntegrityFailure if the block cannot read the tensors or the text at
-    a place."""
+    """Context manager: turn a failure to read tensors or text into an IntegrityFailure that names
+    the path."""
     try:
         yield
     except (
@@ -116,14 +119,14 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
-    """Copy elements of this rank's part of each wanted tensor into place, from a checkpoint of any
+    """Fill each target with elements of this rank's part of a tensor, from a checkpoint of any
     layout.
 
     Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot
     be read.
     """
     with reading(directory), ExitStack() as stack:
-
+        # A file is opened once for all tensors that lie in it.
         @cache
         def file(name: str) -> Any:
             return stack.enter_context(safe_open(directory / name, framework="pt"))
@@ -134,12 +137,13 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Number format of the first tensor of the index, which is that of all weights.
+    """Return the number format of the first tensor of the index; all weights have it.
 
     Raises IntegrityFailure if it is not a training format or the file cannot be read.
     """
     with reading(directory):
         name, entry = next(iter(index.items()))
+        # The last part of the name alone, because the entry is not checked yet.
         with safe_open(directory / Path(entry["files"][0]).name, framework="pt") as file:
             stored = str(file.get_slice(name).get_dtype())
     formats = {name: dtype for dtype, name in NAMES.items()}
@@ -151,8 +155,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """The entry of a tensor of this shape. Raises IntegrityFailure where the index has none or is
-    wrong."""
+    """Return the entry of a tensor of this shape. Raises IntegrityFailure if the index has none or
+    a wrong one."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -187,14 +191,14 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _read_run(
     name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with as many elements of the rank's part, from `start` on; whole rows of it
-    are read."""
+    """Fill the target with elements of the rank's part, from `start` on."""
     shape, count = parameter.local.shape, target.numel()
     if not count:
         return
     if count == parameter.local.numel():
         _read_part(name, entry, parameter, 0, target.view(shape), file)
         return
+    # The library reads whole rows; an owner of a divided state begins and ends within one.
     row = math.prod(shape[1:])
     first, last = start // row, -(-(start + count) // row)
     rows = target.new_empty(last - first, *shape[1:])
@@ -234,6 +238,7 @@ def _read_part(
 
 
 def _copy(name: str, target: Tensor, source: Tensor) -> None:
+    # `copy_` would convert integers, and broadcast another shape, in silence.
     if source.shape != target.shape or not source.is_floating_point():
         holds = (
             f"{source.dtype} of shape {list(source.shape)}, not weights of shape"

@@ -1,9 +1,9 @@
 """Five numbers of each tensor, taken before it is written and compared when it is read.
 
-A digest proves that a file did not change. These numbers prove that the file holds what was in
-memory, and that what was read, at any layout, is what the file holds. The checksum is a sum over
-elements, so ranks that read parts of a tensor add theirs: any changed bit, and any two elements
-exchanged, are found, and no rank reads what it does not need.
+A digest proves that a file did not change. These numbers prove that the file holds the tensors that
+were in memory, and that every layout reads the tensors that the file holds. The checksum is a sum
+over elements, so ranks that read parts of a tensor add theirs: any changed bit, and any two
+elements exchanged, are found, and no rank reads more than its parts.
 """
 
 import math
@@ -26,18 +26,18 @@ ROUNDING = 1e-9
 PART = 1 << 18
 """Numbers that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int, int]
-"""(sum of squares, least, greatest, count of non-finite numbers, checksum) of a tensor or of a
+"""(sum of squares, minimum, maximum, count of non-finite numbers, checksum) of a tensor or of a
 rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
-"""The numbers of no element."""
+"""Numbers of an empty tensor, which change nothing in `merge`."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measure(
     tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
 ) -> Numbers:
-    """The numbers of a tensor, in float64. Least and greatest leave out non-finite numbers; 0
-    without any.
+    """Return the numbers of a tensor. Minimum and maximum leave out non-finite elements; they are 0
+    without any other.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     """
@@ -48,10 +48,15 @@ def measure(
     for number, part in enumerate(flat.view(BITS[flat.element_size()]).split(PART)):
         position = torch.arange(len(part), device=flat.device).add_(start + number * PART)
         if parameter and parameter.dim is not None:
+            # From the index in this part to the index in the whole tensor, where other ranks' rows
+            # lie between ours.
             row = math.prod(parameter.local.shape[parameter.dim :])
             above = torch.div(position, row, rounding_mode="floor").mul_(parameter.axis.size - 1)
             position.add_(above.add_(parameter.axis.rank), alpha=row)
+        # Weights are odd: an odd number has an inverse modulo 2⁶⁴, so no change of one element is
+        # lost.
         total += (part.long() * position.mul_(2).add_(1)).sum()
+    # int64 wraps around, which is a sum modulo 2⁶⁴.
     return *_range(flat), int(total.item()) % 2**64
 
 
@@ -69,13 +74,13 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """The numbers of a tensor from those of its parts."""
+    """Combine the numbers of the parts of a tensor."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
-    """The numbers as `statistics.json` has them."""
+    """Return the numbers as `statistics.json` has them."""
     squares, least, greatest, lost, checksum = numbers
     return {
         "norm": math.sqrt(squares),
@@ -87,21 +92,23 @@ def to_json(numbers: Numbers) -> dict[str, float | int]:
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
-    """The first difference from the numbers of the file, in words; None if there is none."""
+    """Return a phrase for the first difference from the stored numbers; None if they agree."""
     values = to_json(measured)
+    # Another layout adds squares in another order; minimum, maximum and counts are exact at any.
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
         return f"its norm is {values['norm']:.9g} and was {stored['norm']:.9g}"
     for name in ("min", "max", "nonfinite"):
         if values[name] != stored[name]:
             return f"its {name} is {values[name]:.9g} and was {stored[name]:.9g}"
+    # None in checkpoints of early releases.
     if stored.get("checksum") not in (None, values["checksum"]):
         return "single numbers of it changed"
     return None
 
 
 def has_checksums(directory: Path) -> bool:
-    """True if the statistics of a checkpoint's tensors tell any change of a bit; older ones do
-    not."""
+    """True if a checkpoint's statistics have checksums, which tell any change of a bit; early
+    releases wrote none."""
     stored = read_object(directory / FILE) if (directory / FILE).is_file() else {}
     return bool(stored) and all(
         isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values()
@@ -111,7 +118,7 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
 ) -> None:
-    """Read a file of tensors, or of this rank's parts of parameters, again and compare.
+    """Read back a file of tensors, or of this rank's parts of parameters, and compare.
 
     Raises IntegrityFailure naming the first tensor that differs.
     """
@@ -132,12 +139,12 @@ def check_loaded(
     loaded: Mapping[str, tuple[ShardedParameter, Numbers]],
     owners: Axis | None = None,
 ) -> None:
-    """Compare the tensors that this rank and its tensor-parallel peers have read with what was
-    written; a collective.
+    """Compare the tensors that this rank and its tensor-parallel peers have read with the stored
+    numbers; a collective.
 
-    With `owners`, each of that axis has read its own elements. Raises IntegrityFailure, on each of
-    these ranks, naming the first tensor that differs. An old checkpoint without statistics is not
-    compared.
+    With `owners`, each rank of that axis has read its own elements. Raises IntegrityFailure, on
+    each of these ranks, naming the first tensor that differs. A checkpoint without statistics is
+    not compared.
     """
     if not (directory / FILE).is_file():
         return
@@ -145,6 +152,7 @@ def check_loaded(
     measured = {name: numbers for name, (_, numbers) in sorted(loaded.items())}
     if owners:
         measured = _merge_over(owners, measured)
+    # Undivided tensors are not merged, because every peer has read the whole of them.
     if divided := {name: measured[name] for name in measured if loaded[name][0].dim is not None}:
         measured |= _merge_over(loaded[next(iter(divided))][0].axis, divided)
     for name, numbers in measured.items():

@@ -1,7 +1,7 @@
 """Memory of a model for each stream of text: carried between iterations, saved in checkpoints.
 
-A stream is a place in the global batch. Its states are saved by layer and place, so any layout goes
-on from them.
+A stream is an index in the global batch. Its states are saved by layer and index, so any layout
+goes on from them.
 """
 
 from collections.abc import Iterable
@@ -21,17 +21,17 @@ Places = tuple[int, ...]
 
 
 class StreamMemory:
-    """States of this rank's layers and streams, by microbatch; nothing for a model without
-    memory."""
+    """States of this rank's layers and streams, by microbatch; empty for a model without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh, self.is_kept = mesh, model.transformer_xl.memory_length > 0
         self._states: dict[Places, dict[int, torch.Tensor]] = {}
+        # Apart from the states until `commit`, so that a rehearsal can be discarded.
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """The memory for a microbatch of these streams; `commit` stores what the microbatch
-        leaves."""
+        """Return the memory for a microbatch of these streams, None for a model without; `commit`
+        stores the states that the microbatch leaves."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
@@ -48,8 +48,8 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """The states on the host, by layer and stream; none but of one tensor-parallel rank, which
-        writes for all."""
+        """Return the states on the host, by layer and stream; empty but on the first
+        tensor-parallel rank, which writes for all."""
         return {
             f"{layer}.{place}": states[:, row].cpu().contiguous()
             for places, layers in self._states.items()
@@ -60,6 +60,8 @@ class StreamMemory:
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
         """Write this rank's states into a checkpoint."""
+        # Stages and data-parallel ranks have layers and streams of their own, and each writes a
+        # file.
         if states:
             save_file(
                 states,
@@ -78,6 +80,7 @@ class StreamMemory:
         wanted = [(layer, places) for places in groups for layer in layers]
         needed = {f"{layer}.{place}" for layer, places in wanted for place in places}
         saved: dict[str, torch.Tensor] = {}
+        # All files, because another layout may have written a stream and a layer elsewhere.
         for path in sorted(directory.glob("memory-*.safetensors")):
             with reading(path), safe_open(path, framework="pt") as file:
                 saved |= {name: file.get_tensor(name) for name in needed & {*file.keys()}}

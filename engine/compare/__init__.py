@@ -1,1 +1,2 @@
-"""Compares another program's model with ours: names, tolerances, first differing tensor."""
+"""Comparison of another program's model with this engine's: names, tolerances, first differing
+tensor."""

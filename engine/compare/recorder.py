@@ -1,5 +1,5 @@
-"""Records the tensors of a training step of any torch module, by hooks, with the names and layout
-of this engine.
+"""Records the tensors of a training step of any torch module, by hooks, under this engine's names
+and in its layout.
 
 A name map translates names and layouts of another engine; `names/` has the maps of known engines.
 Shapes: b microbatch, s sequence, h hidden, n heads, d head dim.
@@ -29,52 +29,55 @@ WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")
 
 
 class NameMap(Config):
-    """Another engine's modules and parameters → ours; `*` matches one part between dots, `**` any
-    number."""
+    """Translation of another engine's module and parameter names to ours.
+
+    In a pattern, `*` matches one part between dots and `**` any number of parts.
+    """
 
     outputs: dict[str, str]
-    """Names of modules → ours. Their output is a tensor [s, b, ...] or a tuple that begins with
-    one."""
+    """Names of modules → our names. A module's output is a tensor [s, b, ...] or a tuple that
+    begins with one."""
     parameters: dict[str, str]
-    """Names of parameters → ours."""
+    """Names of parameters → our names."""
     batch_first: bool = False
-    """True if their activations are [b, s, ...]."""
+    """True if the engine's activations are [b, s, ...]."""
     transposed: tuple[str, ...] = ()
-    """Suffixes of our names of weights that are [in, out] there."""
+    """Suffixes of our names of weights that are [in, out] in that engine."""
     grouped: tuple[str, ...] = ()
-    """Suffixes of our names whose rows are [3, n, d] there and [n, 3, d] here."""
+    """Suffixes of our names whose rows are [3, n, d] in that engine and [n, 3, d] in ours."""
     columns: tuple[str, ...] = ()
     """Suffixes of our names of outputs whose last dim is divided over tensor-parallel ranks."""
     divided: dict[str, int] = Field(default_factory=dict)
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Our name for theirs, or None if the map lacks it. Their layer 0 is our `first_layer`."""
+        """Return our name for one of the engine's names, or None if `table` lacks it. The engine's
+        layer 0 is our `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
         )
 
     def theirs(self, name: str) -> str | None:
-        """The engine's name for one of our parameters, or None if the map lacks it."""
+        """Return the engine's name for one of our parameters, or None if the map lacks it."""
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
     def in_our_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """Convert the engine's parameter to our layout."""
+        """Convert another engine's parameter, whose name here is `ours`, to our layout."""
         value = value.T if ours.endswith(self.transposed) else value
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
         return value
 
     def in_their_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
-        """The inverse of `in_our_order`."""
+        """Convert our parameter to the engine's layout, the inverse of `in_our_order`."""
         if ours.endswith(self.grouped):
             value = value.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         return value.T if ours.endswith(self.transposed) else value
 
 
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
-    """Translate a name by the first pattern that matches; None if none does."""
+    """Return the name translated by the first pattern that matches, or None."""
     for pattern, other in patterns:
         if match := re.fullmatch(
             re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name
@@ -84,7 +87,8 @@ def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
 
 
 def read_names(name: str) -> NameMap:
-    """The map of a known engine, or one in a TOML file. Raises BadInput if there is no such map."""
+    """Read the name map of a known engine, or one in a TOML file. Raises BadInput if there is no
+    such map."""
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
@@ -94,7 +98,7 @@ def read_names(name: str) -> NameMap:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Place of a rank in its layout."""
+    """Tensor-parallel coordinates of a rank, and the number of its first layer."""
 
     tp: int = 1
     tp_rank: int = 0
@@ -104,7 +108,10 @@ class RankPlace:
 
 
 class Recorder:
-    """Hands every tensor of this rank's step to `take`. `heads` is n of the `grouped` parts."""
+    """Recorder of this rank's tensors in a training step. It passes each to `take`.
+
+    `heads` is the number of attention heads on this rank, n in the `grouped` rows.
+    """
 
     def __init__(
         self,
@@ -120,8 +127,8 @@ class Recorder:
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Record a tensor or a number that begins at `start` in the whole. bf16 and fp16 become
-        fp32."""
+        """Record a tensor or a number, which begins at index `start` of the whole one. bf16 and
+        fp16 become fp32."""
         array = torch.as_tensor(
             value, dtype=None if isinstance(value, Tensor) else torch.float64
         ).detach()
@@ -161,7 +168,8 @@ class Recorder:
         inputs: Any,
         output: Any,
     ) -> None:
-        if torch._C._current_graph_task_id() != -1:  # within a backward pass
+        # Within a backward pass the module is recomputed; its output was recorded before.
+        if torch._C._current_graph_task_id() != -1:
             return
         tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
         self._show_output(OUTPUT + name, tensor, first)
@@ -171,9 +179,8 @@ class Recorder:
             )
 
     def _show_output(self, name: str, value: Tensor, first: int) -> None:
-        value = (
-            value.detach().transpose(0, 1) if self.names.batch_first else value.detach()
-        )  # [s, b, ...]
+        # Transposed to [s, b, ...] before anything else: starts are counted in that order.
+        value = value.detach().transpose(0, 1) if self.names.batch_first else value.detach()
         start = [0, first, *[0] * (value.dim() - 2)]
         if name.endswith(self.names.grouped):
             value = value.unflatten(-1, (3, self.heads, -1)).transpose(-3, -2).flatten(-3)
@@ -184,18 +191,18 @@ class Recorder:
         self.show(name, value, tuple(start))
 
     def ours(self, name: str) -> str | None:
-        """Our name for their parameter, or None if the map lacks it."""
+        """Return our name for the engine's parameter, or None if the map lacks it."""
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
-        """Record a value of their parameter, under `kind` and our name; nothing if the map lacks
-        the parameter."""
+        """Record a value of the engine's parameter, such as its gradient, under `kind` and our
+        name. Ignore a parameter that the map lacks."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
     def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
-        """Begin of this rank's part in the whole parameter."""
+        """Return the index at which this rank's part of a parameter begins in the whole one."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(
             self.place.tp_rank * size if dim == divided else 0
@@ -204,22 +211,26 @@ class Recorder:
 
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
-    """A weight w as w(1 + δ), with δ drawn evenly from ± the unit round-off of its number
-    format."""
+    """Return a weight w perturbed to w(1 + δ), with δ drawn uniformly from ± the unit round-off of
+    its number format.
+
+    Name and draw alone decide δ.
+    """
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)
 
 
 def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:
-    """Each parameter's whole reduced gradient; a collective."""
+    """Yield each parameter with its reduced gradient, gathered from the ranks that share the
+    optimizer. Collective."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
 
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
-    """(parameter, name, tensor) for both moments and, in mixed precision, the master weights; a
-    collective."""
+    """Yield (parameter, name, tensor) for both moments and, in mixed precision, the master weights,
+    gathered from the ranks that share the optimizer. Collective."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

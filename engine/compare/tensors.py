@@ -1,8 +1,8 @@
 """Tensors of a training step: joined from the parts on each rank, put in order, and compared.
 Imports no torch.
 
-Whole activations are [s, B, h], with B the sequences of the global batch. Whole weights are those
-of this engine.
+Whole activations are [s, B, h], with B the sequences of the global batch. Whole weights have this
+engine's layout.
 
 The tolerance for two engines that compute the same is how far rounding takes one of them. The
 reference is run again, `DRAWS` times. Before every iteration of such a run each weight w becomes
@@ -33,7 +33,7 @@ from mlm_repro.lineage.errors import IntegrityFailure
 
 Array = NDArray[np.floating[Any]]
 Key = tuple[int, str]
-"""Iteration, from 0, and name."""
+"""Iteration, from 0, and tensor name."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Begin and end of a part in the whole tensor."""
 OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
@@ -59,17 +59,17 @@ HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
 
 
 class TensorPart(NamedTuple):
-    """Part of a tensor, computed by one rank."""
+    """Part of a tensor of one iteration, as one rank computed it."""
 
     iteration: int
     tensor: str
     start: tuple[int, ...]
-    """Begin of the part in the whole tensor."""
+    """Index in the whole tensor at which the part begins."""
     value: Array
 
     @property
     def end(self) -> tuple[int, ...]:
-        """End of the part in the whole tensor."""
+        """Index in the whole tensor at which the part ends, exclusive."""
         return tuple(a + n for a, n in zip(self.start, self.value.shape, strict=True))
 
 
@@ -81,21 +81,22 @@ def computation_order(names: Iterable[str]) -> list[str]:
     names = list(dict.fromkeys(names))
     outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]
     weights = [name.removeprefix("updated ") for name in names if name.startswith("updated ")]
-    place = {OUTPUT + name: number for number, name in enumerate(outputs)}
-    place |= {OUTPUT_GRADIENT + name: -number for number, name in enumerate(outputs)}
+    order = {OUTPUT + name: number for number, name in enumerate(outputs)}
+    order |= {OUTPUT_GRADIENT + name: -number for number, name in enumerate(outputs)}
     for number, name in enumerate(weights):
-        place[f"gradient of {name}"] = -number
-        place |= {phase + name: number for phase in PHASES[-3:]}
+        order[f"gradient of {name}"] = -number
+        order |= {phase + name: number for phase in PHASES[-3:]}
     prefixes = sorted(PHASES, key=len, reverse=True)
 
     def phase(name: str) -> int:
         return PHASES.index(next(prefix for prefix in prefixes if name.startswith(prefix)))
 
-    return sorted(names, key=lambda name: (phase(name), place.get(name, 0)))
+    return sorted(names, key=lambda name: (phase(name), order.get(name, 0)))
 
 
 def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
-    """Whole tensors by (iteration, name). If several ranks hold the same part, the last one counts.
+    """Join parts to whole tensors by (iteration, name). If several ranks computed the same part,
+    the last one counts.
 
     Raises IntegrityFailure if the parts of a tensor overlap or leave a hole.
     """
@@ -113,8 +114,8 @@ def assemble(parts: Iterable[TensorPart]) -> dict[Key, Array]:
 
 
 def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None = None) -> None:
-    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` once. Its default
-    ends with the boxes."""
+    """Raise IntegrityFailure unless the boxes cover a tensor of shape `whole` exactly once. Without
+    `whole` the tensor ends where the boxes end."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
     if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
@@ -132,6 +133,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
         raise IntegrityFailure(
             f"shards of {what} hold {held} of its {size} elements: some are missing"
         )
+    # Elements are marked: comparing boxes pair by pair would be quadratic in their number.
     if len(boxes) > 1:
         is_held = np.zeros(shape, np.bool_)
         for start, end in boxes:
@@ -143,7 +145,7 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
 
 
 class TensorDifference(NamedTuple):
-    """Distance of a tensor of one iteration from the reference's."""
+    """Largest deviation of one tensor in one iteration from the reference's tensor."""
 
     largest: float
     """Largest difference of an element; infinite if it is NaN or the tensor is missing."""
@@ -155,7 +157,7 @@ class TensorDifference(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """True if the difference is within the tolerance."""
+        """True if the largest difference does not exceed the tolerance."""
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
@@ -167,7 +169,8 @@ class TensorDifference(NamedTuple):
 
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
-    """Largest difference between a part, computed on `rank`, and the reference's whole tensor."""
+    """Return the largest difference between a part, computed on `rank`, and the reference's whole
+    tensor. A part outside the tensor differs infinitely."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -180,19 +183,19 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
         return TensorDifference(np.inf, part.iteration, part.tensor, where, 0, tolerance)
     distance = np.abs(part.value.astype(np.float64) - expected)
     distance = np.where(np.isnan(distance), np.inf, distance)
-    place = np.unravel_index(int(distance.argmax()), distance.shape)
-    index = [int(a + n) for a, n in zip(part.start, place, strict=True)]
+    worst = np.unravel_index(int(distance.argmax()), distance.shape)
+    index = [int(a + n) for a, n in zip(part.start, worst, strict=True)]
     where = f"at {index} on {rank}" if index else f"on {rank}"
     return TensorDifference(
-        float(distance[place]), part.iteration, part.tensor, where, part.value.size, tolerance
+        float(distance[worst]), part.iteration, part.tensor, where, part.value.size, tolerance
     )
 
 
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """The largest difference of each tensor of the reference; infinite if a part of it was never
-    compared."""
+    """Return the largest difference of each tensor of the reference, infinite if some of its
+    elements were never compared."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
@@ -216,7 +219,8 @@ def merge(
 def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
-    """T of every tensor of a training, from its perturbed runs, `moved`."""
+    """Return the tolerance T of every tensor in `whole`, from the same tensors in the perturbed
+    runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
     layers, draws = (
         max(numbers, default=-1) + 1,
@@ -228,14 +232,15 @@ def tolerances(
 
 
 def factor(num_layers: int) -> float:
-    """TAIL · √R."""
+    """Return TAIL · √R for a network of `num_layers` layers."""
     return TAIL * math.sqrt(2 * (8 * num_layers + 4))
 
 
 def tensor_tolerance(
     tensor: str, first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int, precision: str
 ) -> float:
-    """T of a tensor, from the reference's value and those of its perturbed runs."""
+    """Return the tolerance T of one tensor, from its value in the reference, `first`, and in the
+    perturbed runs, `draws`."""
     base = np.asarray(first, np.float64)
     spread = max(
         (float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size),
@@ -247,7 +252,8 @@ def tensor_tolerance(
 
 
 def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> list[float]:
-    """T of each number of an fp32 curve over iterations."""
+    """Return the tolerance T of each number of an fp32 curve over iterations. The spread is the
+    largest so far."""
     base = np.asarray(first, np.float64)
     spread = np.max([np.abs(np.asarray(draw, np.float64) - base) for draw in draws], axis=0)
     size = UNIT_FP32 * np.abs(base)

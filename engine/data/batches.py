@@ -17,21 +17,22 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Token ids [b, s + 1], for a BERT [b, s], and the places of the sequences in the global
+    """Token ids [b, s + 1], for a BERT [b, s], and the indices of the sequences in the global
     batch."""
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
     pairs: Sequence[PairSample] = ()
-    """A BERT's sequences with what they have besides tokens."""
+    """A BERT's samples: besides tokens, their targets, token types and lengths."""
 
 
 Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
-"""(numbers of samples, their places in the global batch) → the microbatch."""
+"""(sample numbers, indices in the global batch) → the microbatch."""
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
-    """Microbatches of text, from the function that gives a sample's tokens."""
+    """Return a function that stacks samples of text into a microbatch, from one that gives a
+    sample's tokens."""
     return lambda numbers, places: Microbatch(
         np.stack([sample(number) for number in numbers]), places
     )
@@ -46,23 +47,25 @@ class TrainingOrder:
     take: Take
 
     def microbatches(self, iteration: int, dp_rank: int, dp: int) -> Iterator[Microbatch]:
-        """This rank's microbatches of `iteration` (from 0)."""
+        """Yield this rank's microbatches of `iteration` (from 0)."""
         for places in place_groups(
             self.schedule.batch_size(iteration), self.microbatch_size, dp_rank, dp
         ):
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
-        """Number of the sample at a place of the global batch."""
+        """Return the number of the sample at an index of the global batch."""
         return self.schedule.samples_before(iteration) + place
 
 
+# The same for every iteration of one size, so that a stream of text stays on its rank.
 def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
-    """Places of a rank's microbatches, in order, in its part of the global batch."""
-    each = global_batch_size // dp
-    for first in range(dp_rank * each, (dp_rank + 1) * each, microbatch_size):
+    """Yield the indices of each of a rank's microbatches, in order; its share of the global batch
+    is contiguous."""
+    share = global_batch_size // dp
+    for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
 
 
@@ -73,38 +76,41 @@ class ValidationOrder:
     num_samples: int
     take: Take
     are_streams: ClassVar[bool] = False
-    """True if microbatches of the same places follow each other in the text."""
+    """True if microbatches with the same indices follow each other in the text."""
 
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """This rank's share of about `num_samples` sequences, `batch_size` together where the order
-        allows it."""
-        mine = range(dp_rank, min(num_samples, self.num_samples), dp)
-        for start in range(0, len(mine), batch_size):
-            numbers = tuple(mine[start : start + batch_size])
+        """Yield this rank's share of about `num_samples` sequences, `batch_size` together where the
+        order allows it."""
+        # Every dp-th sequence, so that the shares of ranks differ by one at most.
+        own = range(dp_rank, min(num_samples, self.num_samples), dp)
+        for start in range(0, len(own), batch_size):
+            numbers = tuple(own[start : start + batch_size])
             yield self.take(numbers, numbers)
 
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
-    """The validation split cut into consecutive sequences, not shuffled.
+    """Cut the validation split into consecutive sequences, not shuffled.
 
-    Several datasets are blended by weight, and each sequence is taken once, until one dataset has
-    no more.
+    Several datasets are blended by weight, and each sequence is taken once, until one dataset is
+    exhausted. Raises BadInput if a dataset's split is shorter than one sequence.
     """
     files = [token_file for token_file, _ in parts]
+    # Without the last token, which is a target only.
     sizes = np.array([(len(file.tokens) - 1) // seq_length for file in files])
     if sizes.min() < 1:
         tokens = len(files[sizes.argmin()].tokens)
         raise BadInput(f"the validation split has {tokens} tokens, fewer than {seq_length} + 1")
+    # One draw more than there are sequences, so that some dataset is exhausted in it.
     datasets, numbers = blending_indices(
         normalized([weight for _, weight in parts]), int(sizes.sum()) + 1
     )
 
-    def sequence(place: int) -> NDArray[np.int64]:
-        start = int(numbers[place]) * seq_length
+    def sequence(number: int) -> NDArray[np.int64]:
+        start = int(numbers[number]) * seq_length
         return np.asarray(
-            files[datasets[place]].tokens[start : start + seq_length + 1], dtype=np.int64
+            files[datasets[number]].tokens[start : start + seq_length + 1], dtype=np.int64
         )
 
     return ValidationOrder(int(np.argmax(numbers >= sizes[datasets])), text_of(sequence))

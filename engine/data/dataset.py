@@ -18,26 +18,28 @@ from mlm_repro.lineage.verified import check_seal_once
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """A dataset made by `mlm-data run`, or several that are blended."""
+    """Digests, vocabulary and files of a dataset made by `mlm-data run`, or of several that are
+    blended."""
 
     directories: tuple[Path, ...]
     weights: tuple[float, ...]
     """Share of each dataset in the training samples; the shares add up to 1."""
     digests: tuple[str, ...]
-    """Content digest of each dataset: the same for a dataset that is built again from the same
+    """Content digest of each dataset, which is the same when the dataset is rebuilt from the same
     text."""
     vocab_size: int
     padded_vocab_size: int
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Facts of complete datasets with one vocabulary.
+        """Read complete datasets with one vocabulary.
 
         Raises DataMissing for a missing dataset, IntegrityFailure for an incomplete one, BadInput
         for two vocabularies.
         """
         parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
         directories = tuple(directory for directory, _ in parts)
+        # With the tokenizer's digest: two tokenizers of one size number their tokens differently.
         vocabularies = [_read_vocabulary(directory) for directory in directories]
         for directory, vocabulary in zip(directories, vocabularies, strict=True):
             if vocabulary != vocabularies[0]:
@@ -60,7 +62,8 @@ class DatasetFacts:
 
     @property
     def parents(self) -> dict[str, str]:
-        """The digests that a run on this data records, by name."""
+        """Digests that a run on this data records, by name."""
+        # Each dataset by itself too, so that one of a blend can be followed to its text.
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
 
@@ -71,15 +74,15 @@ class DatasetFacts:
             check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
-        """Paths of a split's token files without their endings, with their weights; shards share
-        theirs by size."""
+        """Return the paths of a split's token files without their endings, and their weights;
+        shards of a dataset share its weight by size."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
             weighted += blend(split_prefixes(directory, split), weight)
         return weighted
 
     def token_files(self, split: str) -> list[tuple[TokenFile, float]]:
-        """A split's token files with their weights."""
+        """Open a split's token files and return them with their weights."""
         return [(TokenFile(prefix), weight) for prefix, weight in self.prefixes(split)]
 
     @property
@@ -88,8 +91,8 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """The model with this dataset's vocabulary. Raises BadInput if its cutoffs do not fit the
-        vocabulary."""
+        """Return the model with this dataset's vocabulary. Raises BadInput if its cutoffs do not
+        fit the vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"
@@ -97,6 +100,8 @@ class DatasetFacts:
             )
         sizes = {"vocab_size": self.vocab_size, "padded_vocab_size": self.padded_vocab_size}
         if model.section.special_tokens:
+            # A tokenizer that has a BERT's special tokens keeps their ids; else they follow its
+            # own.
             vocab_size = max(
                 self.vocab_size,
                 *(token + 1 for token in Tokenizer.load(self.tokenizer).special_ids),
@@ -106,9 +111,10 @@ class DatasetFacts:
 
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
-    """Sizes of a complete dataset's vocabulary, real and padded, digest of its tokenizer, and
+    """Return a complete dataset's vocabulary: real and padded size, digest of its tokenizer, and
     end-of-text token."""
-    if not os.path.isdir(directory):  # also false for an impossible name
+    # `os.path`, because it is also false for a name that no path can have.
+    if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")
     if (directory / f"{UNSPLIT}_text_document.bin").is_file():
         advice = "divide the documents with `mlm-data split` before `mlm-data tokenize`"

@@ -3,8 +3,8 @@ torch.
 
 Formats: MNLI and QQP as GLUE gives them (tab-separated, a header line), SQuAD's JSON (1.1 and 2.0),
 RACE's folders of one JSON object a passage. A missing file raises DataMissing, an unreadable one
-BadInput with the line. The recipes are those of Megatron-LM's example scripts for MNLI and RACE (8
-GPUs), MNLI's for QQP, and BERT's own code for SQuAD.
+BadInput with the line. The recipes for MNLI and RACE come from Megatron-LM's example scripts (8
+GPUs); QQP has MNLI's, and SQuAD the recipe of BERT's own code.
 """
 
 import re
@@ -27,8 +27,8 @@ MNLI_LABELS = ("contradiction", "entailment", "neutral")
 
 @dataclass(frozen=True)
 class LabelledExample:
-    """A pair of texts with its class; or a pair of question and passage for each option, with the
-    right option."""
+    """Example with one right class or option: one pair of texts and its class, or a (question,
+    passage) pair for each option and the right option's index."""
 
     pairs: tuple[tuple[str, str], ...]
     label: int
@@ -36,8 +36,8 @@ class LabelledExample:
 
 @dataclass(frozen=True)
 class SpanExample:
-    """A question that a part of the context answers; no answers if the context does not answer
-    it."""
+    """Question about a context, with the answers that are spans of it; `answers` is empty if the
+    context does not answer it."""
 
     question: str
     context: str
@@ -50,21 +50,21 @@ TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Rows with a gold label. Rows marked `-`, without agreement between annotators, are left
-    out."""
+    """Read MNLI's rows with a gold label. Rows marked `-`, on which the annotators do not agree,
+    are skipped."""
     examples = []
     for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
         if label == "-":
             continue
         if label not in MNLI_LABELS:
-            raise BadInput(f"{path} line {line}: {label!r} is none of {', '.join(MNLI_LABELS)}")
+            raise BadInput(f"{path} line {line}: {label!r} is not one of {', '.join(MNLI_LABELS)}")
         examples.append(LabelledExample(((first, second),), MNLI_LABELS.index(label)))
     return examples
 
 
 def read_qqp(path: Path) -> list[LabelledExample]:
-    """Rows of two questions and 0 or 1. The published file has a few truncated rows, which are left
-    out."""
+    """Read QQP's pairs of questions labelled 0 or 1. Other rows are skipped; the published file has
+    a few truncated ones."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -72,7 +72,7 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Every question of a SQuAD 1.1 or 2.0 file."""
+    """Read every question of a SQuAD 1.1 or 2.0 file."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -90,7 +90,7 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Every question below a folder, such as `train/middle` or `train`."""
+    """Read every question below a folder, such as `train/middle` or `train`."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(f"there are no .txt files in {folder}")
@@ -99,10 +99,10 @@ def read_race(folder: Path) -> list[LabelledExample]:
         for line, text in enumerate(_read(path).splitlines(), 1):
             try:
                 passage = parse_json(text)
-                parts = zip(
+                rows = zip(
                     passage["questions"], passage["options"], passage["answers"], strict=True
                 )
-                for question, options, answer in parts:
+                for question, options, answer in rows:
                     pairs = tuple(
                         (_fill(question, option), passage["article"]) for option in options
                     )
@@ -121,15 +121,21 @@ def _fill(question: str, option: str) -> str:
 def _rows(
     path: Path, columns: tuple[str, ...], skip_short: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the cells of the named columns for each row below the header of a
+    tab-separated file.
+
+    Raises BadInput if a column is missing, or if a row has not as many cells as the header;
+    `skip_short` skips such a row instead.
+    """
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")
     if missing := [column for column in columns if column not in header]:
         raise BadInput(f"{path} has no column {missing[0]!r} in its first line")
-    places = [header.index(column) for column in columns]
+    indices = [header.index(column) for column in columns]
     for number, line in enumerate(lines[1:], 2):
         cells = line.rstrip("\r").split("\t")
         if line and len(cells) == len(header):
-            yield number, [cells[place].strip() for place in places]
+            yield number, [cells[index].strip() for index in indices]
         elif line and not skip_short:
             raise BadInput(
                 f"{path} line {number} has {len(cells)} columns, its header {len(header)}"
@@ -137,6 +143,8 @@ def _rows(
 
 
 def _read(path: Path) -> str:
+    """Return a file's text. Raises DataMissing if there is no such file, BadInput if it is not
+    readable UTF-8."""
     try:
         return read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
@@ -146,30 +154,31 @@ def _read(path: Path) -> str:
 
 
 class FineTuneRecipe(Config):
-    """Hyper-parameters: AdamW with linear warm-up and linear decay."""
+    """Hyper-parameters of a fine-tuning with AdamW, linear warm-up and linear decay."""
 
     epochs: PositiveInt
     batch_size: PositiveInt
-    """Examples of a step."""
+    """Examples per step."""
     learning_rate: Positive
-    """The peak."""
+    """The peak learning rate."""
     warmup_share: Share = 0.065
-    """Share of the steps in which the rate rises."""
+    """Share of the steps in which the learning rate rises."""
     weight_decay: NotNegative = 0.1
     seed: NonNegativeInt = 1234
-    """Seed of order, dropout and the new layer."""
+    """Seed of the examples' order, dropout and the new layer."""
 
 
 @dataclass(frozen=True)
 class FineTuneTask:
-    """A task: its files below the data folder and its published recipe."""
+    """A fine-tuning task: the head's output width, its reader, its files below the data folder, and
+    its published recipe."""
 
     outputs: int
-    """Outputs of the new head, for a pair, an option or a position."""
+    """Output width of the new head, for a pair, an option or a position."""
     read: Callable[[Path], Sequence[TaskExample]]
     train: str
     held_out: Mapping[str, str]
-    """File or folder of each evaluation set, by its name."""
+    """Name of each evaluation set → its file or folder."""
     recipe: FineTuneRecipe
 
 
@@ -188,30 +197,32 @@ TASKS = {
 
 
 def find_task(name: str) -> FineTuneTask:
-    """The task of that name. Raises BadInput for any other."""
+    """Return the task called `name`. Raises BadInput if there is no such task."""
     if name not in TASKS:
         raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """The examples of a task's published files below `data`: each evaluation set, then `train`.
+    """Return the examples of a task's published files below `data`: each evaluation set, then
+    `train`.
 
-    Raises DataMissing or BadInput if a file is not there, is not readable or has no example.
+    Raises DataMissing or BadInput if a file is missing, is not readable or has no example.
     """
     task = find_task(name)
     sets = {
-        split: task.read(data / place)
-        for split, place in {**task.held_out, "train": task.train}.items()
+        split: task.read(data / file)
+        for split, file in {**task.held_out, "train": task.train}.items()
     }
-    for split, part in sets.items():
-        if not part:
+    for split, examples in sets.items():
+        if not examples:
             raise BadInput(f"{data}: the {split} set of {name} has no example")
     return sets
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Exact match and F1 in percent: the best over a question's answers, averaged over questions.
+    """Return exact match and F1 in percent: the best over a question's answers, averaged over
+    questions.
 
     For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for
     answered questions `evaluate-v1.1.py` has the same rules).
@@ -226,15 +237,16 @@ def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) ->
 
 
 def normalize(text: str) -> str:
-    """Lower case without punctuation, articles and superfluous white space."""
+    """Return the text in lower case, without punctuation, articles and superfluous white space."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
 def token_f1(predicted: str, expected: str) -> float:
-    """Harmonic mean of an answer's precision and recall in words."""
-    mine, theirs = normalize(predicted).split(), normalize(expected).split()
-    if not mine or not theirs:
-        return float(mine == theirs)
-    common = sum((Counter(mine) & Counter(theirs)).values())
-    return 2 * common / (len(mine) + len(theirs))
+    """Return the harmonic mean of an answer's precision and recall in words. If either text has no
+    words, both must be empty to score 1."""
+    predicted_words, expected_words = normalize(predicted).split(), normalize(expected).split()
+    if not predicted_words or not expected_words:
+        return float(predicted_words == expected_words)
+    common = sum((Counter(predicted_words) & Counter(expected_words)).values())
+    return 2 * common / (len(predicted_words) + len(expected_words))

@@ -49,29 +49,29 @@ from mlm_repro.lineage.errors import BadInput, UserError
 from mlm_repro.lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
-"""Longest answer of SQuAD, in tokens (BERT's own code)."""
+"""Longest answer to a question of SQuAD, in tokens (BERT's own code)."""
 LONGEST_QUESTION, LONGEST_OPTION = 64, 128
 """Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and
 Megatron-LM's code)."""
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
 Scores = list[list[Tensor]]
-"""Tensors of each example that `FineTuner.scores` describes."""
+"""One list of tensors per example, as `FineTuner.scores` returns them."""
 
 
 class EncodedPair(NamedTuple):
-    """A pair of texts as token ids."""
+    """Two texts as the token ids of [CLS] first [SEP] second [SEP]."""
 
     tokens: list[int]
     second_start: int
-    """Position of the first token of the second text."""
+    """Position of the second text's first token."""
     offsets: list[tuple[int, int]]
     """Character range of each token of the second text."""
 
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """A tokenizer and its special tokens."""
+    """Encoder of text pairs: a tokenizer and the ids of its special tokens."""
 
     backend: Any
     cls: int
@@ -80,10 +80,14 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """The tokenizer of a checkpoint directory. Raises BadInput if it has none."""
-        theirs = checkpoint / "huggingface"
-        places = checkpoint / "tokenizer" / FILE_NAME, theirs / FILE_NAME, theirs / "vocab.txt"
-        if (path := next(filter(Path.is_file, places), None)) is None:
+        """Read the tokenizer of a checkpoint directory. Raises BadInput if it has none."""
+        original = checkpoint / "huggingface"
+        candidates = (
+            checkpoint / "tokenizer" / FILE_NAME,
+            original / FILE_NAME,
+            original / "vocab.txt",
+        )
+        if (path := next(filter(Path.is_file, candidates), None)) is None:
             raise BadInput(f"{checkpoint} has no tokenizer: neither {FILE_NAME} nor vocab.txt")
         read: Any = BertWordPieceTokenizer if path.suffix == ".txt" else Backend.from_file
         backend = read(str(path))
@@ -91,7 +95,7 @@ class PairEncoder:
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Both texts in at most `length` tokens; the longer text loses tokens at its end."""
+        """Encode both texts in at most `length` tokens; the longer text loses tokens at its end."""
         a, b = self._encode(first), self._encode(second)
         room, sizes = length - 3, [len(a.ids), len(b.ids)]
         while sum(sizes) > room:
@@ -101,16 +105,18 @@ class PairEncoder:
     def windows(
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
-        """The question, cut at `longest` tokens, with each window of the context; several windows
-        overlap."""
-        asked, text = (
+        """Yield the question joined with each window of the context; consecutive windows overlap.
+
+        The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
+        """
+        question_ids, text = (
             self._encode(question).ids[: min(longest, (length - 3) // 2)],
             self._encode(context),
         )
-        room = length - 3 - len(asked)
+        room = length - 3 - len(question_ids)
         for start in range(0, max(len(text.ids), 1), min(STRIDE, max(room // 2, 1))):
             yield self._join(
-                asked, text.ids[start : start + room], text.offsets[start : start + room]
+                question_ids, text.ids[start : start + room], text.offsets[start : start + room]
             )
             if start + room >= len(text.ids):
                 return
@@ -124,35 +130,36 @@ class PairEncoder:
 
 @dataclass(frozen=True)
 class FineTuned:
-    """Result of a fine-tuning."""
+    """Result of a fine-tuning: its inputs, and the metrics on each held-out set."""
 
     task: str
     checkpoint: str
     checkpoint_digest: str
     recipe: JSON
     examples: dict[str, int]
+    """Number of examples of each set."""
     metrics: dict[str, dict[str, float]]
-    """Metrics of each held-out set, in percent; of several trainings the medians."""
+    """Held-out set → metrics in percent, the medians of several trainings."""
     seconds: float
     of_members: dict[str, list[dict[str, float]]]
-    """Metrics of each training, in the order of their seeds."""
+    """Held-out set → metrics of each training, in the order of their seeds."""
     ensemble: dict[str, dict[str, float]]
-    """Metrics of the mean of the trainings' scores."""
+    """Held-out set → metrics of the mean of the trainings' scores."""
 
 
 class Feature(NamedTuple):
-    """An example, or a window of an example, as the model takes it."""
+    """Model input made from an example or from a window of one."""
 
     sequences: list[EncodedPair]
-    """A single pair, or a pair for each option."""
+    """One pair, or a pair for each option."""
     label: tuple[int, ...]
     """Class or option; or first and last position of a span, 0 and 0 if the answer is not in the
     window."""
 
 
 class FineTuneModel(StageModel):
-    """A BERT body and a linear head: scores of each class or option of an example, [b, c], or of
-    every position."""
+    """A BERT body with a linear head, whose scores are [b, c] for the classes or options of an
+    example, or [b, s, 2] for the ends of a span."""
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)
@@ -161,7 +168,7 @@ class FineTuneModel(StageModel):
         self.head = nn.Linear(body.config.hidden_size, outputs)
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """The body and the head come from outside."""
+        """Build nothing: the body and the head come from outside."""
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         hidden = self.body.run_stage(inputs, batch)  # [s, b, h]
@@ -173,13 +180,18 @@ class FineTuneModel(StageModel):
         scores = hidden.float()
         outputs = (scores[..., 0], scores[..., 1]) if self.over_positions else (scores,)
         losses = [
-            F.cross_entropy(output, batch.targets[:, place]) for place, output in enumerate(outputs)
+            F.cross_entropy(output, batch.targets[:, column])
+            for column, output in enumerate(outputs)
         ]
         return torch.stack(losses).mean()
 
 
 class FineTuner:
-    """A task on a checkpoint."""
+    """Trainer of one task on a BERT checkpoint with a new head. It also scores examples and
+    computes metrics.
+
+    Raises BadInput if the checkpoint is not a BERT or its tokenizer lacks special tokens.
+    """
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
         self.mesh = serial_mesh(local_device())
@@ -207,15 +219,19 @@ class FineTuner:
                 initial_normal(recipe.seed, f"{name}.head", tuple(head.weight.shape), 0.02)
             )
             head.bias.zero_()
+        # The heads of pre-training get no gradient here, so they leave before the optimizer is
+        # built.
         del loaded.model.masked_head, loaded.model.order_head
         if self.is_span:
             del loaded.model.pooler
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
-        """Train on the examples for the recipe's epochs, shuffled anew in each."""
+        """Train on the examples for the recipe's epochs, shuffled anew in each. Raises UserError if
+        a gradient is not finite."""
         recipe, size = self.recipe, self.recipe.batch_size
         features = [feature for example in examples for feature in self.features(example)]
         steps = recipe.epochs * -(-len(features) // size)
+        # One iteration more than there are steps: the last step's rate would otherwise be 0.
         train = TrainConfig(
             iterations=steps + 1,
             warmup_iterations=int(recipe.warmup_share * steps),
@@ -249,8 +265,8 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Scores of each example: one tensor of its classes or options, or one of each window's
-        positions, [s, 2]."""
+        """Return each example's scores: one tensor of its classes or options, or for spans one
+        tensor [s, 2] per window."""
         self.model.eval()
         scored: Scores = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -258,18 +274,22 @@ class FineTuner:
                 batch = examples[start : start + self.recipe.batch_size]
                 features = [list(self.features(example)) for example in batch]
                 if self.is_span:
-                    scored += [[self._scores([part])[0] for part in each] for each in features]
+                    scored += [
+                        [self._scores([window])[0] for window in windows] for windows in features
+                    ]
                 else:
                     scored += [[row] for row in self._scores([feature for (feature,) in features])]
                 progress.advance(len(batch))
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """The task's metrics of the answers with the best scores, in percent."""
+        """Return the task's metrics in percent, for the answers with the best scores."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
-            spans = [(example, each) for example, each in both if isinstance(example, SpanExample)]
-            answers = [self._answer(example, each) for example, each in spans]
+            spans = [
+                (example, score) for example, score in both if isinstance(example, SpanExample)
+            ]
+            answers = [self._answer(example, score) for example, score in spans]
             return squad_scores(answers, [example.answers for example, _ in spans])
         right = [
             int(row.argmax()) == example.label
@@ -279,20 +299,22 @@ class FineTuner:
         return {"accuracy": 100 * sum(right) / len(right)}
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
-        """Mean of several trainings' scores: of probabilities of classes, as Megatron-LM's script
-        does, of scores of positions as they are.
-        """
+        """Return the mean of several trainings' scores: of classes' probabilities, as in
+        Megatron-LM's script, or of positions' raw scores."""
         stacks = [
-            [torch.stack(tensors) for tensors in zip(*each, strict=True)]
-            for each in zip(*members, strict=True)
+            [torch.stack(tensors) for tensors in zip(*member_scores, strict=True)]
+            for member_scores in zip(*members, strict=True)
         ]
         return [
-            [(each if self.is_span else each.softmax(dim=-1)).mean(dim=0) for each in stack]
+            [
+                (member_scores if self.is_span else member_scores.softmax(dim=-1)).mean(dim=0)
+                for member_scores in stack
+            ]
             for stack in stacks
         ]
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
-        """The example as model inputs; a long context gives several windows."""
+        """Yield the example as model inputs; a long context gives several windows."""
         length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
@@ -313,8 +335,8 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """The part of the context with the best sum of start and end score; empty if [CLS] scores
-        better."""
+        """Return the part of the context with the best sum of start and end score. In SQuAD 2.0 it
+        is empty if [CLS] scores better."""
         best, text, nothing = -float("inf"), "", float("inf")
         encoded = self.encoder.windows(
             example.question, example.context, self.model.config.seq_length
@@ -328,9 +350,9 @@ class FineTuner:
                 continue
             scores = start[first:last, None] + end[None, first:last]
             allowed = torch.ones_like(scores, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
-            score, place = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
+            score, best_index = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
             if score > best:
-                low, high = divmod(int(place), last - first)
+                low, high = divmod(int(best_index), last - first)
                 best, text = (
                     float(score),
                     example.context[window.offsets[low][0] : window.offsets[high][1]],
@@ -342,8 +364,8 @@ class FineTuner:
         return self.model.run_stage(batch.tokens, batch).float().cpu()
 
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
-        """All sequences of the batch, [sequences, s]; the targets are the labels, [b, 1] or [b,
-        2]."""
+        """Return the batch as model input: sequences [sequences, s] with padding, and labels [b, 1]
+        or [b, 2] as targets."""
         pairs = [pair for feature in batch for pair in feature.sequences]
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
@@ -361,8 +383,8 @@ class FineTuner:
 
 
 def _span_in(window: EncodedPair, answer: tuple[int, int] | None) -> tuple[int, int]:
-    """Positions of the answer's first and last token, (0, 0) if the window does not have the whole
-    answer."""
+    """Return the positions of the answer's first and last token in a window, (0, 0) if the window
+    does not have the whole answer."""
     if answer is None:
         return 0, 0
     start = next(
@@ -385,11 +407,11 @@ def finetune(
 ) -> FineTuned:
     """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others.
 
-    Several `members` are trained with seeds from the recipe's on; the metrics are their medians, as
-    the 2019 paper has them of five, and those of the members' mean scores beside them.
+    Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
+    the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.
     """
     begun = time.monotonic()
-    held_out = {split: part for split, part in sets.items() if split != "train"}
+    held_out = {split: examples for split, examples in sets.items() if split != "train"}
     announce(
         f"{members} x {recipe.epochs} epochs of {len(sets['train']):,} examples,"
         f" {recipe.batch_size} a step",
@@ -402,16 +424,19 @@ def finetune(
         )
         label = f"{name}, seed {tuner.recipe.seed}" if members > 1 else name
         tuner.train(sets["train"], label)
-        for split, part in held_out.items():
-            scores[split].append(tuner.scores(part, f"{label} {split}"))
+        for split, examples in held_out.items():
+            scores[split].append(tuner.scores(examples, f"{label} {split}"))
     of_members, medians, ensemble = {}, {}, {}
-    for split, part in held_out.items():
-        of_members[split] = members_metrics = [tuner.metrics(part, each) for each in scores[split]]
+    for split, examples in held_out.items():
+        of_members[split] = members_metrics = [
+            tuner.metrics(examples, member) for member in scores[split]
+        ]
         medians[split] = {
-            name: median(each[name] for each in members_metrics) for name in members_metrics[0]
+            name: median(metrics[name] for metrics in members_metrics)
+            for name in members_metrics[0]
         }
-        ensemble[split] = tuner.metrics(part, tuner.ensemble(scores[split]))
-    sizes = {split: len(part) for split, part in sets.items()}
+        ensemble[split] = tuner.metrics(examples, tuner.ensemble(scores[split]))
+    sizes = {split: len(examples) for split, examples in sets.items()}
     return FineTuned(
         name,
         checkpoint.name,
@@ -426,7 +451,7 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """The recipe, then a line for each held-out set."""
+    """Return the recipe as a line, then a line for each held-out set."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

@@ -36,35 +36,39 @@ class Imported:
     tokenizer: Tokenizer | None
     """None if no readable tokenizer came with the weights. Such a model takes token ids."""
     origin: JSON
-    """Format and SHA-256 of each source file. Becomes `origin.json`."""
+    """Format and SHA-256 of each source file, which becomes `origin.json`."""
     twin: TwinScale | None = None
-    """Scale of the twin, if the model was one. Its numbers stay scaled ones."""
+    """Scale of the twin, if the model is one. Its numbers stay scaled ones."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Files to copy into the checkpoint, by their place in it."""
+    """Path in the checkpoint → file that is copied there."""
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
     """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
-    tensor that is missing, unexpected or misshapen, and BadInput if `out` cannot be made. Nothing
-    is left there then.
+    tensor that is missing, unexpected or misshapen, and BadInput if `out` cannot be made. A failure
+    leaves no part of `out`.
     """
-    parts = {p.name: p for p in parameters_of(imported.model)}
+    parameters = {p.name: p for p in parameters_of(imported.model)}
     check_tensors(
-        imported.tensors, {name: part.global_shape for name, part in parts.items()}, imported.name
+        imported.tensors,
+        {name: parameter.global_shape for name, parameter in parameters.items()},
+        imported.name,
     )
     with new_output(out) as temporary:
         numbers = {}
-        with Progress(imported.name, len(parts), "tensors") as progress:
-            for name, part in parts.items():
+        with Progress(imported.name, len(parameters), "tensors") as progress:
+            for name, parameter in parameters.items():
                 imported.tensors[name] = imported.tensors[name].float()
-                numbers[name] = measure(imported.tensors[name], part)
+                numbers[name] = measure(imported.tensors[name], parameter)
                 progress.advance()
-        shapes = {name: (torch.float32, parts[name].global_shape) for name in sorted(parts)}
+        shapes = {
+            name: (torch.float32, parameters[name].global_shape) for name in sorted(parameters)
+        }
         write_shard(temporary / FILE, shapes, (imported.tensors[name] for name in shapes))
-        check_written(temporary / FILE, numbers, parts)
-        write_index(temporary, [describe(parts.items(), FILE, numbers)])
+        check_written(temporary / FILE, numbers, parameters)
+        write_index(temporary, [describe(parameters.items(), FILE, numbers)])
         twin, model = (
             imported.twin and imported.twin.model_dump(mode="json"),
             imported.model.model_dump(mode="json"),
@@ -102,8 +106,8 @@ def check_tensors(
 def check_settings(
     values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
 ) -> None:
-    """Raise BadInput for a setting with another value than the required ones, the first of which is
-    the default."""
+    """Raise BadInput if a setting has none of its allowed values. A setting that is not given has
+    the first of them."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(
@@ -117,5 +121,5 @@ def is_tied(head: Tensor, words: Tensor) -> bool:
 
 
 def digests(files: list[Path], directory: Path) -> dict[str, str]:
-    """SHA-256 of each file, by its path below `directory`."""
+    """Return the SHA-256 of each file, by its path below `directory`."""
     return {path.relative_to(directory).as_posix(): sha256_file(path) for path in files}

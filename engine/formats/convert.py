@@ -38,7 +38,7 @@ tags: [{family}, megatron-lm]
 {title}, trained as Megatron-LM trains it. SHA-256 of the checkpoint: {digest}.
 """
 TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
-"""Family → the hub's name for what such a model does, and the model's."""
+"""Family → the hub's name for the task of such a model, and the model's name."""
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
 
 
@@ -47,8 +47,8 @@ def export_checkpoint(checkpoint: Path, out: Path) -> Path:
     and return `out`.
 
     Raises BadInput if transformers has no such model or `out` cannot be written, IntegrityFailure
-    if the checkpoint is incomplete or changed or the export is another model. Nothing is left there
-    then.
+    if the checkpoint is incomplete or changed or the export reads back as another model. A failure
+    leaves no part of `out`.
     """
     with new_output(out) as temporary:
         read_newest(checkpoint, lambda chosen: _export(chosen, temporary))
@@ -76,10 +76,10 @@ def import_checkpoint(
 def read_published(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a distributed
-    checkpoint.
+    """Read the weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a
+    distributed checkpoint.
 
-    Raises BadInput for any other directory, and what the formats raise.
+    Raises BadInput for any other directory, and whatever the format's reader raises.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
@@ -89,7 +89,7 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card: what the hub needs to show the model, and the checkpoint's digest."""
+    """Write the model card: the fields that the hub reads, and the checkpoint's digest."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)
@@ -99,8 +99,8 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Raise IntegrityFailure naming the first weight, in order of the forward pass, that is written
-    otherwise."""
+    """Compare a model with its export. Raises IntegrityFailure naming the first weight, in the
+    order of the forward pass, with other values."""
     for name, parameter in model.named_parameters():
         ours, theirs = parameter.detach(), written.tensors[name]
         if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written

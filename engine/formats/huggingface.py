@@ -1,5 +1,5 @@
-"""Hugging Face directories, read and written. Each format's TOML file has its names, row orders and
-settings.
+"""Hugging Face directories of GPT-2 and BERT, read and written. Each format's TOML file has its
+names, row orders and settings.
 
 Shapes: n heads, d head dim.
 """
@@ -34,23 +34,22 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import read_object
 
 OURS = "mlm_repro"
-"""Key in an exported config.json for our own records."""
+"""Key of this suite's own records in an exported config.json."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
-"""A plain name, which cannot lead out of the directory."""
+"""A plain file name, which cannot lead out of the directory."""
 HEADS = "cls."
-"""Beginning of the names of a BERT's heads, which stand beside its body and do not have its
-prefix."""
+"""Beginning of the names of a BERT's heads, which lie beside its body and lack its prefix."""
 FOLDER = "huggingface"
-"""Folder with the files of the original directory that are not weights."""
+"""Folder in a checkpoint for the original directory's files other than weights."""
 SEPARATOR = "[SEP]"
 """Token that ends a document of a BERT's own tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
-"""Our tensors with a row for each word, whose rows beyond the vocabulary are padding."""
+"""Our tensors with a row per word, whose rows beyond the vocabulary are padding."""
 
 
 class Format(NameMap):
-    """Names, row orders and settings of one `model_type`; names of tensors are those without
+    """Names, row orders and settings of one Hugging Face `model_type`. Tensor names are without
     `prefix`."""
 
     prefix: str
@@ -60,29 +59,31 @@ class Format(NameMap):
     buffers: str
     """Pattern of the names of tensors that are not weights."""
     optional: tuple[str, ...] = ()
-    """Beginnings of the names that a directory may lack; such heads become zeros."""
+    """Beginnings of the names that a directory may lack; such a head becomes zeros."""
     first_norm: str = ""
+    """Names of the model's first norm and of the norm that closes a layer, where the latter opens
+    our next layer."""
     closing_norm: str = ""
     """Names of the first norm and of the one that closes a layer, where these open our next
     layer."""
     inner: str
-    """Key of the width between the products of the MLP."""
+    """Key of the MLP's inner width."""
     default_inner: int | None = None
     dropout: str
-    """Key of dropout."""
+    """Key of the dropout probability."""
     sizes: dict[str, str]
     """Our sizes → keys of config.json."""
     tied: dict[str, str]
-    """Copy → weight."""
+    """Name of a copy → name of the weight that it copies."""
     required: dict[str, tuple[Any, ...]]
     """Allowed values of settings that would make another model, the default first."""
     constants: JSON
     written: dict[str, str]
-    """Keys of a config.json that is written → our attributes of the model; `constants` are the
-    others."""
+    """Key of an exported config.json → attribute of our model. All other keys are `constants`."""
 
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
-        """Names of the tensors that make up one of ours. Raises KeyError if there are none."""
+        """Return the names of the Hugging Face tensors that together are our tensor `name`. Raises
+        KeyError if the format has no such tensor."""
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
@@ -100,7 +101,7 @@ class Format(NameMap):
         return [named.replace(".query.", f".{part}.") for part in parts]
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Our tensor from theirs. Padding rows of the vocabulary are zeros."""
+        """Build our tensor from Hugging Face's. Padding rows of the vocabulary become zeros."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -112,7 +113,7 @@ class Format(NameMap):
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
-        """The inverse of `join`."""
+        """Split our tensor into Hugging Face's, the inverse of `join`."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -122,7 +123,7 @@ class Format(NameMap):
     def their_tensors(
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Convert our tensors to theirs."""
+        """Convert our tensors, by name, to Hugging Face's."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -131,7 +132,7 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """The model as transformers' configuration."""
+        """Return the keys of the config.json that describes the model to transformers."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -182,8 +183,11 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Name and twin scale of our own records, if present. Raises BadInput for an invalid twin
-    scale."""
+    """Return the model's name and twin scale from our records in a directory; without records,
+    `otherwise` and None.
+
+    Raises BadInput for an invalid twin scale.
+    """
     values = values if isinstance(values, dict) else {}
     name, twin = values.get("name"), values.get("twin")
     known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
@@ -191,8 +195,8 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A model's whole tensors in transformers' names and row order, without padding rows of the
-    vocabulary."""
+    """Return a model's whole tensors under transformers' names and in its row order, without
+    padding rows of the vocabulary."""
     theirs = FORMATS[config.family]
     converted = theirs.their_tensors(
         {name: tensor.detach() for name, tensor in tensors.items()}, config
@@ -210,10 +214,11 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Convert their tensors to ours. `stored` is the model with as many words as there are rows.
+    """Convert Hugging Face's tensors to ours, and empty `tensors`. `stored` is the model with as
+    many words as there are rows.
 
-    Empties `tensors`. Heads that the directory may lack become zeros. Raises BadInput for a head
-    that is not tied, and IntegrityFailure naming a tensor that does not fit the model.
+    Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
+    IntegrityFailure naming a tensor that does not fit the model.
     """
     layers = {
         int(match[1])
@@ -257,8 +262,8 @@ def read_huggingface(
 ) -> Imported:
     """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
 
-    Embedding rows beyond a GPT-2's entries are padding and become zeros. A BERT's other files are
-    kept in `FOLDER`. Other values keep their bits. Raises BadInput for another model and
+    Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
+    their bits. A BERT's other files are listed for `FOLDER`. Raises BadInput for another model and
     IntegrityFailure for damaged files, naming the tensor or file.
     """
     path = directory / CONFIG
@@ -280,7 +285,7 @@ def read_huggingface(
     else:
         tensors = {current_name(name): tensor for name, tensor in tensors.items()}
         companion_files = {
-            f"{FOLDER}/{name}": place for name, place in companions(directory).items()
+            f"{FOLDER}/{name}": source for name, source in companions(directory).items()
         }
         if (directory / FILE_NAME).is_file():
             tokenizer = Tokenizer.open(directory, SEPARATOR)
@@ -304,7 +309,8 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """The model that config.json describes. Raises BadInput if a setting makes it another model."""
+    """Return the model that config.json describes. Raises BadInput if a setting makes it another
+    model."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
@@ -330,56 +336,61 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """The files beside the weights, by name."""
+    """Return a directory's files beside the weights, by name: configuration, tokenizer, licence and
+    the like."""
     return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
 
 
 def current_name(name: str) -> str:
-    """Today's name of a tensor. Old BERTs say gamma and beta."""
+    """Return a tensor's name in today's transformers. Old BERTs call a norm's weight gamma and its
+    bias beta."""
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
 
 
 def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
-    """All weights, by their names without `prefix`, and the files with them, the index first.
+    """Read all weights, by their names without `prefix`, and return them with the files read, the
+    index first.
 
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
     tensors: dict[str, Tensor] = {}
     single, index = directory / WEIGHTS, directory / INDEX
-    places = None if single.is_file() else _read_index(index)
+    file_of = None if single.is_file() else _read_index(index)
     files = (
-        [single] if places is None else [directory / name for name in sorted(set(places.values()))]
+        [single]
+        if file_of is None
+        else [directory / name for name in sorted(set(file_of.values()))]
     )
     for path in files:
         with reading(path), safe_open(path, framework="pt") as file:
             names = set(file.keys())
             listed = (
                 names
-                if places is None
-                else {name for name, place in places.items() if place == path.name}
+                if file_of is None
+                else {name for name, listed_file in file_of.items() if listed_file == path.name}
             )
             if problem := sorted(names ^ listed):
                 which = "not in the index" if problem[0] in names else "missing"
                 raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
             for name in names:
-                # The first is torch.compile's.
+                # torch.compile puts `_orig_mod.` before every name.
                 short = name.removeprefix("_orig_mod.").removeprefix(prefix)
                 if short in tensors:
                     raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
                 if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)
-    return tensors, files if places is None else [index, *files]
+    return tensors, files if file_of is None else [index, *files]
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """File name of each tensor. Raises IntegrityFailure for a path that leads out of the
-    directory."""
-    places = read_object(path).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    """Return the file name of each tensor. Raises IntegrityFailure if the index is empty or names a
+    path that leads out of the directory."""
+    file_of = read_object(path).get("weight_map")
+    if not isinstance(file_of, dict) or not file_of:
         raise IntegrityFailure(f"{path} has no weight_map")
-    for name in places.values():
+    for name in file_of.values():
         if not isinstance(name, str) or not WEIGHT_FILE.fullmatch(name):
             raise IntegrityFailure(f"{path} names {name!r}, which is not a file of the directory")
-    return places
+    return file_of

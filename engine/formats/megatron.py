@@ -36,7 +36,7 @@ WORDS = "embedding.word_embeddings.weight"
 POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
-"""Other names of the module that has the layers, `decoder`."""
+"""Older names of `decoder`, the module that has the layers."""
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
@@ -54,12 +54,12 @@ REQUIRED = {
     "multi_latent_attention": (False,),
     "add_bias_linear": (True,),
 }
-"""GPT-2's values of arguments that would make another model."""
+"""Allowed values of the arguments that decide whether a model is our GPT-2, the default first."""
 
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's file."""
+    """Content of one rank's Megatron-LM file: version, arguments, tensors and iteration."""
 
     path: Path
     version: int
@@ -70,7 +70,7 @@ class RankFile:
 
     @property
     def layers(self) -> int:
-        """Number of layers in the stage."""
+        """Number of layers in the pipeline stage that the file holds."""
         return len({name.split(".")[1] for name in self.tensors if name.startswith("layers.")})
 
 
@@ -116,6 +116,8 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 
 def _newest(directory: Path) -> Path:
+    """Return the directory of the checkpoint that the tracker file names. Raises IntegrityFailure
+    if it names none."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
@@ -128,29 +130,37 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """The file of every rank, by pipeline stage and tensor-parallel rank. A distributed checkpoint
-    counts as one."""
+    """Return every rank's file, by pipeline stage and tensor-parallel rank. A distributed
+    checkpoint counts as one file.
+
+    Raises IntegrityFailure if a rank's file is missing or there twice.
+    """
     if (directory / METADATA).is_file():
         return [[directory / METADATA]]
     ranks: dict[tuple[int, int], Path] = {}
     for folder in directory.iterdir():
         if match := re.fullmatch(r"mp_rank_([0-9]{2,3})(?:_([0-9]{3}))?", folder.name):
-            place = int(match[2] or 0), int(match[1])
-            if place in ranks:
-                raise IntegrityFailure(f"{folder} and {ranks[place].parent} are the same rank")
-            ranks[place] = folder / FILE
+            key = int(match[2] or 0), int(match[1])
+            if key in ranks:
+                raise IntegrityFailure(f"{folder} and {ranks[key].parent} are the same rank")
+            ranks[key] = folder / FILE
     if not ranks:
         raise IntegrityFailure(f"{directory} has no mp_rank_* directories")
-    pp, tp = (max(place[i] for place in ranks) + 1 for i in (0, 1))
-    for place in ((stage, rank) for stage in range(pp) for rank in range(tp)):
-        if place not in ranks or not ranks[place].is_file():
+    pp, tp = (max(key[i] for key in ranks) + 1 for i in (0, 1))
+    for key in ((stage, rank) for stage in range(pp) for rank in range(tp)):
+        if key not in ranks or not ranks[key].is_file():
             raise IntegrityFailure(
-                f"{directory} has no {FILE} of tensor rank {place[1]}, pipeline stage {place[0]}"
+                f"{directory} has no {FILE} of tensor rank {key[1]}, pipeline stage {key[0]}"
             )
     return [[ranks[stage, rank] for rank in range(tp)] for stage in range(pp)]
 
 
 def _read_rank(path: Path) -> RankFile:
+    """Read one rank's file.
+
+    Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
+    file is not a checkpoint.
+    """
     content = read_torch_dist(path.parent) if path.name == METADATA else read_torch_file(path)
     if not isinstance(content, dict):
         raise IntegrityFailure(f"{path} does not hold a Megatron-LM checkpoint")
@@ -184,8 +194,12 @@ def _read_rank(path: Path) -> RankFile:
 def _read_config(
     files: list[list[RankFile]], tokenizer: Tokenizer, heads: int | None
 ) -> ModelConfig:
-    """The model, with sizes from the tensors and heads from the arguments or as given. Both must
-    agree."""
+    """Return the model, with sizes from the tensors and the number of heads from the arguments or
+    from `heads`.
+
+    Raises BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each
+    other.
+    """
     first, stages = files[0][0], files[0]
     for file in stages:
         for name in (WORDS, POSITIONS):
@@ -233,15 +247,20 @@ def _read_config(
 
 
 def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor]:
-    """Whole tensors by global name, joined over stages and over tensor-parallel ranks."""
+    """Join the ranks' tensors over tensor-parallel ranks and stages; return whole tensors by global
+    name.
+
+    Raises IntegrityFailure naming a tensor that does not fit, and BadInput if the output layer is
+    not the word embedding.
+    """
     tp = len(files[0])
     merged: dict[str, Tensor] = {}
     offset = 0
     for number, stage in enumerate(files):
-        place = PipelineStage(
+        pipeline_stage = PipelineStage(
             range(stage[0].layers), is_first=number == 0, is_last=number == len(files) - 1
         )
-        wanted = {p.name: p for p in parameters_of(config, place, tp) if not p.is_copy}
+        wanted = {p.name: p for p in parameters_of(config, pipeline_stage, tp) if not p.is_copy}
         for file, words in zip(stage, files[0], strict=True):
             shapes = {local: tuple(p.local.shape) for local, p in wanted.items()}
             tensors = dict(file.tensors)
@@ -267,7 +286,7 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Nested state dicts as one with dotted names, without `module.`, `model.` and
+    """Flatten nested state dicts to dotted names without `module.`, `model.` and
     `language_model.`."""
     named: JSON = {}
     for key, value in values.items():
@@ -279,7 +298,8 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 
 
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
-    """The tensors of one file's `model` entry by our names, with layers numbered within the stage.
+    """Return the tensors of one file's `model` entry by our names, with layers numbered within the
+    stage.
 
     Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value
     that is not a tensor.
@@ -321,8 +341,8 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 def require_gpt2(args: JSON, where: object) -> None:
     """Raise BadInput if the arguments describe a model other than our GPT-2.
 
-    A version that can choose has the exact GeLU, not GPT-2's tanh, unless it took the fused or the
-    OpenAI one.
+    Arguments that have the choice mean the exact GeLU, not GPT-2's tanh, unless `bias_gelu_fusion`
+    or `openai_gelu` is set.
     """
     check_settings(args, REQUIRED, where)
     if args.get("num_experts"):

@@ -1,9 +1,9 @@
-"""A model of Hugging Face divided over tensor-parallel ranks (`shard-hf`), run, and merged
-(`export`).
+"""A Hugging Face model divided over tensor-parallel ranks (`shard-hf`), run, and merged (`export`).
 
 transformers has a plan for many of its models: layers by columns, layers by rows, and copied
 parameters whose gradients are summed. NAMES has the layers of models without one. Whatever the plan
-says, the ranks' outputs are held against the whole model's before anything is kept.
+says, the ranks' outputs are compared with the undivided model's, if memory suffices, before
+anything is kept.
 
 The directory has `plan.json`, a file of tensors for each rank, and in `huggingface/` the rest of
 the original one.
@@ -51,13 +51,13 @@ NAMES = {
     "bert": {"columns": r"query|key|value|intermediate\.dense", "rows": r"output\.dense"},
     "t5": {"columns": r"[qkv]|wi(_\d)?", "rows": "o|wo", "heads": "relative_attention_bias"},
 }
-"""Model type → ends of the names of the layers that are divided. Attention divides its heads and an
+"""Model type → ends of the names of the layers that are divided. Attention divides its heads, an
 MLP its width."""
 STYLES = {"colwise": "columns", "rowwise": "rows", "replicated_with_grad_allreduce": "summed"}
-"""transformers' words for the ways of dividing. Layers with another word stay whole on every
+"""transformers' words for ways of dividing → ours. Layers with another word stay whole on every
 rank."""
 FUSED = {"c_attn": 3}
-"""Layers that have several products side by side, and how many."""
+"""Layers that hold several products side by side → their number."""
 HEADS = frozenset(
     {
         "num_heads",
@@ -70,17 +70,18 @@ HEADS = frozenset(
         "decoder_attention_heads",
     }
 )
-"""Names by which models count attention's heads."""
+"""Attributes in which models store the number of attention heads."""
 WIDTHS = frozenset({"inner_dim", "all_head_size", "split_size", "embed_dim", "hidden_size"})
-"""Names by which an attention module knows the width of its heads together."""
+"""Attributes in which an attention module stores the width of all its heads together."""
 TOLERANCE = 1e-10
-"""Largest difference of a divided model's outputs in float64, in parts of the largest output."""
+"""Largest allowed difference between outputs in float64, relative to the largest output or to 1."""
 TOKENS = 24
+"""Length of the two random sequences on which outputs are compared."""
 
 
 class Division(NamedTuple):
-    """How a parameter is divided: each of `pieces` side by side along `dim`. A `summed` one is
-    whole on every rank."""
+    """How a parameter is divided: each of its `pieces` along `dim`. A `summed` one is whole on
+    every rank."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -92,10 +93,10 @@ class TensorPlan(FileSchema):
 
     tp: PositiveInt
     parameters: dict[str, Division]
-    """How each parameter is divided, by name; the others are copied."""
+    """Name of a parameter → its division; parameters without an entry are copied."""
 
     def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """A rank's part of a parameter."""
+        """Return a rank's part of a whole parameter."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return whole
         _, dim, pieces = self.parameters[name]
@@ -103,7 +104,7 @@ class TensorPlan(FileSchema):
         return torch.cat(own, dim)
 
     def merge(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """The whole parameter of the ranks' parts."""
+        """Join the ranks' parts to the whole parameter."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return parts[0]
         _, dim, pieces = self.parameters[name]
@@ -112,18 +113,19 @@ class TensorPlan(FileSchema):
 
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
-    """The plan of a model of transformers on `tp` ranks: transformers' own, or that of NAMES where
+    """Return the plan for a transformers model on `tp` ranks: transformers' own, or from NAMES if
     it has none."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     head = model.get_output_embeddings()  # type: ignore[operator]
     divisions: dict[int, Division] = {}
-    for place, module in model.named_modules():
-        style = STYLES.get(theirs.get(kind_of(place), ""))
+    for module_name, module in model.named_modules():
+        style = STYLES.get(theirs.get(kind_of(module_name), ""))
         if not theirs:
             style = next(
-                (how for how, ends in names.items() if re.search(rf"\.({ends})$", place)), None
+                (how for how, ends in names.items() if re.search(rf"\.({ends})$", module_name)),
+                None,
             )
         # The dim of outputs; a Conv1D is [in, out].
         outputs = int(not isinstance(module, nn.Linear))
@@ -135,7 +137,7 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
                 divisions[key] = Division("vocabulary")
             elif style == "columns":
                 divisions[key] = Division(
-                    "columns", outputs * is_matrix, FUSED.get(place.rpartition(".")[2], 1)
+                    "columns", outputs * is_matrix, FUSED.get(module_name.rpartition(".")[2], 1)
                 )
             elif style == "rows" and is_matrix:
                 divisions[key] = Division("rows", 1 - outputs)
@@ -146,23 +148,25 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     named = model.named_parameters(remove_duplicate=False)
     return TensorPlan(
         tp=tp,
-        parameters={name: divisions[id(each)] for name, each in named if id(each) in divisions},
+        parameters={
+            name: divisions[id(tensor)] for name, tensor in named if id(tensor) in divisions
+        },
     )
 
 
 def kind_of(name: str) -> str:
-    """A name with the number of its layer as a star, as in transformers' plans; equal layers have
-    one kind."""
+    """Return a parameter's name with its layer number as `*`, as in transformers' plans, so that
+    equal layers share it."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
 def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
-    """Write a Hugging Face model as `out`, one file for each of `tp` ranks; returns the plan and
-    the check as lines.
+    """Write a Hugging Face model as `out`, one file per rank, and return the plan and the
+    comparison as lines.
 
-    Every weight keeps its value and number format. The ranks, run as threads in float64, must
-    answer as the whole model does; a last line says so, or that memory is too small for it. Raises
-    BadInput for a model that cannot be divided.
+    Every weight keeps its value and number format. The ranks, run as threads in float64, must give
+    the undivided model's outputs; the last line says so, or that memory is too small to compare.
+    Raises BadInput for a model that cannot be divided.
     """
     check_output(out)
     check_is_there(directory, "directory")
@@ -200,10 +204,10 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
-    """The model of a directory, or without weights the one that its config.json describes. Runs no
-    code of it.
+    """Build the model of a directory with its weights, or without `has_weights` from config.json
+    alone. Runs no code from the directory.
 
-    Raises BadInput if transformers reads no model there, or if tensors are missing or unexpected.
+    Raises BadInput if transformers cannot build it, or if tensors are missing or unexpected.
     """
     transformers: Any = import_extra("transformers", "bench")
     transformers.utils.logging.disable_progress_bar()
@@ -236,12 +240,12 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
 def load_rank(
     directory: Path, axis: Axis, seed: int = 0, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """This rank's part of a model that `shard_model` wrote: a transformers model, used as the whole
-    one is.
+    """Load this rank's part of a model that `shard_model` wrote, as a transformers model that is
+    used like the whole one.
 
-    `dtype` None is the number format of the files. `seed` is that of dropout in divided layers.
-    Raises BadInput if the axis has another number of ranks than there are files, IntegrityFailure
-    if a file lacks a parameter.
+    `dtype` None keeps the files' number format. `seed` seeds dropout in divided layers. Raises
+    BadInput if the axis has another number of ranks than there are files, IntegrityFailure if a
+    file lacks a parameter.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
@@ -281,7 +285,11 @@ def _file(rank: int) -> str:
 
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
-    """Hold the ranks' outputs against the whole model's; returns a sentence."""
+    """Compare the ranks' outputs with the undivided model's and return the result as a sentence.
+
+    The sentence says so if memory is too small to compare. Raises BadInput if outputs differ or the
+    parts do not run.
+    """
     needed = 24 * sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > memory:
@@ -297,14 +305,14 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
             ),
             tp,
         )
-        difference = max(float((each - whole).abs().max()) for each in ranks)
+        difference = max(float((output - whole).abs().max()) for output in ranks)
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"a {type(model).__name__} cannot be divided: its parts do not run ({error})"
         ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts answer otherwise, by"
+            f"a {type(model).__name__} cannot be divided: its parts give other outputs, by"
             f" {difference:.3g}"
         )
     return (
@@ -313,7 +321,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
 
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
-    """Random tokens as the model's arguments."""
+    """Return two sequences of random token ids as the model's keyword arguments."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
     tokens = torch.randint(
@@ -324,7 +332,7 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """The model's logits of some tokens, or its last hidden states."""
+    """Return the model's logits of some tokens, or its last hidden states if it has no head."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
     return answer
@@ -333,17 +341,17 @@ def outputs(model: nn.Module) -> Tensor:
 def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.Module:
     """Turn a whole model into this rank's part of it, in place, and return it.
 
-    Inputs, outputs and gradients of copied parameters are whole on every rank. Dropout between
-    layers by columns and the layer by rows differs on each rank (by `seed`); elsewhere ranks with
-    one random state draw the same.
+    Inputs, outputs and gradients of copied parameters are whole on every rank. Between layers by
+    columns and the layer by rows, dropout differs on each rank (by `seed`); elsewhere it is equal
+    on ranks with equal random state.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     parts: dict[int, nn.Parameter] = {}
     region = _Region(axis, seed)
     attention: dict[nn.Module, None] = {}
     for name, division in plan.parameters.items():
-        whole, (place, _, own) = parameters[name], name.rpartition(".")
-        module: Any = model.get_submodule(place)
+        whole, (module_name, _, attribute) = parameters[name], name.rpartition(".")
+        module: Any = model.get_submodule(module_name)
         if division.how == "summed":
             whole.register_hook(axis.all_reduce)
             continue
@@ -351,10 +359,10 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
             parts[id(whole)] = nn.Parameter(
                 plan.part(name, whole.data, axis.rank), whole.requires_grad
             )
-        setattr(module, own, parts[id(whole)])
+        setattr(module, attribute, parts[id(whole)])
         if division.how == "columns":
-            attention[model.get_submodule(place.rpartition(".")[0])] = None
-        if own == "weight":
+            attention[model.get_submodule(module_name.rpartition(".")[0])] = None
+        if attribute == "weight":
             region.divide(module, division.how, len(whole))
     for parent in attention:
         _divide_heads(parent, plan.tp)
@@ -362,17 +370,18 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """Divided activations: their inputs enter, the sum leaves, and random numbers differ on each
-    rank."""
+    """The divided activations of a model: inputs enter, the ranks' sum leaves, and random numbers
+    inside differ by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis, self.is_inside = axis, False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
-        """The random state of the other side: of divided activations, or within them that of the
-        whole ones."""
+        """Random state of the side that does not run: the divided region's, or while inside it the
+        undivided layers'."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute its part; `rows` are those of its whole weight."""
+        """Make a module compute this rank's part. `rows` is the number of rows of its whole
+        weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]
@@ -390,16 +399,21 @@ class _Region:
                 module.forward = partial(_look_up, whole, start, stop, self.axis)
 
     def swap(self) -> None:
+        """Cross the region's border: exchange torch's random state for the other side's."""
         current, self.is_inside = torch.get_rng_state(), not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Enter the region of divided activations before a layer by columns, whose input is whole
+        on every rank."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
+        """Compute a layer by rows: sum the ranks' products on leaving the region, then add the bias
+        once."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -408,14 +422,16 @@ class _Region:
 
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
-    """Tell an attention module, and its own copy of the configuration, how many heads are here."""
+    """Divide an attention module's counts of heads and their widths, and the counts in its own copy
+    of the configuration, by `tp`."""
     if HEADS.isdisjoint(vars(module)):
         return
+    # A copy: all modules of a model share one configuration, which would be divided repeatedly.
     settings: Any = copy.copy(getattr(module, "config", None))
-    for place, names in ((module, HEADS | WIDTHS), (settings, HEADS)):
-        for name in names & vars(place).keys() if place is not None else ():
-            if type(count := vars(place)[name]) is int:
-                setattr(place, name, count // tp)
+    for holder, names in ((module, HEADS | WIDTHS), (settings, HEADS)):
+        for name in names & vars(holder).keys() if holder is not None else ():
+            if type(count := vars(holder)[name]) is int:
+                setattr(holder, name, count // tp)
     if settings is not None:
         module.config = settings
 
@@ -423,7 +439,8 @@ def _divide_heads(module: nn.Module, tp: int) -> None:
 def _look_up(
     forward: Callable[[Tensor], Tensor], start: int, stop: int, axis: Axis, ids: Tensor
 ) -> Tensor:
-    """Rows of a vocabulary of which this rank has [start, stop)."""
+    """Return embeddings of token ids. This rank has rows [start, stop) of the table; the ranks'
+    results are summed."""
     inside = (ids >= start) & (ids < stop)
     rows = forward((ids - start).where(inside, 0)) * inside[..., None]
     return leave_tensor_parallel(rows, axis)
@@ -432,4 +449,6 @@ def _look_up(
 def _score(
     forward: Callable[[Tensor], Tensor], axis: Axis, start: int, whole: int, x: Tensor
 ) -> Tensor:
+    """Return scores over the whole vocabulary of `whole` words. This rank computes the columns from
+    `start` on."""
     return gather_features(forward(enter_tensor_parallel(x, axis)), axis, start, whole)

@@ -44,7 +44,7 @@ UNREAD = (
     "signal.Signals",
     "_io.BytesIO",
 )
-"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call gives an
+"""Classes and functions in Megatron-LM checkpoints that no model needs. Each call of one makes an
 `Unread`.
 
 They are random state of numpy before and since version 2, loss scalers that were pickled whole
@@ -63,15 +63,15 @@ CLASSES = (
     filesystem._StorageInfo,
     torch.serialization._get_layout,
 )
-"""Classes of the metadata that say where each tensor lies."""
-KNOWN: JSON = {f"{each.__module__}.{each.__qualname__}": each for each in CLASSES}
+"""Classes in the metadata that say where each tensor lies."""
+KNOWN: JSON = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in CLASSES}
 KNOWN |= {"torch.Size": torch.Size} | {
-    str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)
+    str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }
 PLANS = re.compile(
     r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+"
 )
-"""Other classes of the metadata: plans of the process that wrote it."""
+"""Other classes in the metadata: plans of the process that wrote it."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
 OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
@@ -94,12 +94,14 @@ def read_torch_file(path: Path) -> Any:
     Raises IntegrityFailure if the file is damaged or names a function or class outside the list.
     """
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
-    others = torch.serialization.get_safe_globals()  # what other libraries in this process allow
+    # Other libraries in this process may allow more classes: set aside here, restored at the end.
+    others = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
+        # A compressed member could unpack to far more memory than the file is large.
         if is_zip := zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                     raise ValueError("it is compressed, so it was not written by torch.save")
         with torch.serialization.safe_globals(names):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -114,12 +116,11 @@ def read_torch_file(path: Path) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Read a pickle that names nothing but KNOWN and PLANS, which become `Unread`; otherwise raise
-    IntegrityFailure."""
+    """Read a pickle. It may name the classes KNOWN and PLANS, the latter becoming `Unread`; any
+    other name raises IntegrityFailure."""
 
-    class Restricted(
-        pickle._Unpickler
-    ):  # the one in C makes room for any number that a damaged file holds
+    # Not the unpickler in C: it reserves memory for any size that a damaged file states.
+    class Restricted(pickle._Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             full = f"{module}.{name}"
             if full not in KNOWN and not PLANS.fullmatch(full):
@@ -142,13 +143,13 @@ def _refused(path: Path, name: str) -> IntegrityFailure:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error, cut at a word, without torch's advice to load unsafely."""
+    """Return the first line of an error, cut at a word, without torch's advice to load unsafely."""
     message = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or type(error).__name__
     return shorten(message.splitlines()[0], 200, placeholder=" …")
 
 
 class _Reader(distributed.FileSystemReader):
-    """Torch's reader, with metadata already read. Torch would unpickle them without restriction."""
+    """Torch's reader with metadata already read: torch would unpickle it without restriction."""
 
     def __init__(self, directory: Path, known: metadata.Metadata) -> None:
         super().__init__(directory)
@@ -159,8 +160,8 @@ class _Reader(distributed.FileSystemReader):
 
 
 def read_torch_dist(directory: Path) -> JSON:
-    """The weights in `directory`, in the form of one rank's Megatron-LM file: `model`, `args`,
-    `iteration`.
+    """Return the weights in `directory` in the form of one rank's Megatron-LM file: `model`,
+    `args`, `iteration`.
 
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
     metadata and for shards that overlap, leave holes or are missing.
@@ -179,7 +180,7 @@ def read_torch_dist(directory: Path) -> JSON:
         tensors = {}
         for name, tensor in known.state_dict_metadata.items():
             if isinstance(tensor, metadata.TensorStorageMetadata) and not OPTIMIZER.fullmatch(name):
-                pairs = [(tuple(part.offsets), part.sizes) for part in tensor.chunks]
+                pairs = [(tuple(chunk.offsets), chunk.sizes) for chunk in tensor.chunks]
                 boxes = [
                     (start, tuple(map(sum, zip(start, sizes, strict=False))))
                     for start, sizes in pairs
@@ -216,6 +217,6 @@ def read_torch_dist(directory: Path) -> JSON:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files of a distributed checkpoint."""
+    """Return the files of a distributed checkpoint: metadata, common values and shards."""
     named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
     return [*named, *sorted(directory.glob("*.distcp"))]

@@ -23,15 +23,14 @@ MERGES = "merges.txt"
 def write_vocabulary(
     tokenizer: Tokenizer, out: Path, seq_length: int, is_bert: bool = False
 ) -> None:
-    """Write a tokenizer to `out` for Hugging Face's AutoTokenizer; of a BERT, with its special
+    """Write a tokenizer to `out` for Hugging Face's AutoTokenizer, a BERT's with its special
     tokens."""
     tokenizer.save(out)
     if is_bert:
         _write_pairs(tokenizer, out, seq_length)
         return
-    reader = (  # reads tokenizer.json, because words cannot be written as merges
-        "PreTrainedTokenizerFast"
-    )
+    # This class reads tokenizer.json: a vocabulary of words cannot be written as merges.
+    reader = "PreTrainedTokenizerFast"
     if tokenizer.is_byte_level:
         reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
@@ -48,7 +47,7 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Let the tokenizer in `out` make [CLS] first [SEP] second [SEP] of a pair of texts."""
+    """Make the tokenizer in `out` encode a pair of texts as [CLS] first [SEP] second [SEP]."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -71,10 +70,10 @@ def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
 
 
 def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a Hugging Face directory, from tokenizer.json if there is one, and the files
-    with it.
+    """Return the tokenizer of a Hugging Face directory, from tokenizer.json if it exists, and the
+    files read.
 
-    Raises BadInput if there is none, IntegrityFailure if it is damaged.
+    Raises BadInput if the directory has no tokenizer, IntegrityFailure if it is damaged.
     """
     path = directory / FILE_NAME
     if path.is_file():
@@ -88,7 +87,7 @@ def read_vocabulary(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
 
 def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
-    """The tokenizer of a directory's vocab.json and merges.txt, and these files.
+    """Return the tokenizer of a directory's vocab.json and merges.txt, and these files.
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """

@@ -1,7 +1,7 @@
-"""Guards watch a training run: each sees every iteration before and after its update.
+"""Interface of guards, which watch a training run before and after each update.
 
-Imports no torch. `engine/guard/guards.py` has the list of guards, which is all that the trainer
-knows of them.
+Imports no torch. `engine/guard/guards.py` has the list of guards; the trainer imports nothing else
+of them.
 """
 
 from collections.abc import Sequence
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class Iteration:
-    """One iteration as a guard sees it."""
+    """One iteration as guards see it."""
 
     number: int
     """Counts from 0."""
     batch_size: int
-    """Sequences over all ranks."""
+    """Sequences of all ranks together."""
     microbatches: "Sequence[PipelineInput]"
     """This rank's microbatches."""
     gradient: "Gradient"
     line: Step = field(init=False)
-    """The line of the metrics; it exists once the update was made or left out."""
+    """The iteration's line of the metrics, set once the update was made or skipped."""
 
 
 class Guard:
-    """Watches one thing. The guards of all ranks are called in the same order, so they may
-    communicate."""
+    """Base class of a check on every iteration. All ranks call their guards in the same order, so
+    guards may communicate."""
 
     def before(self, number: int) -> None:
-        """Called before the microbatches of iteration `number` (from 0) are computed."""
+        """Prepare for iteration `number` (from 0), before its microbatches are computed."""
 
     def skips(self, iteration: Iteration) -> bool:
-        """True if the update must be left out. Raises where the run must end."""
+        """Return True if the update must be skipped. Raise an error if the run must end."""
         return False
 
     def after(self, iteration: Iteration) -> str:
-        """Called after the update; may add to the metrics line. Returns a warning for the user, or
-        nothing."""
+        """Inspect an iteration after its update; may add to its metrics line. Return a warning for
+        the user, or an empty text."""
         return ""
 
     def before_checkpoint(self) -> None:
-        """Called before a checkpoint is written. Raises where the state must not be kept."""
+        """Check the state before a checkpoint is written. Raise an error if it must not be kept."""

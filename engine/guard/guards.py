@@ -1,5 +1,5 @@
-"""The list of guards; those of a run's numbers: finite, spikes; those of its ranks: slow ones, and
-replicas that drift apart."""
+"""The guards of a training run: for non-finite values, spikes and memory, and for ranks that are
+slow or whose replicas drift apart."""
 
 import math
 import time
@@ -27,12 +27,13 @@ from mlm_repro.lineage.errors import Diverged
 SPIKE_WINDOW, LEAST = 128, 64
 """Iterations that are remembered, and how many must be known before anything is called a spike."""
 DEVIATIONS = 6.0
+"""Standard deviations above the mean that make a spike."""
 
 
 def guards_of(
     config: RunConfig, step: TrainingStep, memory: PeakMemory, recent: "RecentIterations"
 ) -> list[Guard]:
-    """The guards of a run, in the order in which they are asked."""
+    """Return the guards of a run, in the order in which they are called."""
     return [
         # A spike is judged before the finite guard may end the run, so that its line of the metrics
         # names both.
@@ -50,7 +51,7 @@ class RecentIterations:
 
     A spike is a loss or a gradient norm above the mean of the last 128 by more than 6 standard
     deviations, once 64 are known (OLMo-core, `optim/skip_step_optimizer.py`, which also counts
-    leaps downwards). Spikes are remembered too, so a level that stays is soon no spike.
+    leaps downwards). Spikes are remembered too, so a lasting level soon stops being a spike.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class RecentIterations:
         """(loss, gradient norm) of each, oldest first, as a checkpoint keeps them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration. Returns the limit of each value that exceeds it: `loss`,
+        """Remember an iteration and return the limit of each value that exceeds it: `loss`,
         `gradient_norm`.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
@@ -78,7 +79,7 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Notes spikes in the metrics, and leaves their updates out if `skip`."""
+    """Notes spikes in the metrics and, if `skip`, skips their updates."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -102,14 +103,15 @@ class SpikeGuard(Guard):
 
 
 class FiniteGuard(Guard):
-    """Ends a run whose loss or gradient is not finite; in fp16 an overflow only lowers the loss
-    scale."""
+    """Ends a run whose loss or gradient is not finite. In fp16 an overflow of the gradient only
+    lowers the loss scale."""
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
 
     def skips(self, iteration: Iteration) -> bool:
-        """Raises NotFinite, on every rank, naming the first place; the weights have not changed."""
+        """Return False, or raise NotFinite on every rank with the first values that are not finite.
+        The weights have not changed."""
         gradient = iteration.gradient
         # In fp16 an infinite norm is ordinary and halves the scale; an infinite loss is not, for
         # the scale is applied after it.
@@ -123,12 +125,11 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Data-parallel ranks, samples and parameters that are not finite, in words. Every rank calls
-    it.
+    """Name the data-parallel ranks, samples and parameters that are not finite. Collective.
 
-    The iteration is computed again: its weights have not changed and all randomness is keyed, so
-    the same values come up. Outputs are in the order of the forward pass, gradients in that of the
-    backward pass.
+    The iteration is computed a second time: its weights have not changed and all randomness is
+    keyed, so the same values come up. Outputs are named in the order of the forward pass, gradients
+    in the order of the backward pass.
     """
     model, mesh = step.model, step.mesh
     outputs: list[str] = []
@@ -147,28 +148,30 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         # iteration for one that fails.
         step.gradient(microbatches)
     samples = [
-        place
+        sample
         for microbatch in microbatches
         if not math.isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item())
-        for place in microbatch.places
+        for sample in microbatch.places
     ]
     reports = mesh.world.gather_objects(
         (mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples)
     )
     ranks = sorted({dp for dp, _, output, gradient, lost in reports if output or gradient or lost})
-    parts = [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []
+    phrases = (
+        [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []
+    )
     by_stage = sorted(reports, key=lambda report: report[1])
     if output := next((output[0] for *_, output, _, _ in by_stage if output), None):
-        parts.append(f"first output that is not finite: {output}")
+        phrases.append(f"first output that is not finite: {output}")
     if gradient := next((gradient[0] for *_, gradient, _ in reversed(by_stage) if gradient), None):
-        parts.append(f"first gradient: {gradient}")
-    if lost := sorted({place for *_, samples in reports for place in samples}):
-        parts.append(f"samples of the global batch without a loss: {joined(lost)}")
-    return "; ".join(parts)
+        phrases.append(f"first gradient: {gradient}")
+    if lost := sorted({sample for *_, samples in reports for sample in samples}):
+        phrases.append(f"samples of the global batch without a loss: {joined(lost)}")
+    return "; ".join(phrases)
 
 
 def _note(names: list[str], name: str, *tensors: Tensor) -> None:
-    # A gradient may be sparse.
+    # To dense, because a gradient may be sparse.
     if not all(torch.isfinite(tensor.to_dense()).all() for tensor in tensors):
         names.append(name)
 
@@ -181,18 +184,19 @@ def _note_output(
 
 
 SHOWN = 8
+"""Numbers of ranks or samples that a sentence lists."""
 WINDOW = 10
 """Iterations over which times are added up before they are compared."""
 RATIO, LEAST_SECONDS = 1.5, 0.5
-"""A slow rank takes at least this many times what the others take, and this much longer in a
+"""A slow rank takes at least RATIO times as long as the others, and LEAST_SECONDS longer in a
 window."""
 INTERVAL = 100
 """Iterations between comparisons of replicas; they are also compared before every checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Compares the time of each rank's own work, without communication, with that of the other
-    ranks of its stage.
+    """Warns of a rank whose own work, without communication, takes longer than the other ranks' of
+    its pipeline stage.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """
@@ -228,8 +232,10 @@ class SlowRankGuard(Guard):
 
 
 def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
-    """Each slow rank, with the median of the other ranks of its pipeline stage; `seconds` has every
-    rank's window."""
+    """Return each slow rank with the median seconds of the other ranks of its pipeline stage.
+
+    `seconds` has the own work of every rank in one window.
+    """
     slow = {}
     together = layout.tp * layout.dp
     for rank, own in enumerate(seconds):
@@ -242,8 +248,7 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters that several ranks hold whole: they must be the same bits on all of
-    them.
+    """Compares the parameters that several ranks hold whole: all of them must have the same bits.
 
     BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked
     (bigscience, tr11 chronicles, March 2022).
@@ -258,8 +263,8 @@ class ReplicaGuard(Guard):
             self.before_checkpoint()
 
     def before_checkpoint(self) -> None:
-        """Compare sums of the numbers' bit patterns. Raises Diverged, on every rank, naming tensor
-        and ranks.
+        """Compare sums of the parameters' bit patterns. Raises Diverged, on every rank, naming
+        tensor and ranks.
 
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
         axis, the tied embedding also between first and last stage.
@@ -283,24 +288,26 @@ class ReplicaGuard(Guard):
             if parameter.role is Role.TIED_EMBEDDING
         ]:
             shared.append(("first and last pipeline", mesh.embedding, ends, tied))
-        said = ""
+        difference = ""
         for kind, axis, ranks, names in shared:
             own = torch.tensor(
                 [[sums[name] for name in names]], dtype=torch.int64, device=mesh.device
             )
             everyone = axis.all_gather(own, dim=0)
             differing = (everyone != everyone[0]).any(dim=0).nonzero().flatten().tolist()
-            if differing and not said:
+            if differing and not difference:
                 more = (
                     f" and {len(differing) - 1} more tensors are" if len(differing) > 1 else " is"
                 )
                 who = _describe_parting(ranks, everyone[:, differing[0]].tolist())
-                said = (
+                difference = (
                     f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no"
                     " checkpoint has it"
                 )
-        if everywhere := [sentence for sentence in mesh.world.gather_objects(said) if sentence]:
-            raise Diverged(everywhere[0])
+        if differences := [
+            sentence for sentence in mesh.world.gather_objects(difference) if sentence
+        ]:
+            raise Diverged(differences[0])
 
 
 def _sum_of_bits(weight: Tensor) -> int:
@@ -308,6 +315,7 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
+    """Say which ranks differ from which. The smaller group counts as the one that differs."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
@@ -317,6 +325,6 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """The first numbers with commas, and how many more there are."""
+    """List the first numbers with commas, and say how many more there are."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

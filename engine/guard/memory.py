@@ -1,5 +1,4 @@
-"""Memory of a rank: its measured peak, its closed form, and a sentence with remedies where it does
-not suffice."""
+"""Memory of a rank: its measured peak, its closed form, and remedies where it does not suffice."""
 
 import math
 import re
@@ -24,11 +23,11 @@ from mlm_repro.lineage.errors import BadInput, HardwareMissing
 
 STATUS = Path("/proc/self/status")
 WORTH = 0.98
-"""A change that leaves more than this share of the memory is not worth naming."""
+"""A remedy is offered only if it leaves less than this share of the memory in use."""
 
 
 class PeakMemory:
-    """The most memory taken since this object was made.
+    """Peak memory of this process since the object was made.
 
     On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of
     the process's resident set, with freed buffers that are kept for reuse and the libraries that
@@ -48,15 +47,15 @@ class PeakMemory:
             self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
-        """Bytes at the peak."""
+        """Return the peak in bytes: CUDA allocations, or growth of the resident set on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(_resident_bytes("VmHWM") - self._before, 0)
 
 
 def _resident_bytes(field: str) -> int:
-    """Resident set now (`VmRSS`) or at its peak (`VmHWM`); always the peak where the system has no
-    /proc.
+    """Return the resident set in bytes, now (`VmRSS`) or at its peak (`VmHWM`); always the peak if
+    the system has no /proc.
 
     On Linux `getrusage` would not do: its peak includes the process that started this one, before
     `exec`.
@@ -77,7 +76,7 @@ class MemoryGuard(Guard):
     """Reads the peak after the first iteration, and warns when training runs too close to a GPU's
     memory.
 
-    Torch's caching allocator then finds no room, waits for the GPU, gives its cache back and tries
+    Torch's caching allocator then finds no room, waits for the GPU, returns its cache and tries
     again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
     """
 
@@ -96,9 +95,10 @@ class MemoryGuard(Guard):
         return warning
 
     def look(self, statistics: Mapping[str, int]) -> str:
-        """A warning, the first time that retries grew since the last look; otherwise nothing.
+        """Return a warning the first time that allocation retries have grown since the last call,
+        otherwise an empty text.
 
-        `statistics` are those of `torch.cuda.memory_stats`. Retries before the first look do not
+        `statistics` comes from `torch.cuda.memory_stats`. Retries before the first call do not
         count.
         """
         before, self._retries = self._retries, statistics.get("num_alloc_retries", 0)
@@ -119,8 +119,8 @@ class OutOfMemory(HardwareMissing):
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
-    """Turn a failed allocation into OutOfMemory, after a table of what a rank needs and of changes
-    that need less."""
+    """Turn a failed allocation into OutOfMemory. One rank first prints what a rank needs and which
+    changes need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -129,21 +129,21 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
             raise
         # The table below needs memory itself.
         traceback.clear_frames(error.__traceback__)  # gives back what the failed pass held
-        asked = re.search("tried to allocate .*", str(error), re.IGNORECASE)
+        request = re.search("tried to allocate .*", str(error), re.IGNORECASE)
         is_first = _is_first_to_say()
         if is_first:
             print(describe_memory(run), file=sys.stderr, flush=True)
         rank = mesh.layout.rank(mesh.tp.rank, mesh.pp.rank, mesh.dp.rank)
         sentence = f"rank {rank} ran out of memory {when}" + (
-            f": {asked[0].lower()}" if asked else ""
+            f": {request[0].lower()}" if request else ""
         )
         raise OutOfMemory(sentence, on_every_rank=is_first) from error
 
 
 def _is_first_to_say() -> bool:
-    """True if no other rank has run out of memory before; one rank speaks for all.
+    """Return True if no other rank has run out of memory before: one rank speaks for all.
 
-    Of ranks that are threads, the first that fails ends the others before they compute again.
+    Among ranks that are threads, the first that fails ends the others before they compute again.
     """
     if not dist.is_initialized():
         return True
@@ -154,7 +154,8 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """A table in GiB: the closed form of the largest rank, and with each change that needs less."""
+    """Return a table in GiB: the closed form of the largest rank, and its total with each
+    remedy."""
     memory, offered = run.memory, remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
     rows += [("copy for checkpoints", memory.copied)] if memory.copied else []
@@ -166,8 +167,8 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Single options that are possible and need less memory, with the bytes of a rank, the smallest
-    first."""
+    """Return the single options that are possible and need less memory, with the largest rank's
+    bytes, the smallest first."""
     config, ranks = run.config, run.layout.world_size
     parallel = config.parallel
     changes: list[tuple[str, str, Any]] = [

@@ -15,7 +15,7 @@ VECTOR = 64
 
 @dataclass(frozen=True)
 class AdamStep:
-    """The numbers of one update."""
+    """Hyper-parameters and clipping factor of one Adam update."""
 
     learning_rate: float
     beta1: float
@@ -23,7 +23,7 @@ class AdamStep:
     epsilon: float
     weight_decay: float
     clipping: float
-    """Factor of the gradient."""
+    """Factor that the gradient is multiplied by."""
     steps: int
     """Updates so far, including this one."""
 
@@ -39,15 +39,16 @@ def adamw(
     """Update flat weights and moments with torch's fused AdamW. `copy` receives the new weights in
     its own dtype.
 
-    The gradient is clipped in place, because a copy would be as large as the model. The last
-    elements are padded: torch rounds a remainder that fills no vector otherwise, and a weight must
-    not depend on its place.
+    The gradient is clipped in place, because a copy would be as large as the model.
     """
     if step.clipping != 1.0:
         gradient.mul_(step.clipping)
     tensors = (weights, gradient, exp_avg, exp_avg_sq)
+    # The last elements are padded: torch rounds a remainder that fills no vector otherwise, and a
+    # weight's update must not depend on its index.
     whole = len(weights) // VECTOR * VECTOR
     ends = [F.pad(tensor[whole:], (0, VECTOR - len(tensor) + whole)) for tensor in tensors]
+    # One less, because torch counts the update itself.
     count = torch.full((), step.steps - 1, dtype=torch.float32, device=weights.device)
     given = [[tensor[:whole], end] for tensor, end in zip(tensors, ends, strict=True)]
     torchs_adamw(
@@ -87,6 +88,8 @@ def adam_direction(
     )
     direction = torch.empty_like(weights)
     tensors = (weights, gradient, exp_avg, exp_avg_sq, direction)
+    # A GPU takes everything at once. At least 1, because an owner may have no element, and a split
+    # by 0 fails.
     at_once = CACHED if weights.device.type == "cpu" else max(len(weights), 1)
     for w, g, m, v, out in zip(*(tensor.split(at_once) for tensor in tensors), strict=True):
         g.mul_(step.clipping)

@@ -27,7 +27,7 @@ CUBIC = np.float32(0.044715)
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """GeLU(x + bias), element by element, of x [..., h] and bias [h]."""
+    """Return GeLU(x + bias), element by element, of x [..., h] and bias [h]."""
     return F.gelu(x + bias, approximate="tanh")
 
 
@@ -53,7 +53,7 @@ class _BiasGelu(torch.autograd.Function):
 
 
 compiled = _BiasGelu.apply
-"""The same in one pass each way. Only x is kept for backward."""
+"""GeLU(x + bias) in one pass each way. Only x and bias are kept for backward."""
 
 
 def _rows(x: torch.Tensor) -> Array:
@@ -62,8 +62,9 @@ def _rows(x: torch.Tensor) -> Array:
 
 @inline
 def _odds(x: np.float32) -> np.float32:
-    """e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
+    """Return e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
     exponent = -SLOPE * (x + CUBIC * x * x * x)
+    # `exponential` is right up to 88, and x / (1 + e⁸⁰) is nothing beside any other activation.
     exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent
     return exponential(exponent)
 
@@ -92,9 +93,11 @@ def _bias_gelu_gradient(
             odds = _odds(value)
             share = np.float32(1.0) / (np.float32(1.0) + odds)
             inner = SLOPE * (np.float32(1.0) + np.float32(3.0) * CUBIC * value * value)
+            # σ′ = σ(1 − σ) = σ² · odds, which does not subtract numbers that are almost equal.
             slope = load(given, i) * (share + value * share * share * odds * inner)
             store(out, i, slope)
             part[i] += slope
+        # Sums of few rows first, because one long fp32 sum rounds more.
         if r % ROWS_TOGETHER == ROWS_TOGETHER - 1 or r == x.shape[0] - 1:
             for i in range(row.size):
                 to_bias[i] += part[i]

@@ -22,15 +22,15 @@ underflow."""
 
 
 class VocabAxis(Protocol):
-    """The axis over which the vocabulary is divided, as far as a loss needs it."""
+    """The axis over which the vocabulary is divided, with the parts of `Axis` that a loss needs."""
 
     @property
     def size(self) -> int:
-        """Number of its ranks."""
+        """Number of ranks along the axis."""
 
     @property
     def rank(self) -> int:
-        """This rank's number among them."""
+        """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
         """Sum, or reduce by `op`, in place."""
@@ -46,15 +46,18 @@ class _CrossEntropy(torch.autograd.Function):
         work = logits.to(
             torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True
         )
+        # Padding columns take no probability.
         work[:, max(vocab_size - start, 0) :] = float("-inf")
         largest = axis.all_reduce(work.amax(dim=-1), ReduceOp.MAX)
         work.sub_(largest.unsqueeze(-1))
         local = targets - start
         elsewhere = (local < 0) | (local >= rows)
+        # Exactly one rank has a target's column; the others look at column 0 and add nothing.
         local = local.masked_fill(elsewhere, 0)
         target = work.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0.0)
         axis.all_reduce(target)
         total = axis.all_reduce(work.exp_().sum(dim=-1))
+        # The softmax takes the room of the logits, and backward the room of the softmax.
         work.div_(total.unsqueeze(-1))
         ctx.save_for_backward(work, local, elsewhere)
         ctx.dtype = logits.dtype
@@ -85,8 +88,8 @@ def reference(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h] and weight
-    [v/t, h].
+    """Return the mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h]
+    and weight [v/t, h].
 
     Rows of the weight at or above `vocab_size` are padding and are ignored. If the axis is divided,
     the gradient of `hidden` is this rank's part of a sum.
@@ -101,7 +104,8 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """The same, with a block of logits at a time. The gradients are computed along with the loss.
+    """Return the loss of `reference` from one block of logits at a time. The gradients are computed
+    along with the loss.
 
     Each block all-reduces one maximum and two sums per position.
     """
@@ -132,8 +136,8 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """`chunked` with a device's loops. In fp16 the loss scale and 1/n multiply the gradients in
-    fp32."""
+    """Return the loss of `chunked` by a device's loops. In fp16 the loss scale and 1/n multiply the
+    gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
@@ -157,6 +161,7 @@ class _Chunked(torch.autograd.Function):
         chunks = -(-len(hidden) * len(weight) * weight.element_size() // loops.chunk_bytes)
         chunk = -(-len(hidden) // chunks)
         is_half = hidden.dtype == torch.float16
+        # In fp16 1/n comes later, in fp32: 2e-5 over 1,024 positions is nothing in fp16.
         factor = (HALF_SCALE if is_half else 1.0 / len(hidden)) if is_trained else 0.0
         ctx.rest = 1.0 / (HALF_SCALE * len(hidden)) if is_half else 1.0
         wide = torch.float32 if is_half else hidden.dtype
@@ -171,6 +176,8 @@ class _Chunked(torch.autograd.Function):
             sums = numbers[1:]
             loops.log_sum(logits, columns, targets[here], top, sums, factor, is_whole)
             if not is_whole:
+                # Exponentials are taken once, from this rank's own maximum, and rows scaled when
+                # all maxima are known: taking them again was 4 % of an iteration on two ranks.
                 own_top, top = top, axis.all_reduce(top.clone(), ReduceOp.MAX)
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
@@ -180,6 +187,7 @@ class _Chunked(torch.autograd.Function):
                     )
             total += (sums[0].log().add_(top) - sums[1]).sum(dtype=torch.float64)
             if is_trained:
+                # Now, while the logits are there: backward would have to compute them again.
                 to_hidden[here] = _product(logits, weight)
                 to_weight = _with_product(to_weight, logits.t(), hidden[here])
         if to_weight is not None:
@@ -199,7 +207,8 @@ class _Chunked(torch.autograd.Function):
                 None,
                 None,
             )
-        # A GPU's value would have to be waited for.
+        # The factor is 1 unless the loss is scaled. To look would make the host wait for a GPU, so
+        # there it is always multiplied.
         if registry.on_gpu(gradient.device) or gradient.item() != 1.0:
             to_hidden.mul_(gradient)
             to_weight.mul_(gradient)
@@ -207,14 +216,15 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """total + a·b, added in fp32."""
+    """Return total + a·b, added in fp32; a·b if there is no total yet."""
     if total is None:
         return _product(a, b)
+    # A sum over blocks in 16 bits would round at each of them.
     return total.addmm_(a, b) if b.dtype == torch.float32 else total.float().add_(_product(a, b))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a·b in their dtype, of fp16 in fp32."""
+    """Return a·b in the dtype of a and b, but in fp32 for fp16."""
     if a.dtype != torch.float16:
         return multiply(a, b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
@@ -251,10 +261,11 @@ def softmax_gradient(
     """Turn the exponentials that `log_sum` left into `factor` × (softmax − 1 at the target), in
     place.
 
-    `own_top` is this rank's largest logit of each row; `top` and `sums` are those of all ranks.
+    `own_top` is this rank's largest logit of each row; `top` and `sums` are over all ranks.
     """
     logits.mul_((own_top - top).exp_().mul_(factor).div_(sums[0]).unsqueeze(1))
     (rows,) = ((targets >= 0) & (targets < columns)).nonzero(as_tuple=True)
+    # From the logit and not from the stored exponential, which is rounded.
     slopes = (sums[1] - top).exp_().div_(sums[0]).sub_(1.0).mul_(factor)
     logits[rows, targets[rows]] = slopes[rows].to(logits.dtype)
 
@@ -269,6 +280,7 @@ def _log_sum(
     factor: float,
     is_whole: bool,
 ) -> None:
+    # In fp32 and apart from the row, which would round them to 16 bits before they are scaled.
     exponentials = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
         row = logits[r]
@@ -288,4 +300,6 @@ def _log_sum(
             for i in range(columns, row.size):
                 store(row, i, np.float32(0.0))
             if is_whole and 0 <= target < columns:
+                # From the unrounded exponential, because a well predicted target's slope is a small
+                # difference.
                 store(row, target, exponentials[target] * share - np.float32(factor))

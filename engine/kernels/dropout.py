@@ -57,42 +57,42 @@ class DropoutMask:
         return 1.0 / (1.0 - self.probability)
 
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Boolean [b, rows, columns], True if the element stays."""
+        """Return booleans [b, rows, columns], True if the element stays."""
         bits = implementation("dropout_bits", device.type)(
             self.keys, self.first_row, rows, columns, device
         )
+        # Numbers of 16 bits without a sign, which torch stores as int16.
         return bits.to(torch.int32).bitwise_and_(0xFFFF) >= self.threshold
 
     def factors(
         self, rows: int, columns: int, device: torch.device, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""
+        """Return the factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
 def keys_on(
     keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
 ) -> torch.Tensor:
-    """Keys as int64 on a device, unless they are there; the host does not wait for a GPU's copy."""
+    """Return keys as int64 on a device; the host does not wait for a GPU's copy."""
     if isinstance(keys, torch.Tensor):
         return keys
+    # Only a copy from page-locked memory runs beside the host.
     return torch.tensor(keys, dtype=torch.int64, pin_memory=device.type == "cuda").to(
         device, non_blocking=True
     )
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """A dropout mask as arguments of a loop: keys (empty without dropout), first row, threshold,
-    scale.
-
-    The threshold has 32 bits like the numbers in the loop. A wider one would halve the vector
-    length.
-    """
+    """Return a dropout mask as arguments of a loop: keys (empty without dropout), first row,
+    threshold, scale."""
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
     return (
         np.asarray(mask.keys, dtype=np.uint64),
         mask.first_row,
+        # 32 bits like the numbers in the loop: a threshold of 64 would halve the vectors, and made
+        # the softmax half as long again.
         np.int32(mask.threshold),
         np.float32(mask.scale),
     )
@@ -105,7 +105,7 @@ def reference_bits(
     columns: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
+    """Return random bits as int16, [len(keys), rows, columns], starting at row `first_row`."""
     blocks = -(-columns // BLOCK)
     counters = torch.arange(blocks * LANES, device=device)
     row_numbers = torch.arange(first_row, first_row + rows, device=device)
@@ -117,16 +117,18 @@ def reference_bits(
         len(keys), rows, blocks, LANES, PIECES
     )
     bits = halves.transpose(-1, -2).reshape(len(keys), rows, blocks * BLOCK)[..., :columns]
+    # torch has few operations on unsigned 16 bits, so the upper half becomes negative.
     return torch.where(bits < 2**15, bits, bits - 2**16).to(torch.int16)
 
 
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
-    """Four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
+    """Return four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low, high = key & LOW, key >> 32
     for _ in range(ROUNDS):
         first, second = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
         words = [
+            # A product may reach the sign of int64, which the mask takes off again.
             ((second >> 32) & LOW) ^ words[1] ^ low,
             second & LOW,
             ((first >> 32) & LOW) ^ words[3] ^ high,
@@ -140,7 +142,7 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
 def compiled_bits(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:
-    """The same bits from a compiled loop."""
+    """Return the bits of `reference_bits` from a compiled loop."""
     blocks = -(-columns // BLOCK)
     bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
     _fill(np.asarray(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
@@ -155,7 +157,8 @@ def _fill(keys: Array, first_row: int, bits: Array) -> None:
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 − p)."""
+    """Return x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 −
+    p)."""
     s, _, h = x.shape
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 
@@ -172,7 +175,7 @@ class _Dropout(torch.autograd.Function):
 
 
 compiled = _Dropout.apply
-"""The same in one pass each way. Backward recomputes the mask."""
+"""Dropout like `reference`, in one pass each way. Backward recomputes the mask."""
 
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -201,8 +204,8 @@ def _drop(
 def bias_dropout_add(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
 ) -> torch.Tensor:
-    """residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper, Section
-    4.2)."""
+    """Return residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper,
+    Section 4.2)."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
 
@@ -216,7 +219,8 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
+    """Return x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b,
+    h]."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
@@ -228,10 +232,11 @@ def normed_sum(
     bias: torch.Tensor | None = None,
     mask: DropoutMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
+    """Return x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
 
-    A GPU does both in one pass each way, where nobody watches the norm by a hook.
+    A GPU does both in one pass each way, unless the norm has a hook.
     """
+    # The kernel does not call the module, so its hooks would see nothing.
     if on_gpu(x.device) and not norm._forward_hooks:
         return kernel("add_norm", x)(x, norm.weight, norm.bias, branch, bias, mask, norm.eps)
     added = x if branch is None else kernel("bias_dropout_add", branch)(branch, bias, x, mask)
@@ -260,6 +265,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         gradient = gradient.contiguous()
+        # Without dropout x's gradient is the output's, and nothing is written.
         to_x = gradient if ctx.mask is None else torch.empty_like(gradient)
         to_bias = torch.zeros(gradient.size(-1))
         _gradient(array(gradient), array(to_x), array(to_bias), *mask_keys(ctx.mask))
@@ -267,7 +273,7 @@ class _BiasDropoutAdd(torch.autograd.Function):
 
 
 compiled_bias_dropout_add = _BiasDropoutAdd.apply
-"""The same in one pass each way. Nothing is kept: backward recomputes the mask."""
+"""`bias_dropout_add` in one pass each way. Nothing is kept: backward recomputes the mask."""
 
 
 @Compiled
@@ -295,6 +301,8 @@ def _add(
                 random_bits(keys[sample], first_row + r, columns, bits)
                 for i in range(columns):
                     keep = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
+                    # In the order of the reference, branch and bias first, so that both round
+                    # alike.
                     store(out, i, load(before, i) + (load(row, i) + load(bias, i)) * keep)
 
 
@@ -308,8 +316,8 @@ def _gradient(
     threshold: np.int32,
     scale: np.float32,
 ) -> None:
-    """Write the gradient of x to `to_x` and add that of the bias to `to_bias`. Without keys `to_x`
-    is not written."""
+    """Write the gradient of x to `to_x` and add the bias's gradient to `to_bias`. Without keys
+    `to_x` is not written."""
     columns = gradient.shape[2]
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     part = np.zeros(columns, dtype=np.float32)
@@ -329,6 +337,7 @@ def _gradient(
                     store(out, i, value)
                     part[i] += value
             rows += 1
+            # Sums of few rows first, because one long fp32 sum rounds more.
             if rows % ROWS_TOGETHER == 0 or rows == gradient.shape[0] * gradient.shape[1]:
                 for i in range(columns):
                     to_bias[i] += part[i]

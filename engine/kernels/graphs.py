@@ -10,8 +10,8 @@ import torch
 
 
 class Captured:
-    """The first call of a function in an iteration, and any later one, which may add to what the
-    first left."""
+    """CUDA graphs of a function: one of its first call in an iteration, and one of any later call,
+    which may add to the first one's results."""
 
     def __init__(
         self,
@@ -19,19 +19,23 @@ class Captured:
         function: Callable[[torch.Tensor], torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Call `begin` and then twice `function`, of a factor, so that all is compiled and loaded;
-        then capture it.
+        """Call `begin`, and `function` of a factor twice, so that everything is compiled and
+        loaded; then capture it.
 
-        It reads `inputs`, which become zero: a replay that did not copy its own would be seen.
+        `function` reads `inputs`, which become zero: a replay that did not copy its own would be
+        seen.
         """
         self.inputs, self.factor = inputs, torch.ones((), device=inputs[0].device)
-        for each in inputs:
-            each.zero_()
+        for tensor in inputs:
+            tensor.zero_()
         begin()
         for _ in range(2):
             function(self.factor)
+        # Again, so that the captured calls are the first and the second of an iteration: the first
+        # writes gradients, and any later one adds.
         begin()
         self.graphs: list[tuple[torch.cuda.CUDAGraph, torch.Tensor]] = []
+        # One pool for both, because they never run at the same time.
         pool = torch.cuda.graph_pool_handle()
         for _ in range(2):
             graph = torch.cuda.CUDAGraph()
@@ -41,14 +45,16 @@ class Captured:
 
     def fits(self, inputs: list[torch.Tensor]) -> bool:
         """True if the graphs take inputs of these shapes."""
-        return [each.shape for each in inputs] == [each.shape for each in self.inputs]
+        return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
-        """Sum of the results of an iteration's calls, by their inputs."""
+        """Replay an iteration's calls, given by their inputs, and return the sum of their
+        results."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):
             for own, given in zip(self.inputs, inputs, strict=True):
+                # A graph reads fixed addresses, so inputs are copied to them.
                 own.copy_(given)
             graph, result = self.graphs[min(number, 1)]
             graph.replay()

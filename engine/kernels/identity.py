@@ -17,14 +17,16 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """The numerics identity of this process; equal runs on one layout have the same bits wherever
-    it is equal."""
+    """Return the numerics identity of this process: where it is equal, equal runs on one layout
+    have the same bits."""
     kind, instructions = processor_kind()
+    # torch names its BLAS in a text alone.
     built = [
         part.rpartition(": ")[2].strip(" -")
         for line in torch.__config__.show().splitlines()
         for part in line.split(",")
     ]
+    # Part of the identity, because other instructions round otherwise.
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
     on_cpu = {
         "processor": kind,
@@ -38,6 +40,7 @@ def numerics_identity(on_gpu: bool) -> dict[str, str]:
         if on_gpu
         else {}
     )
+    # Our kernels count like a library, because a changed loop may round otherwise.
     files = {
         str(path.relative_to(KERNELS)): sha256_file(path) for path in sorted(KERNELS.rglob("*.py"))
     }

@@ -22,7 +22,9 @@ in]."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in], weight [out, in] and bias [out], of any strides → [..., out]."""
+    """Return x · weightᵀ + bias, [..., out], for x [..., in], weight [out, in] and bias [out] of
+    any strides."""
+    # Packed for scoring in oneDNN's own layout, which `F.linear` does not take.
     if weight.is_mkldnn:
         return _product(x, weight, bias)
     if hasattr(weight, ADD_PRODUCT) and torch.is_grad_enabled():
@@ -33,19 +35,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         t is not None and t.requires_grad for t in (x, weight, bias)
     )
     if not has_gradient and x.numel() == x.size(-1) > 0:
+        # Generation reads a weight at 27 GB/s this way, and at 17 through the libraries.
         return _one_row(x, weight, bias)
+    # Without AVX-512 MKL is faster in float32; a processor that multiplies bf16 needs no help.
     if not onednn if x.dtype == torch.float32 else multiplies_bf16:
         return F.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias) if has_gradient else _product(x, weight, bias)
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a [..., m, k] times b [..., k, n] → [..., m, n], without a gradient."""
+    """Return a [..., m, k] times b [..., k, n], [..., m, n], without a gradient."""
     return (widened(a) @ widened(b)).to(a.dtype)
 
 
 def widened(x: Tensor) -> Tensor:
-    """x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
+    """Return x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
     return (
         x.float()
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16
@@ -54,16 +58,19 @@ def widened(x: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
-    """Set `total`, in fp32, to a·b of a and b in 16 bits, or add it: no product is rounded to 16
-    bits in between."""
+    """Set `total`, in fp32, to a·b, or add a·b if `adds`, for a and b in 16 bits: no product is
+    rounded to 16 bits in between."""
     torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.device.type != "cpu":
         return F.linear(x, weight, bias)
+    # Without instructions for bf16 torch multiplies one number at a time; float32 is ten times as
+    # fast.
     if (wide := widened(x)) is not x:
         return F.linear(wide, weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    # 5 to 12 % faster on Zen 4 than torch's default.
     return onednn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -98,10 +105,12 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
         rows, others = gradient.reshape(-1, gradient.size(-1)), x.reshape(-1, x.size(-1))
+        # The product goes to the flat gradient in fp32, and autograd gets none.
         if add := to_weight and ctx.add_product:
             add(rows.t(), others)
         return (
             _product(gradient, weight.t(), None) if to_x else None,
+            # MKL, which is faster than oneDNN for this product alone.
             multiply(rows.t(), others) if to_weight and not add else None,
             rows.sum(dim=0) if to_bias else None,
         )

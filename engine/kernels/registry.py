@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 REFERENCE = "reference"
+# Names and not functions, because modules of GPUs import Triton, which is not everywhere.
 PLACES = {
     "attention": ("attention:reference", "attention:blocked", "gpu.attention:flash"),
     "linear_cross_entropy": (
@@ -32,7 +33,8 @@ PLACES = {
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
     "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", None),
 }
-"""module:function in this folder, or None: the reference, that for CPUs, that for GPUs."""
+"""Implementations of each kernel, module:function in this folder: the reference, for CPUs, for
+GPUs. None means the reference."""
 KERNELS = {
     name: {
         kind: place for kind, place in zip((REFERENCE, "cpu", "cuda"), places, strict=True) if place
@@ -40,6 +42,7 @@ KERNELS = {
     for name, places in PLACES.items()
 }
 """Name → type of device or REFERENCE → module:function."""
+# fp64, in which layouts are compared, takes the references.
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
@@ -48,13 +51,15 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def on_gpu(device: torch.device) -> bool:
-    """True where a step is made of few launches: keys are copied together, products add gradients,
-    updates divide."""
+    """True on a GPU, where launches must be few: keys are copied together, products add gradients,
+    and the update divides."""
+    # Not `== "cuda"`: launches are counted on tensors without values too.
     return device.type != "cpu"
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
-    """The implementation for a tensor's device and dtype. Raises KeyError for an unknown name."""
+    """Return the implementation for a tensor's device and dtype. Raises KeyError for an unknown
+    name."""
     return implementation(
         name,
         tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,
@@ -63,8 +68,8 @@ def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
 
 @cache
 def implementation(name: str, device: str) -> Callable[..., Any]:
-    """The implementation for a type of device. It is the reference if the device has none or Triton
-    is missing."""
+    """Return the implementation for a type of device: the reference if the device has none or
+    Triton is missing."""
     places = KERNELS[name]
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE

@@ -23,6 +23,7 @@ from mlm_repro.engine.launch.local import become_rank
 from mlm_repro.engine.launch.threads import RanksFailed
 
 GRACE_SECONDS = 5.0
+"""Time for the other ranks to report after one has failed, and to end after all have answered."""
 
 
 class _Answer(NamedTuple):
@@ -34,7 +35,7 @@ class _Answer(NamedTuple):
 def run_forked(
     function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` on each rank; returns the results in rank order.
+    """Call `function(*args)` on each rank and return the results in rank order.
 
     Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints
     its stack.
@@ -54,7 +55,7 @@ def run_forked(
             for rank in range(world_size):
                 reader, writer = context.Pipe(duplex=False)
                 waiting[reader] = rank
-                of_rank = (
+                arguments = (
                     rank,
                     world_size,
                     Path(folder) / "store",
@@ -63,7 +64,7 @@ def run_forked(
                     function,
                     args,
                 )
-                processes.append(context.Process(target=_enter, args=of_rank))
+                processes.append(context.Process(target=_enter, args=arguments))
                 processes[-1].start()
                 writer.close()  # the pipe then ends with the rank
             while (
@@ -115,6 +116,8 @@ def _enter(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    """Be one rank: join the gloo group, call the function, and send its result or its failure
+    through the pipe."""
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)
@@ -124,16 +127,16 @@ def _enter(
             dist.init_process_group(
                 "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
             )
-            # a rank that ends while another still connects to it breaks that connection
+            # A rank that ends while another still connects to it would break that connection.
             dist.barrier()
         writer.send(_Answer(function(*args)))
     except BaseException as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         line += (
             ""
             if str(error)
-            else f"{place.line} in {Path(place.filename).name}, line {place.lineno}"
+            else f"{frame.line} in {Path(frame.filename).name}, line {frame.lineno}"
         )
         writer.send(_Answer(None, (time.monotonic(), line, traceback.format_exc())))
     finally:

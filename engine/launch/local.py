@@ -1,5 +1,5 @@
 """Forks one process per local rank where neither torchrun nor Slurm has started them, and keeps
-their buffers.
+large buffers from being returned to the system.
 
 Imports no torch.
 """
@@ -29,14 +29,15 @@ from mlm_repro.lineage.variables import DOOR
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-"""Environment variables: where libraries listen. Ranks of one machine listen to this machine
-alone."""
+"""Environment variables that name the network interface on which gloo and NCCL listen. Forked ranks
+use the loopback."""
+# Half a second was too short on a busy machine.
 STACK_SECONDS = 2.0
 """Time for a rank that did not end to print its stack."""
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:
-    """Do `work` in `ranks` forked processes that find each other; returns the exit code.
+    """Do `work` in `ranks` forked processes that find each other, and return the exit code.
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
@@ -47,19 +48,19 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
     # The port is opened here and handed to rank 0: a free port that was only asked for may be taken
     # before it listens.
-    context, door = multiprocessing.get_context("fork"), socket.create_server(("127.0.0.1", 0))
+    context, listener = multiprocessing.get_context("fork"), socket.create_server(("127.0.0.1", 0))
     shared = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(door.getsockname()[1]),
+        "MASTER_PORT": str(listener.getsockname()[1]),
         "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
     }
 
     def be_rank(rank: int) -> None:
         if rank == 0:
-            os.environ[DOOR] = str(door.detach())
+            os.environ[DOOR] = str(listener.detach())
         else:
-            door.close()
+            listener.close()
         become_rank(rank, shared)
         # A terminal sends Ctrl-C to every process of its group; only the parent shall hear it, and
         # passes it on once.
@@ -79,7 +80,7 @@ def launch(work: Callable[[], object], ranks: int) -> int:
     with when_stopped(pass_on):
         try:
             # A signal between two forks would leave ranks that wait for others that never start.
-            with held_back(), door:
+            with held_back(), listener:
                 for process in processes:
                     process.start()
             code = exit_code_of(_wait(processes), stopped)
@@ -113,20 +114,24 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:
-    """Make a forked process a rank of one thread, with the environment variables that all of them
-    have."""
+    """Make a forked process a rank of one thread, with the environment variables that all ranks
+    share."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
-    doors = dict.fromkeys(INTERFACES - os.environ.keys(), loopback) if loopback else {}
-    os.environ |= {**doors, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    interfaces = dict.fromkeys(INTERFACES - os.environ.keys(), loopback) if loopback else {}
+    os.environ |= {**interfaces, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     if "torch" in sys.modules:
         # The number that torch read when the parent imported it outlives the environment variable.
         sys.modules["torch"].set_num_threads(1)
 
 
 def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
+    """Wait for the ranks and return 0, or the exit code of a rank that failed.
+
+    After a failure the other ranks have `grace_seconds` to end.
+    """
     failed_at = None
     while True:
         codes = [process.exitcode for process in processes]
@@ -137,16 +142,15 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
             failed_at = time.monotonic()
         if None not in codes or (failed_at and time.monotonic() - failed_at > grace_seconds):
             positive = [code for code in failed if code and code > 0]
-            # The exit code is that of the cause: ranks that lost a peer end with the code of an
-            # interruption.
-            # Those of ranks that lost nobody.
+            # Ranks that lost a peer end with the code of an interruption. A rank with another code
+            # is the cause.
             causes = [code for code in positive if code != Interrupted.exit_code]
             return (causes or positive or [-signal.SIGKILL])[0]
         time.sleep(0.05)
 
 
 def keep_large_buffers() -> None:
-    """Keep glibc from handing large buffers back to the system each iteration, the largest cost of
+    """Keep glibc from returning large buffers to the system each iteration, the largest cost of
     training on a CPU.
 
     Every allocation is then served from a heap that is not trimmed. Call before torch is imported.

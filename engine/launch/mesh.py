@@ -1,4 +1,4 @@
-"""Ranks find each other, check that they were given the same work, and build the mesh."""
+"""Joins the launched ranks, checks that they were given the same work, and builds their mesh."""
 
 import faulthandler
 import os
@@ -32,14 +32,14 @@ JOIN_SECONDS = "MLM_JOIN_SECONDS"
 """Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds
 of processes import libraries from one file system."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for another in the middle of the work (gloo; NCCL's own watchdog ends the
+"""How long a rank waits for another during the work (gloo; NCCL's own watchdog ends the
 process)."""
 REPORT_SECONDS = 5.0
-"""How long a rank that gave up waiting gives the others to say that they wait too."""
+"""How long a rank that gave up waiting gives the others to report that they wait too."""
 FLIGHT_RECORDS = "2000"
-"""Collectives that NCCL's flight recorder remembers, and writes down when one does not end."""
+"""Number of collectives that NCCL's flight recorder remembers, and dumps when one does not end."""
 LOCAL_RANKS = "LOCAL_RANK", "SLURM_LOCALID"
-"""Variables with the number of a rank on its machine: torchrun sets the first, `srun` alone the
+"""Variables with a rank's number on its machine: torchrun sets the first, `srun` alone the
 second."""
 STACK_SIGNAL = signal.SIGQUIT
 """Signal that makes a rank print its stack."""
@@ -50,7 +50,7 @@ PEER_GONE = (
     "broken pipe",
     "remote process exited",
 )
-"""Words of gloo and NCCL for a process at the other end that has ended."""
+"""Phrases of gloo and NCCL for a peer process that has ended."""
 
 
 class RanksMissing(HardwareFault):
@@ -58,26 +58,30 @@ class RanksMissing(HardwareFault):
 
 
 class RankLost(Interrupted):
-    """Another rank ended or hangs in the middle of the work: exit code 7."""
+    """Another rank ended or hangs during the work: exit code 7."""
 
 
 def launched_world_size() -> int:
-    """Number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain process."""
-    here = current_rank()
-    return here.world.size if here else launched_ranks() or 1
+    """Return the number of ranks that torchrun, Slurm or `run_threads` started; 1 for a plain
+    process."""
+    thread = current_rank()
+    return thread.world.size if thread else launched_ranks() or 1
 
 
 def local_rank() -> int:
-    """Number of this rank among those of its machine."""
-    here = current_rank()
-    return here.rank if here else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
+    """Return this rank's number on its machine."""
+    thread = current_rank()
+    return (
+        thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
+    )
 
 
 def join_ranks() -> None:
-    """Make the process group of the launched ranks (NCCL on GPUs, gloo on CPUs); nothing to do for
-    one rank.
+    """Make the process group of the launched ranks, with NCCL on GPUs and gloo on CPUs. Do nothing
+    for one rank.
 
-    Raises RanksMissing where not every rank came in time.
+    Raises RanksMissing if not every rank came in time, BadInput if the launcher's variables are
+    incomplete.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -113,8 +117,8 @@ def join_ranks() -> None:
         )
         alone.on_every_rank = True  # rank 0, which speaks to the user, did not start
         raise alone from error
-    # Without the prefix the ranks of a new attempt would be counted on top of those of the last.
-    # Torchrun keeps its store when it starts ranks again.
+    # torchrun keeps its store when it restarts ranks. Without a prefix for each attempt, the count
+    # below would go on from the last attempt's.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"mlm/attempt-{attempt}", shared)
     # Counted before the process group is made, whose own time-out would not say how many ranks are
@@ -148,15 +152,14 @@ def join_ranks() -> None:
 
 
 def leave_ranks() -> None:
-    """Take the process group down before the process ends; left up, it can abort an exiting
-    process."""
+    """Take down the process group. Left up, it can abort a process that exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
-    """Turn what the libraries say when a peer is gone or does not answer into RankLost."""
+    """Turn the libraries' errors for a peer that has ended or does not answer into RankLost."""
     try:
         yield
     except RuntimeError as error:
@@ -169,8 +172,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 
 
 def _hanging(error: RuntimeError) -> RankLost:
-    """Find the ranks that hang: they do not report that they wait as well. Prints where this one
-    waits."""
+    """Print where this rank waits, and return a RankLost that names the ranks that hang: they do
+    not report that they wait too."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
     traceback.print_tb(error.__traceback__)
@@ -199,55 +202,58 @@ def check_agreement(config: dict[str, Any]) -> None:
         return
     configs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(configs, config)
-    flat = [flatten(each) for each in configs]
+    flat = [flatten(configuration) for configuration in configs]
     for rank, other in enumerate(flat):
         for key in sorted(flat[0].keys() | other.keys()):
-            if (mine := flat[0].get(key)) != (theirs := other.get(key)):
-                values = f"{key} is {mine!r} on rank 0 and {theirs!r} on rank {rank}"
+            if (first := flat[0].get(key)) != (differing := other.get(key)):
+                values = f"{key} is {first!r} on rank 0 and {differing!r} on rank {rank}"
                 raise BadInput(f"the ranks disagree about their work: {values}")
 
 
 def local_device() -> torch.device:
-    """This rank's GPU; the CPU if there is none, and for ranks that are threads."""
+    """Return this rank's GPU, or the CPU if the machine has no GPU or ranks are threads."""
     if current_rank() or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank())
 
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
-    """The mesh of `layout` over the threads or processes that were started. Processes speak through
-    NCCL on GPUs, through gloo on CPUs.
+    """Build the mesh of `layout` over the started threads or processes. Processes communicate
+    through NCCL on GPUs, gloo on CPUs.
 
-    Raises BadInput when the number of ranks differs from the layout's, RanksMissing when some do
-    not come.
+    Raises BadInput if the number of ranks differs from the layout's, RanksMissing if some do not
+    come.
     """
     if layout.world_size != launched_world_size():
         raise BadInput(
             f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
         )
-    here, device, waiting = current_rank(), local_device(), Waiting()
+    thread, device, waiting = current_rank(), local_device(), Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()
-    rank = here.rank if here else dist.get_rank()
+    rank = thread.rank if thread else dist.get_rank()
     # Every rank goes through all lines: a process group must be made by all processes, members or
     # not, in one order.
-    lines = [layout.lines(each) for each in range(layout.world_size)]
+    lines = [layout.lines(number) for number in range(layout.world_size)]
 
     def joined(members: tuple[int, ...], group: dist.ProcessGroup | None) -> Axis:
-        place = len(members), members.index(rank), waiting
-        return ThreadAxis(*place, here.world, members) if here else GroupAxis(*place, group)
+        arguments = len(members), members.index(rank), waiting
+        return (
+            ThreadAxis(*arguments, thread.world, members)
+            if thread
+            else GroupAxis(*arguments, group)
+        )
 
     def axis(number: int) -> Axis:
         own: Axis = LoneAxis(waiting=waiting)
         for members in dict.fromkeys(line[number] for line in lines if len(line[number]) > 1):
-            # Every process makes it.
-            group = None if here else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
+            group = None if thread else dist.new_group(members, timeout=COLLECTIVE_TIMEOUT)
             own = joined(members, group) if members == lines[rank][number] else own
         return own
 
     tp, pp, dp, embedding = map(axis, range(4))
-    world = joined(tuple(range(layout.world_size)), None if here else dist.group.WORLD)
+    world = joined(tuple(range(layout.world_size)), None if thread else dist.group.WORLD)
     mesh = ParallelMesh(
         layout, tp, pp, dp, embedding, device, sequence_parallel and layout.tp > 1, world
     )

@@ -2,9 +2,9 @@
 traceback.
 
 A rank is an ordinary rank program: in its thread `build_mesh` gives it a mesh whose collectives and
-messages meet in memory. One rank computes at a time. It holds its world's lock, and gives it away
-where it waits for another; so ranks need no other lock, and a moment in which all wait for each
-other is noticed at once. Sums are taken in one binary tree over the ranks.
+messages meet in memory. One rank computes at a time. It holds its world's lock, and releases it
+while it waits for another rank; so ranks need no other lock, and a deadlock is noticed at once.
+Sums are taken in one binary tree over the ranks.
 """
 
 import sys
@@ -24,11 +24,11 @@ from mlm_repro.engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
 _Number = tuple[int, int, int]
-"""Sender and receiver of a message, and how many it sent to it before."""
+"""Identity of a message: sender, receiver, and the number of earlier messages between them."""
 
 
 class RanksFailed(RuntimeError):
-    """A rank raised, or did not answer in time; the text has the traceback of the rank that failed
+    """A rank raised, or did not answer in time. The text has the traceback of the rank that failed
     first."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
@@ -38,21 +38,21 @@ class RanksFailed(RuntimeError):
 
 
 class ThreadRank(NamedTuple):
-    """The rank that a thread is."""
+    """Identity of a thread that runs a rank: its world and rank."""
 
     world: "World"
     rank: int
 
 
 def current_rank() -> ThreadRank | None:
-    """The rank that this thread is; None outside `run_threads`."""
+    """Return the rank that this thread runs, or None outside `run_threads`."""
     return getattr(_local, "rank", None)
 
 
 def run_threads(
     function: Callable[..., Any], ranks: int, *args: Any, timeout_seconds: float | None = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` on each of `ranks` threads; returns their results in rank order.
+    """Call `function(*args)` on each of `ranks` threads and return their results in rank order.
 
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
     stack of a rank that is still computing, after `timeout_seconds`.
@@ -104,7 +104,8 @@ class _OtherRankFailed(BaseException):
 
 
 class World:
-    """The ranks of one `run_threads`. Every method is called by a thread that holds the lock."""
+    """State that the ranks of one `run_threads` share. Every method is called by a thread that
+    holds the lock."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -123,7 +124,7 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until one has woken this one and it `is_ready`."""
+        """Let other ranks compute until this rank has been woken and `is_ready()` is true."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -132,13 +133,13 @@ class World:
             self.check()
 
     def wake(self, rank: int) -> None:
-        """Let a rank that waits look again."""
+        """Let a waiting rank check again whether it is ready."""
         if rank not in self._ended:
             self._awake.add(rank)
             self._wakeups[rank].notify()
 
     def check(self) -> None:
-        """End this rank if another has failed."""
+        """End the calling rank if another rank has failed."""
         if self.failure is not None:
             raise _OtherRankFailed
 
@@ -152,7 +153,7 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Note that a rank has ended."""
+        """Mark a rank as ended, and let the others notice a deadlock."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 
@@ -169,7 +170,8 @@ class World:
 
 @dataclass
 class _Meeting:
-    """Ranks of one axis in a collective. It is over when the values are gone."""
+    """State of one collective: the values of the ranks that came, and the result. It is over when
+    `values` is empty."""
 
     values: dict[int, Any] = field(default_factory=dict)
     result: Any = None
@@ -177,6 +179,8 @@ class _Meeting:
 
 @dataclass
 class _Receipt:
+    """Message that a rank expects and will copy into `tensor`."""
+
     world: World
     number: _Number
     tensor: torch.Tensor
@@ -191,15 +195,16 @@ class _Receipt:
 
 @dataclass(frozen=True)
 class ThreadAxis(Axis):
-    """An axis whose ranks are threads. Whatever is started is over at once, but for a message to be
-    received."""
+    """Axis whose ranks are threads. A started operation is complete at once, except the receipt of
+    a message."""
 
     world: World = field(default_factory=lambda: World(1), compare=False)
     members: tuple[int, ...] = ()
-    """Global ranks along the axis."""
+    """Global ranks along the axis, in order."""
 
     def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """combine(values of all ranks), which the last to come computes while the others wait."""
+        """Return combine(values of all ranks). The last rank to come computes it while the others
+        wait."""
         meeting, me = self.world.meetings[self.members], self.members[self.rank]
         meeting.values[me] = value
         with self.waiting:
@@ -242,22 +247,22 @@ class ThreadAxis(Axis):
         return list(self._meet(value, list))
 
     def start_send(self, tensor: torch.Tensor, peer: int) -> Pending:
-        way = self.members[self.rank], self.members[peer]
+        route = self.members[self.rank], self.members[peer]
         # A copy: a sender may overwrite its buffer as soon as the message is on its way.
-        self.world.messages[*way, self.world.sent[way]] = tensor.clone()
-        self.world.sent[way] += 1
+        self.world.messages[*route, self.world.sent[route]] = tensor.clone()
+        self.world.sent[route] += 1
         self.world.wake(self.members[peer])
         return DONE
 
     def start_receive(self, tensor: torch.Tensor, peer: int) -> Pending:
-        way = self.members[peer], self.members[self.rank]
-        self.world.expected[way] += 1
-        return _Receipt(self.world, (*way, self.world.expected[way] - 1), tensor)
+        route = self.members[peer], self.members[self.rank]
+        self.world.expected[route] += 1
+        return _Receipt(self.world, (*route, self.world.expected[route] - 1), tensor)
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of neighbours, then of neighbouring sums, and so on; with an odd number the last one
-    stays as it is."""
+    """Add neighbours, then neighbouring sums, and so on; with an odd number the last one waits for
+    the next round."""
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)
         parts = [left + right for left, right in pairs] + list(parts[len(parts) // 2 * 2 :])

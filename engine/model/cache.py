@@ -1,5 +1,5 @@
-"""Attention outside of training: of next positions to all before them, and of the scored positions
-alone.
+"""Attention for generation, where keys and values are stored, and for scoring, where only some
+positions are needed.
 
 Shapes: b sequences, s inputs of a layer, q positions of its output, n heads, d head dim, t
 tensor-parallel ranks.
@@ -17,34 +17,34 @@ from mlm_repro.engine.kernels.registry import kernel
 
 
 class Cache(ABC):
-    """Positions at which a layer computes its output, and keys and values that they see. Not for a
-    divided sequence."""
+    """Base of both caches: positions at which a layer computes its output, and the keys and values
+    that they see. Not for a divided sequence."""
 
     @property
     def length(self) -> int:
-        """Positions before the inputs of the stage."""
+        """Number of positions before the stage's inputs."""
         return 0
 
     @abstractmethod
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        """Outputs of a layer's heads, [q, b, h/t], from its inputs' queries, keys and values [s, b,
-        n/t, 3, d]."""
+        """Return the outputs of a layer's heads, [q, b, h/t], from its inputs' queries, keys and
+        values [s, b, n/t, 3, d]."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
-        """A layer's inputs x [s, b, h] at the positions of its output, [q, b, h]."""
+        """Return a layer's inputs x [s, b, h] at the positions of its output, [q, b, h]."""
         return x
 
 
 @dataclass
 class KeyValueCache(Cache):
-    """Keys and values of one stage's layers, for sequences of at most `capacity` positions; the
-    inputs are the next."""
+    """Keys and values of one stage's layers, for sequences of at most `capacity` positions. Inputs
+    are the positions after the stored ones."""
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)
     """Keys and values of each layer, [2, b, n/t, capacity, d]."""
     _seen: Counter[int] = field(default_factory=Counter)
-    """Positions that each layer has stored."""
+    """Number of positions that each layer has stored."""
 
     @property
     def length(self) -> int:
@@ -54,8 +54,9 @@ class KeyValueCache(Cache):
         query, key, value = by_head(qkv)
         b, n, q, d = key.shape
         if layer not in self._stored:
+            # Allocated once at full capacity: growing by a token would copy everything each time.
             self._stored[layer] = key.new_empty(2, b, n, self.capacity, d)
-        # By layer, because the stage's layers are run one after the other.
+        # Counted by layer, because the stage's layers are run one after the other.
         start = self._seen[layer]
         end = self._seen[layer] = start + q
         keys, values = self._stored[layer][:, :, :, :end]
@@ -65,14 +66,15 @@ class KeyValueCache(Cache):
 
 @dataclass
 class ScoredPositions(Cache):
-    """Positions [b, q] at which alone the last layer computes its output; the layers before it
-    compute all."""
+    """Positions [b, q] to score: the last layer computes its output at these alone, the layers
+    before it everywhere."""
 
     positions: Tensor
     last_layer: int
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
-        # Whose outputs at every position are the next layer's keys and values.
+        # Layers before the last compute every position, because their outputs are the next layer's
+        # keys and values.
         if layer != self.last_layer:
             return kernel("attention", qkv)(qkv, None)
         query, key, value = by_head(qkv)
@@ -84,20 +86,20 @@ class ScoredPositions(Cache):
 
 
 def rows_at(x: Tensor, positions: Tensor) -> Tensor:
-    """States [s, b, h] at positions [b, q], [q, b, h]."""
+    """Return the states [s, b, h] at positions [b, q], as [q, b, h]."""
     return x.take_along_dim(positions.T[..., None], dim=0)
 
 
 def by_head(qkv: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys and values, each [b, n/t, s, d], of [s, b, n/t, 3, d]."""
+    """Split [s, b, n/t, 3, d] into queries, keys and values, each [b, n/t, s, d]."""
     return qkv.permute(3, 1, 2, 0, 4).unbind(0)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, positions: Tensor) -> Tensor:
-    """Outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q], which see keys up to
-    their own."""
-    is_past = (
-        torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]
-    )  # [b or 1, 1, q, s]
+    """Return the outputs [q, b, h/t] of queries [b, n/t, q, d] at positions [b or 1, q], which see
+    keys up to their own."""
+    # A mask [b or 1, 1, q, s], because torch's `is_causal` aligns the first query with the first
+    # key.
+    is_past = torch.arange(key.size(2), device=key.device) <= positions[:, None, :, None]
     context = F.scaled_dot_product_attention(query, key, value, attn_mask=is_past)
     return context.permute(2, 0, 1, 3).flatten(2)

@@ -22,11 +22,12 @@ from mlm_repro.engine.rng import Dropout
 
 
 class GPT2(CausalModel):
-    """Language model over token ids, or one pipeline stage of it. Parameters bear the whole model's
+    """Language model over token ids, or one pipeline stage of it. Parameters have the whole model's
     names."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:
+            # The last stage holds the word embedding too, as its output head.
             self.embedding = Embedding(config, mesh, has_positions=self.stage.is_first)
         self.layers = self.layers_of(TransformerLayer)
         if self.stage.is_last:
@@ -49,6 +50,7 @@ class GPT2(CausalModel):
         return self.forward(inputs, cache=ScoredPositions(positions, self.config.num_layers - 1))
 
     def logits(self, hidden: Tensor) -> Tensor:
+        # f, because the head is a column-parallel product: the vocabulary is divided.
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(hidden, self.embedding.word_embeddings.weight)
 
@@ -59,6 +61,8 @@ class GPT2(CausalModel):
         hidden = enter_tensor_parallel(hidden, self.mesh.tp, self.mesh.sequence_parallel).flatten(
             0, 1
         )  # [s·b, h]
+        # Targets are put into the order of the hidden states, position first, which moves the
+        # smaller of the two.
         weight, targets = (
             self.embedding.word_embeddings.weight,
             batch.targets.transpose(0, 1).flatten(),

@@ -16,23 +16,24 @@ from mlm_repro.engine.rng import Dropout
 
 @dataclass(frozen=True)
 class Recurrence:
-    """States of the segment before, by layer, [m, b, h], and those that this segment leaves for the
-    next.
+    """Memory of one microbatch: the previous segment's states by layer, [m, b, h], and the states
+    that this segment leaves.
 
-    A model with memory reads `before` and writes `after`; a pass over the same microbatch again
-    meets the same values. Where nothing is computed again, both may be one.
+    A model with memory reads `before` and writes `after`, so a recomputed pass reads the same
+    values. Where nothing is recomputed, both may be one dict.
     """
 
+    # Two dicts, because a layer that is recomputed must not read what its first pass wrote.
     before: dict[int, Tensor] = field(default_factory=dict)
     after: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SentencePairs:
-    """A BERT's inputs besides the tokens."""
+    """A BERT's inputs besides the tokens: token types, padding and the order of both parts."""
 
     token_types: Tensor
-    """0 for tokens of the first part, 1 for those of the second, [b, s]."""
+    """0 for tokens of the first part, 1 for tokens of the second, [b, s]."""
     is_token: Tensor
     """False at padding, [b, s]."""
     is_swapped: Tensor
@@ -51,20 +52,21 @@ class PipelineInput:
     pairs: SentencePairs | None = None
     """Parts and padding, for a BERT; None if a sequence is one part without padding."""
     places: tuple[int, ...] = ()
-    """Places of its sequences in the global batch; empty outside one."""
+    """Indices of its sequences in the global batch; empty outside of training."""
     mean_targets: Tensor | None = None
-    """Mean number of targets of a microbatch over the whole global batch, a scalar; None for this
-    one's own number."""
+    """Mean number of targets per microbatch over the whole global batch, a scalar; None to divide
+    by the number of its own."""
 
     def tensors(self) -> list[Tensor]:
-        """Tensors that differ between microbatches of one sequence each."""
+        """Return the tensors that change from microbatch to microbatch, apart from a BERT's pairs
+        and a model's memory."""
         given = (
             self.tokens,
             self.targets,
             self.mean_targets,
             self.dropout.table if self.dropout else None,
         )
-        return [each for each in given if each is not None]
+        return [tensor for tensor in given if tensor is not None]
 
 
 def to_input(
@@ -75,11 +77,13 @@ def to_input(
     pairs: Sequence[PairSample] = (),
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
-    """A microbatch on the mesh's device. Without `pairs` the tokens are [b, s + 1] and each
+    """Build a microbatch on the mesh's device. Without `pairs` the tokens are [b, s + 1], and each
     predicts the next."""
     rows = _on_device(tokens, mesh)
     if not pairs:
+        # Two views of one copy, which differ by a token.
         return PipelineInput(rows[:, :-1], rows[:, 1:], dropout, recurrence, places=places)
+    # A pair's first field is its tokens, which `tokens` has already.
     _, *columns = zip(*pairs, strict=True)
     targets, types, lengths, is_swapped = (_on_device(np.array(column), mesh) for column in columns)
     is_token = torch.arange(rows.size(1), device=mesh.device) < lengths[:, None]
@@ -89,8 +93,9 @@ def to_input(
 
 
 def _on_device(array: NDArray[Any], mesh: ParallelMesh) -> Tensor:
-    """The array on the mesh's device; the host does not wait for the copy."""
+    """Copy an array to the mesh's device. The host does not wait for a GPU."""
     tensor = torch.from_numpy(array)
+    # Only a copy from page-locked memory can run beside the host.
     return (tensor.pin_memory() if mesh.device.type == "cuda" else tensor).to(
         mesh.device, non_blocking=True
     )

@@ -28,7 +28,7 @@ class StageModel(nn.Module, ABC):
     layers: nn.ModuleDict
     """This stage's layers by their global numbers."""
     scales_residual: ClassVar = True
-    """True if the last weight of each branch begins smaller, by √(2L)."""
+    """True if each branch's last weight is drawn with a deviation smaller by √(2L)."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class StageModel(nn.Module, ABC):
         self.build(config, mesh)
 
     def layers_of(self, kind: Callable[..., nn.Module]) -> nn.ModuleDict:
-        """This stage's layers, each `kind(config, mesh, number, whether its attention is
+        """Build this stage's layers, each `kind(config, mesh, number, whether its attention is
         recomputed)`."""
+        # Keys are the layers' global numbers, from which parameters have the whole model's names.
         recomputes = self.recomputes_attention
         return nn.ModuleDict(
             {str(n): kind(self.config, self.mesh, n, recomputes) for n in self.stage.layers}
@@ -56,11 +57,11 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """Make the modules of the stage."""
+        """Create the modules of the stage; `initialize` fills their parameters."""
 
     def initialize(self, seed: int) -> None:
-        """Give every parameter its initial value, which depends only on (seed, global name, global
-        shape).
+        """Fill every parameter with its initial value, which depends only on (seed, global name,
+        global shape).
 
         Its distribution follows from the parameter's role
         (`mlm_repro.engine.parallel.sharding.Role`).
@@ -68,6 +69,7 @@ class StageModel(nn.Module, ABC):
         std = self.config.init_std
         last_std = std / math.sqrt(2 * self.config.num_layers if self.scales_residual else 1)
 
+        # On the inner function, because autograd is switched off for a thread, not for a process.
         @torch.no_grad()
         def fill(parameter: ShardedParameter) -> None:
             if parameter.role is Role.BIAS:
@@ -79,33 +81,35 @@ class StageModel(nn.Module, ABC):
                 whole = initial_normal(seed, parameter.name, parameter.global_shape, deviation)
                 parameter.local.copy_(parameter.shard(whole))
 
-        with ThreadPoolExecutor(
-            torch.get_num_threads()
-        ) as pool:  # torch draws normal values on one thread
+        # torch draws normal values on one thread, so several parameters are drawn at a time. Each
+        # has a generator of its own, and their order does not matter.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             list(pool.map(fill, sharded_parameters(self, self.mesh)))
 
     @abstractmethod
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
-        """Output of the stage for this microbatch, [s, b, h]."""
+        """Return the output of the stage for this microbatch, [s, b, h]."""
 
     @abstractmethod
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Mean loss of the microbatch's sequences from the last stage's output, a scalar."""
+        """Return the mean loss of the microbatch's sequences from the last stage's output, a
+        scalar."""
 
 
 class CausalModel(StageModel):
-    """A model of each token from those before it, which can be scored and sampled from."""
+    """A model that predicts each token from the tokens before it, so that it can be scored and
+    sampled from."""
 
     @abstractmethod
     def forward(self, inputs: Tensor, dropout: Dropout | None = None) -> Tensor:
-        """Output of the stage, [s, b, h]; on the last stage, after the final layer norm, the input
-        of `logits`."""
+        """Return the output of the stage, [s, b, h]; on the last stage, after the final layer norm,
+        the input of `logits`."""
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """The last stage's output at positions [b, q] alone, [q, b, h], up to rounding; no
-        dropout."""
+        """Return the last stage's output at positions [b, q] alone, [q, b, h], without dropout and
+        equal up to rounding."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """States [..., h] → this rank's logits [..., v/t]."""
+        """Return this rank's logits [..., v/t] for states [..., h]."""

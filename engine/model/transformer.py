@@ -58,8 +58,11 @@ class SelfAttention(nn.Module):
         )  # [s, b, n/t, 3, d]
         if cache:
             return self.dense(cache.attend(self.layer, qkv), add_bias=False)  # [q, b, h]
+        # Rows of a mask are numbered over the heads of all ranks, so that every layout drops the
+        # same.
         attend, first_row = kernel("attention", qkv), self.axis.rank * self.heads * len(qkv)
         mask = dropout.mask(f"layers.{self.layer}.attention", first_row) if dropout else None
+        # Only the reference keeps its scores; the faster kernels recompute them in any case.
         context = recomputed(
             self.recompute and attend is reference, attend, qkv, mask
         )  # [s, b, h/t]
@@ -79,6 +82,7 @@ class MLP(nn.Module):
         self.dense_4h_to_h = RowParallelLinear(4 * h, h, mesh)
 
     def forward(self, x: Tensor) -> Tensor:
+        # GeLU's kernel adds the bias in its own pass.
         x = self.dense_h_to_4h(x, add_bias=False)
         return self.dense_4h_to_h(
             kernel("bias_gelu", x)(x, self.dense_h_to_4h.bias), add_bias=False
@@ -88,7 +92,7 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(LN(x)), then x + MLP(LN(x)), each branch with dropout: [s, b, h] → [s, b, h].
 
-    With a cache, which is not for training, the output is that at its positions, [q, b, h].
+    With a cache, for evaluation only, the output is [q, b, h], at the cache's positions.
     """
 
     attention_class: type[SelfAttention] = SelfAttention
@@ -110,22 +114,24 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         x, normed = normed_sum(self.input_layernorm, x)
         attention = self.self_attention(normed, dropout, cache)
+        # The residual at the branch's positions, which may be fewer than the layer's inputs.
         x = cache.rows(self.layer, x) if cache else x
         bias_and_mask = self.bias_and_mask(len(x), "attention", dropout)
         x, normed = normed_sum(self.post_attention_layernorm, x, attention, *bias_and_mask)
         return self.add(x, self.mlp(normed), "mlp", dropout)
 
     def add(self, x: Tensor, branch: Tensor, of: str, dropout: Dropout | None = None) -> Tensor:
-        """x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h] and its
-        bias [h]."""
+        """Return x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h]
+        and its bias [h]."""
         bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
     def bias_and_mask(
         self, rows: int, of: str, dropout: Dropout | None
     ) -> tuple[Tensor, DropoutMask | None]:
-        """The bias of the branch `of` attention or mlp, [h], and the mask of its `rows`
-        positions."""
+        """Return the bias [h] of the branch `of` attention or mlp, and the dropout mask of its
+        `rows` positions."""
+        # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
 
@@ -150,16 +156,18 @@ class Embedding(nn.Module):
         return drop(self.embedded(tokens, start), "embedding", dropout, self.mesh)
 
     def embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """The same without dropout."""
+        """Return word plus position embedding without dropout, [s, b, h]."""
         words = self.word_embeddings(tokens)  # [s, b, h]
+        # With sequence parallelism a rank has its own part of the positions.
         first = start + self.mesh.sequence_rank * words.size(0)
         positions = torch.arange(first, first + words.size(0), device=tokens.device)
         return words + F.embedding(positions, self.position_embeddings.weight).unsqueeze(1)
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
-    """A table [rows, columns] that `initialize` fills: torch's own initial values import its
-    compiler on `meta`."""
+    """Create a table [rows, columns] without values, which `initialize` fills."""
+    # Not `nn.Embedding(rows, columns)`: torch's own initial values import its compiler on `meta`,
+    # which took seconds of every command.
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
@@ -167,8 +175,8 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
     """Apply the layers in order: [s, b, h] → [s, b, h]; `others` are each layer's further
     arguments.
 
-    With `at_once`, only the input of every so many layers is kept for the backward pass; the rest
-    is recomputed.
+    With `at_once`, the backward pass recomputes groups of `at_once` layers, and only the input of
+    each group is kept.
     """
 
     def run(group: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -183,22 +191,23 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments); if wanted, its intermediate results are computed again in the backward
-    pass, not kept.
-
-    Randomness is keyed (`mlm_repro.engine.rng`), so no generator's state is kept for it.
-    """
+    """Return function(*arguments). If wanted, its intermediate results are recomputed in the
+    backward pass, not kept."""
+    # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):
         return function(*arguments)
+    # Dropout is keyed by its site (`mlm_repro.engine.rng`), so no generator's state has to be kept.
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
-    """Dropout on a layer's attention weights, [b, n/t, s, k]."""
+    """Apply dropout to a layer's attention weights, [b, n/t, s, k]."""
     if dropout is None:
         return weights
     rows, k = weights.size(1) * weights.size(2), weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
+    # The kernel drops while it reads; the factors below would be a second tensor of the size of the
+    # scores.
     if registry.on_gpu(weights.device):
         dropped: Tensor = kernel("dropout", weights)(
             weights.flatten(1, 2).transpose(0, 1), mask
@@ -208,12 +217,12 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
 
 
 def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> Tensor:
-    """Dropout on the residual stream, [s, b, h]."""
+    """Apply dropout to the residual stream, [s, b, h]."""
     mask = _mask(site, len(x), dropout, mesh)
     return x if mask is None else kernel("dropout", x)(x, mask)
 
 
 def _mask(site: str, rows: int, dropout: Dropout | None, mesh: ParallelMesh) -> DropoutMask | None:
-    """The mask of this rank's rows; a divided sequence takes its part of the whole mask, so layouts
-    agree."""
+    """Return the mask of this rank's rows, or None without dropout. A divided sequence takes its
+    part of the whole mask, so that layouts agree."""
     return dropout.mask(site, mesh.sequence_rank * rows) if dropout else None

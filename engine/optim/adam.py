@@ -1,6 +1,5 @@
-"""Adam's step over flat storage: AdamW takes it as it is, LAMB scales it to each tensor (Kingma &
-Ba 2015; Loshchilov & Hutter 2019; You et al. 2020, Algorithm 2).
-"""
+"""Adam's step over flat storage: AdamW takes it as it is, LAMB scales it for each tensor (Kingma &
+Ba 2015; Loshchilov & Hutter 2019; You et al. 2020, Algorithm 2)."""
 
 import math
 from dataclasses import replace
@@ -21,6 +20,8 @@ class FlatAdamW(FlatOptimizer):
     """Adam with decoupled weight decay, one fused update per group."""
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
+        # The division that the reducer has left joins the clipping, and saves a pass over the
+        # gradient.
         step, gradient = (
             replace(step, clipping=step.clipping / group.divisor),
             group.main_gradient[group.own],
@@ -34,8 +35,8 @@ class FlatLamb(FlatOptimizer):
     """LAMB: x ← x − η·φ(‖x‖)/‖u‖·u with u = m̂/(√v̂ + ε) + λx; the ratio is 1 where either norm is
     0.
 
-    A tensor is a layer of the paper; its norms are those of the whole tensor, over every rank that
-    holds a part of it. The paper's form corrects the moments' bias and has φ(z) = z.
+    A tensor is a layer of the paper; its norms are of the whole tensor, over every rank that holds
+    a part of it. The paper's form corrects the moments' bias and has φ(z) = z.
     """
 
     is_corrected = True
@@ -53,6 +54,7 @@ class FlatLamb(FlatOptimizer):
         ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0).clamp(
             max=self.largest_ratio
         )
+        # A tensor and not numbers, so that the host does not wait for a GPU to read the ratios.
         scales = (-step.learning_rate * ratios).to(direction.dtype)
         for weights, change, scale in zip(
             group.pieces(group.master), group.pieces(direction), scales, strict=True
@@ -62,16 +64,20 @@ class FlatLamb(FlatOptimizer):
             copy.copy_(group.master)
 
     def _norms(self, group: FlatGroup, own: Tensor) -> Tensor:
-        """Norm of every whole tensor of the group, [tensors], float64.
+        """Return the norm of every whole tensor of the group, [tensors], float64. Collective.
 
-        The last pipeline stage takes the first's for its copy of the embedding: sums over other
-        owners' parts could round otherwise, and the copies would part.
+        The last pipeline stage takes the first stage's norm for its copy of the embedding.
         """
+        # Squares can be added over owners and ranks, norms cannot.
         squares = torch.stack(torch._foreach_norm(group.pieces(own))).double().square()
         group.owners.all_reduce(squares)
+        # A tensor that is not divided is whole on every tensor-parallel rank and must not be
+        # counted t times.
         divided = torch.tensor([p.dim is not None for p in group.parameters], device=squares.device)
         squares = torch.where(divided, self.mesh.tp.all_reduce(squares * divided), squares)
         for number, parameter in enumerate(group.parameters):
+            # Sums over other owners' parts could round otherwise on the last stage, and its copy
+            # would part from the first stage's embedding.
             if parameter.role is Role.TIED_EMBEDDING:
                 self.mesh.embedding.all_reduce(squares[number].mul_(not parameter.is_copy))
         return squares.sqrt()
@@ -97,7 +103,9 @@ class LambOfThePost(FlatLamb):
     largest_ratio = 10.0
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
+        # Divided by the clipping, which is applied to the sum: the decay itself is not clipped.
         group.own_gradient.add_(group.master, alpha=step.weight_decay / step.clipping)
+        # On the rate, where the trust ratio cannot take it out again.
         outside = math.sqrt(1 - step.beta2**step.steps) / (1 - step.beta1**step.steps)
         super().update(
             group, replace(step, learning_rate=outside * step.learning_rate, weight_decay=0.0)
@@ -107,8 +115,9 @@ class LambOfThePost(FlatLamb):
 def build_optimizer(
     parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
 ) -> FlatOptimizer:
-    """The recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO stage
-    1)."""
+    """Build the recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO
+    stage 1)."""
+    # By name, so that another optimizer needs no change here (`docs/extend/optimizer.md`).
     module, _, name = OPTIMIZERS[train.optimizer].partition(":")
     optimizer: type[FlatOptimizer] = getattr(import_module(module), name)
     return optimizer(parameters, train, mesh, shard)

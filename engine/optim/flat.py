@@ -15,13 +15,13 @@ from mlm_repro.engine.parallel.mesh import Axis, LoneAxis, ParallelMesh
 from mlm_repro.engine.parallel.sharding import ShardedParameter
 
 Written = list[tuple[str, ShardedParameter, int, Callable[[], Tensor | None]]]
-"""Tensors by name: the parameter, the data-parallel rank that writes it, and what returns it there,
-None elsewhere."""
+"""Tensors of a checkpoint: name, parameter, data-parallel rank that writes it, and a function that
+returns the tensor on that rank and None on the others."""
 
 
 class FlatGroup:
-    """Parameters that share a weight decay, laid out as views of one flat tensor; so are their
-    gradients.
+    """Parameters with one weight decay, laid out as views of one flat tensor, and their gradients
+    as views of another.
 
     In fp16 and bf16, unless `is_pure`, the optimizer works on fp32 copies and has the gradient in
     fp32. The optimizer's part, `master` and its moments, is divided over `owners`; an axis of size
@@ -33,20 +33,24 @@ class FlatGroup:
     ) -> None:
         self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
         first = parameters[0].local
-        each = -(-sum(p.local.numel() for p in parameters) // owners.size)
-        self.flat = torch.zeros(each * owners.size, dtype=first.dtype, device=first.device)
+        # Rounded up, so that all owners have equal slices; zeros at the end belong to no parameter.
+        size = -(-sum(p.local.numel() for p in parameters) // owners.size)
+        self.flat = torch.zeros(size * owners.size, dtype=first.dtype, device=first.device)
         for parameter, value in self.views(self.flat):
             value.copy_(parameter.local.data)
+            # The model computes with views of the flat tensor, so that an update needs no copy
+            # back.
             parameter.local.data = value
         self.is_mixed = first.dtype in (torch.float16, torch.bfloat16) and not is_pure
-        self.own = slice(owners.rank * each, (owners.rank + 1) * each)
+        self.own = slice(owners.rank * size, (owners.rank + 1) * size)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.own_copy = self.flat[self.own] if self.is_mixed else None
         """The slice of the model's weights that this owner updates; None if it is `master`
         itself."""
+        # In fp32 in mixed precision: a 16-bit sum over microbatches would lose its small terms.
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.divisor = 1.0
-        """`main_gradient` is still to be divided by it, which a GPU's update does in its own
+        """Divisor that `main_gradient` still lacks; on a GPU the update applies it in its own
         pass."""
         self.gradients = list(self.views(self.main_gradient))
         """Views of the gradient, each with its parameter."""
@@ -61,7 +65,7 @@ class FlatGroup:
 
     @property
     def own_gradient(self) -> Tensor:
-        """This owner's slice of the gradient, divided."""
+        """This owner's slice of the gradient, to which the divisor is applied first."""
         if self.divisor != 1:
             self.main_gradient.div_(self.divisor)
             self.divisor = 1.0
@@ -73,16 +77,16 @@ class FlatGroup:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
     def views(self, flat: Tensor) -> Iterator[tuple[ShardedParameter, Tensor]]:
-        """Each parameter with its view of a flat tensor, in the parameter's shape."""
+        """Yield each parameter with its view of a flat tensor, in the parameter's shape."""
         for parameter, start, end in self.starts():
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """The gradient from `start` to `end` in parts, each with the owner that updates its
+        """Return the gradient from `start` to `end` in slices, each with the owner that updates its
         weights."""
-        each = self.own.stop - self.own.start
+        size = self.own.stop - self.own.start
         cuts = [
-            (owner, max(start, owner * each), min(end, owner * each + each))
+            (owner, max(start, owner * size), min(end, owner * size + size))
             for owner in range(self.owners.size)
         ]
         return [
@@ -90,7 +94,8 @@ class FlatGroup:
         ]
 
     def starts(self) -> Iterator[tuple[ShardedParameter, int, int]]:
-        """Each parameter with its first element and the one after its last, in the flat tensor."""
+        """Yield each parameter with the indices of its first element and of the one after its last,
+        in the flat tensor."""
         end = 0
         for parameter in self.parameters:
             start = end
@@ -98,19 +103,20 @@ class FlatGroup:
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
-        """Flat slices, one per parameter, of a tensor laid out as `master`; empty where another
-        rank is the owner."""
+        """Return flat slices, one per parameter, of a tensor laid out as `master`; empty where
+        another rank is the owner."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
-        """This owner's elements among the flat ones from `start` to `end`, of a tensor laid out as
-        `master`."""
+        """Return this owner's elements among the flat ones from `start` to `end`, of a tensor laid
+        out as `master`."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 
 
 class FlatOptimizer(ABC):
-    """Global-norm clipping and decoupled weight decay of the parameters whose role is decayed."""
+    """Base of the optimizers: groups of parameters by weight decay, clipping by the global norm,
+    and the state as checkpoints have it."""
 
     def __init__(
         self,
@@ -124,6 +130,7 @@ class FlatOptimizer(ABC):
         owners = mesh.dp if shard else LoneAxis()
         is_pure = train.precision == "fp16-pure"
         self.groups = []
+        # Two groups, because weight decay is one number of an update.
         for is_decayed, decay in ((True, train.weight_decay), (False, 0.0)):
             if chosen := [p for p in parameters if p.role.is_decayed == is_decayed]:
                 self.groups.append(FlatGroup(chosen, decay, owners, is_pure))
@@ -134,10 +141,11 @@ class FlatOptimizer(ABC):
         """Update a group's master weights, and their copy in the model, from its gradient."""
 
     def gradient_norm(self) -> Tensor:
-        """Norm of the whole gradient over all ranks, counting shared parameters once; a float64
-        scalar."""
+        """Return the norm of the whole gradient over all ranks, counting shared parameters once; a
+        float64 scalar. Collective."""
         device = self.groups[0].master.device
         own = [
+            # On a GPU the gradient stays undivided, and the norm is divided instead.
             group.main_gradient[group.own] if registry.on_gpu(device) else group.own_gradient
             for group in self.groups
         ]
@@ -148,8 +156,8 @@ class FlatOptimizer(ABC):
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
-        """This owner's pieces of tensors laid out as `master`, without those that another rank
-        counts."""
+        """Return this owner's pieces of tensors laid out as `master`, without parameters that
+        another rank counts."""
         return [
             piece
             for group, flat in zip(self.groups, flats, strict=True)
@@ -158,6 +166,8 @@ class FlatOptimizer(ABC):
         ]
 
     def _over_ranks(self, sums: Tensor) -> Tensor:
+        # Not over data-parallel ranks as such: replicas hold the same sum, and only owners hold
+        # parts.
         for axis in (self.groups[0].owners, self.mesh.tp, self.mesh.pp):
             axis.all_reduce(sums)
         return sums
@@ -167,6 +177,7 @@ class FlatOptimizer(ABC):
         """Clip, update the master weights and copy them to the model's."""
         self.steps += 1
         train, limit = self.train, self.train.clip_gradient
+        # With the 1e-6 of torch and Megatron-LM, to clip as they do.
         clipping = limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0
         constants = train.adam_beta1, train.adam_beta2, train.adam_epsilon
         for group in self.groups:
@@ -176,8 +187,8 @@ class FlatOptimizer(ABC):
             group.publish()
 
     def try_step(self) -> None:
-        """Dry run: allocates what a step allocates, changes nothing. Call before the first step
-        only."""
+        """Run one update with rate 0, so that its memory is allocated, then reset moments and step
+        count. Overwrites the gradients. Call before the first step only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -187,7 +198,8 @@ class FlatOptimizer(ABC):
         self.steps = 0
 
     def written(self) -> Written:
-        """The tensors of a checkpoint. Every rank calls each function, in one order."""
+        """Return the optimizer's tensors for a checkpoint. Every rank calls each function, in one
+        order."""
         return [
             (
                 f"{name}.{parameter.name}",
@@ -199,13 +211,16 @@ class FlatOptimizer(ABC):
             for name, part in group.state.items()
             for parameter, start, _ in group.starts()
             if not parameter.is_copy
+            # By first element, which spreads the bytes over the data-parallel ranks and makes the
+            # writer the owner of the start.
             for writer in [start // -(-group.flat.numel() // self.mesh.dp.size)]
         ]
 
     def _whole(
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
-        """Owners send the writer their elements of a tensor."""
+        """Return a whole state tensor on the rank that writes it; the owners send their elements,
+        and get None."""
         owners, end, shape = group.owners, start + parameter.local.numel(), parameter.local.shape
         own = group.piece(part, start, end)
         if self.mesh.dp.rank != writer:
@@ -214,6 +229,7 @@ class FlatOptimizer(ABC):
             return None
         if len(own) < end - start:
             own = torch.cat([own, own.new_empty(end - start - len(own))])
+            # A long tensor lies on several owners in a row, and the writer is the first of them.
             for owner, cut in enumerate(range(group.own.stop, end, len(part)), writer + 1):
                 owners.start_receive(own[cut - start : cut - start + len(part)], owner).wait()
         return own.view(shape)
@@ -224,7 +240,7 @@ class FlatOptimizer(ABC):
         fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:
-        """Load the parts of a state with these names.
+        """Load the state tensors with these names, and set the number of steps.
 
         `fill` is given parameter, name, first element and the tensor that takes this owner's
         elements, perhaps none.

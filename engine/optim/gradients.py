@@ -1,5 +1,5 @@
-"""Gradients on their way to the optimizer: summed in fp32, reduced over data-parallel ranks during
-backward."""
+"""Gradients on their way to the optimizer: summed over microbatches, and reduced over data-parallel
+ranks during the backward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,26 +15,26 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
-"""Least number of elements reduced at a time, in all and for each rank, whose part of a step must
-fill a link."""
+"""Least number of elements in a bucket: in all, and for each rank, whose share of the reduction
+must fill a link."""
 
 
 @dataclass
 class _Bucket:
-    """A contiguous part of a group's flat gradient, reduced as soon as the last of its parameters
-    is done."""
+    """A contiguous slice of a group's flat gradient, reduced as soon as the last of its parameters
+    has its gradient."""
 
     gradient: Tensor
     size: int
-    """Number of gradients in it."""
+    """Number of parameters in it."""
     is_shared: bool
     """True if other ranks of the model hold parts of its gradients: then it is reduced at the
     end."""
     is_copy: bool
     """True for the last stage's tied embedding, which the first stage reduces for both."""
     owned: list[tuple[int, Tensor]]
-    """Parts of it, each with the data-parallel rank that alone needs the sum; empty if every rank
-    needs all of it."""
+    """Slices of it, each with the data-parallel rank that alone needs the sum; empty if every rank
+    needs the whole sum."""
     missing: int = 0
     """Parameters whose last gradient is still to come."""
     works: list[Pending] = field(default_factory=list)
@@ -43,12 +43,12 @@ class _Bucket:
 
 @dataclass
 class GradientReducer:
-    """Takes a model's gradients to the optimizer: watches the parameters of one rank's flat groups.
+    """Brings a model's gradients to one rank's flat groups, and sums them over ranks.
 
-    A parameter's first gradient in an iteration is copied into the flat gradient; those of later
-    microbatches are added, in 16 bits on a GPU by the product that makes a weight's gradient. In
+    A parameter's first gradient in an iteration is copied into the flat gradient; later
+    microbatches are added, in 16 bits on a GPU by the product that computes a weight's gradient. In
     the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last
-    parameter has its gradient. Under ZeRO stage 1 a bucket's parts are reduced to their owners
+    parameter has its gradient. Under ZeRO stage 1 a bucket's slices are reduced to their owners
     alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's sum goes to
     every rank.
     """
@@ -82,6 +82,8 @@ class GradientReducer:
                 for parameter, view in members:
                     hook = partial(self._take, bucket, view, group.is_mixed)
                     parameter.local.register_post_accumulate_grad_hook(hook)
+                    # Weights of products alone: their gradient is a product, which can add to fp32
+                    # without a 16-bit result in between. `linear` finds the function on the weight.
                     if (
                         group.is_mixed
                         and registry.on_gpu(self.mesh.device)
@@ -96,6 +98,8 @@ class GradientReducer:
         self._armed.clear()
         self.arrived.clear()
         for parameter, _ in self._gradients():
+            # So that autograd hands over the first gradient instead of adding it to the last
+            # iteration's.
             parameter.local.grad = None
         for bucket in self._buckets:
             bucket.missing = bucket.size
@@ -107,32 +111,38 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Make every gradient the sum over microbatches and the mean over ranks, divided by
-        `divisor`.
+        """Complete the reduction: sum over microbatches and mean over ranks, to be divided by
+        `divisor` (`FlatGroup.divisor`).
 
         If the optimizer is divided, only the slice that this rank owns is valid afterwards. Shared
-        are the tied embedding, held by the first and the last stage, and with sequence parallelism
-        every undivided parameter, of which each tensor-parallel rank saw its part of the sequence.
-        The parts of one data-parallel rank are summed before those of the others; then the first
-        stage hands the last stage the sum.
+        gradients are the tied embedding's, on the first and the last stage, and with sequence
+        parallelism each undivided parameter's, because a tensor-parallel rank saw only its part of
+        the sequence.
         """
         for parameter, view in self._gradients():
             if id(parameter.local) not in self.arrived:
+                # Not zeroed at the start of an iteration, which would be another pass: the first
+                # gradient overwrites the last iteration's.
                 view.zero_()
         self._wait([bucket for bucket in self._buckets if not bucket.is_shared])
+        # Before the shared buckets: the sum of one data-parallel rank has to be complete before it
+        # joins the others'.
         tied = self._share()
         self._wait([bucket for bucket in self._buckets if bucket.is_shared])
+        # The first stage reduced for both, so that both copies of the embedding get the same bits.
         for view in tied:
             self.mesh.embedding.broadcast(view)
         for group in self.groups:
             group.divisor = divisor * self.mesh.dp.size
 
     def _share(self) -> list[Tensor]:
-        """Sum shared gradients; returns the tied embedding's if only the first stage has the
-        sum."""
+        """Sum the gradients of parameters that several ranks of a model hold. Return the tied
+        gradients that only the first stage has summed, which the caller broadcasts to the last
+        stage."""
         tied = []
         for parameter, view in self._gradients():
             if self._is_tied(parameter) and self.mesh.dp.size == 1:
+                # With one replica there is nothing else to sum, and both stages add up at once.
                 self.mesh.embedding.all_reduce(view)
             elif self._is_tied(parameter):
                 work = self.mesh.embedding.start_reduce(view, 0)
@@ -153,14 +163,18 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
-        """Hook: move a parameter's new gradient to its part `main` of the flat gradient."""
+        """Hook: move a parameter's new gradient to its slice `main` of the flat gradient."""
+        # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
                 main.add_(parameter.grad)
             elif parameter.grad.is_sparse:
+                # Only the rows that were looked up; the others have no gradient.
                 main.zero_().add_(parameter.grad)
             else:
                 main.copy_(parameter.grad)
+            # A 16-bit gradient is dropped at once: all of them together would be as large as the
+            # weights.
             parameter.grad = None if is_mixed else main
             self.arrived.add(id(parameter))
         self._count(bucket, id(parameter))
@@ -174,6 +188,8 @@ class GradientReducer:
     def _count(self, bucket: _Bucket, key: int) -> None:
         if key in self._armed:
             bucket.missing -= 1
+            # A shared bucket is not complete before the other stages or tensor-parallel ranks have
+            # added theirs.
             if bucket.missing == 0 and not bucket.is_shared:
                 self._launch(bucket)
 
@@ -198,14 +214,16 @@ def _in_buckets(
     is_alone: Callable[[ShardedParameter], bool],
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
-    """Parameters in flat order, in runs of a least number of elements; one that `is_alone` has its
-    own bucket."""
+    """Cut parameters in flat order into buckets of a least number of elements; a parameter that
+    `is_alone` has its own bucket."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
+    # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)
     for parameter, view in gradients:
         if count >= least or is_alone(parameter):
             buckets.append([])
             count = 0
         buckets[-1].append((parameter, view))
+        # Full at once, so that the next parameter opens another bucket.
         count += least if is_alone(parameter) else view.numel()
     return buckets

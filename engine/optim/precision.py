@@ -28,12 +28,14 @@ class LossScaler:
     clean_iterations: int = 0
     tolerance: int = 2
 
+    # Megatron-LM's defaults of `--loss-scale-window`, `--hysteresis` and `--min-loss-scale`.
     window = 1000
     hysteresis = 2
     smallest = 1.0
 
     def update(self, overflow: bool) -> None:
-        """Account for one iteration's outcome."""
+        """Lower or raise the scale after an iteration; `overflow` is True if its gradient was not
+        finite."""
         if overflow:
             self.clean_iterations = 0
             self.tolerance -= 1

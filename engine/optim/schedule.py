@@ -1,4 +1,4 @@
-"""Learning rate against the clock of a training. Imports no torch."""
+"""Learning rate as a function of the clock of a training. Imports no torch."""
 
 import math
 
@@ -7,8 +7,8 @@ from mlm_repro.engine.config import TrainConfig
 
 
 def clock(train: TrainConfig, updates: int, samples: int) -> float:
-    """The clock at an update, by `train.clock`, from the number of updates before it and the
-    samples of those.
+    """Return the clock at an update, by `train.clock`: the number of updates including it, or the
+    samples of the updates before it in global batches.
 
     Megatron-LM calls it `num_steps` (`optimizer_param_scheduler.py`, there in samples).
     """
@@ -16,15 +16,16 @@ def clock(train: TrainConfig, updates: int, samples: int) -> float:
 
 
 def end_of_schedule(train: TrainConfig) -> float:
-    """The clock at which the schedule ends: that of the end of the training unless
+    """Return the clock at which the schedule ends: at the end of the training unless
     `decay_iterations` names another."""
     if train.decay_iterations or train.clock == "updates":
         return train.decay_iterations or train.iterations
+    # With a growing batch the training has fewer samples than iterations × batch.
     return BatchSchedule(train).samples_before(train.iterations) / train.global_batch_size
 
 
 def learning_rate(train: TrainConfig, time: float) -> float:
-    """Rate at `time` of the clock: linear warm-up, then one fall to the minimum, or none.
+    """Return the rate at `time` of the clock: linear warm-up, then one fall to the floor, or none.
 
     With w warm-up steps of N and peak and floor rates:
 
@@ -39,28 +40,33 @@ def learning_rate(train: TrainConfig, time: float) -> float:
     peak, floor = train.learning_rate, train.min_learning_rate
     warmup, end = train.warmup_iterations, end_of_schedule(train)
     if train.decay == "exponential":
+        # From time 1, the first update, whose rate is the floor.
         return floor * (peak / floor) ** (min(time - 1, end - 1) / max(end - 1, 1))
     if warmup and time <= warmup:
         return peak * time / warmup
     if train.decay == "constant":
         return peak
     if train.decay == "clipped-cosine":
+        # As the code of 2019 bounds it (`AnnealingLR.get_lr`), so that its cosine never comes to
+        # its end.
         time = min(time, end - warmup)
         return max(peak / 2 * (1 + math.cos(math.pi * (time - warmup) / end)), floor)
     if time > end:
         return floor
     if train.decay == "inverse-square-root":
+        # One update or one sample, because the root of w/n is infinite at time 0.
         least = 1 / train.global_batch_size if train.clock == "samples" else 1
         return max(peak * math.sqrt(max(warmup, least) / max(time, least)), floor)
     return floor + (peak - floor) * _share_left(train, time, end)
 
 
 def _share_left(train: TrainConfig, time: float, end: float) -> float:
-    """Share of the way from floor to peak that is left at `time`."""
+    """Return the share of the way from floor to peak that is left at `time`."""
     length = train.wsd_iterations or end - train.warmup_iterations
     done = max(time - (end - length), 0) / length
     form = train.wsd_decay if train.decay == "WSD" else train.decay
     if form == "exponential":
+        # Megatron-Core's form, shifted so that it ends at 0.
         return 2 * 0.5**done - 1
     if form == "minus_sqrt":
         return 1 - math.sqrt(done)

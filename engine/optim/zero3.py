@@ -38,17 +38,22 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     assert mesh.dp.group is not None
     ranks = DeviceMesh.from_group(mesh.dp.group, mesh.device.type)
     dtype = next(model.parameters()).dtype
+    # Reduced in 16 bits, the sum over many ranks would round at each of them.
     wide = MixedPrecisionPolicy(reduce_dtype=dtype if dtype == torch.float64 else torch.float32)
     for layer in model.layers.values():
         fully_shard(layer, mesh=ranks, mp_policy=wide)
+    # The layers first: the model then gathers only what lies outside of them, not all layers
+    # together.
     fully_shard(model, mesh=ranks, mp_policy=wide)
+    # FSDP2 gathers around `forward` alone, and the executor calls `run_stage`.
     register_fsdp_forward_method(model, "run_stage")
+    # Only now does the model take memory, and only for its shards.
     model.to_empty(device=mesh.device)
 
 
 class ShardedReducer(GradientReducer):
-    """Takes the shards' gradients, reduced by FSDP2 in every backward pass, to the optimizer's flat
-    groups.
+    """Brings the shards' gradients, which FSDP2 reduces in every backward pass, to the optimizer's
+    flat groups.
 
     FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.
     """
@@ -62,6 +67,8 @@ class ShardedReducer(GradientReducer):
             for name, old in list(module.named_parameters(recurse=False)):
                 assert isinstance(old, DTensor)
                 local, gradient = storage[f"{prefix}.{name}" if prefix else name]
+                # A new parameter over the group's storage: FSDP2 cannot be told where its shards
+                # lie.
                 shard = nn.Parameter(
                     DTensor.from_local(local.data, old.device_mesh, old.placements)
                 )
@@ -76,12 +83,13 @@ class ShardedReducer(GradientReducer):
         pass  # FSDP2 reduces in every backward pass, not in the last alone
 
     def finish(self, divisor: float) -> None:
+        # FSDP2 has taken the mean over ranks already, in every backward pass.
         for group in self.groups:
-            # The sum over microbatches is already the mean over ranks.
             group.main_gradient.div_(divisor)
 
 
 def _arrived(main: Tensor, parameter: Tensor) -> None:
     assert isinstance(parameter.grad, DTensor)
+    # Added here, in the type of the optimizer; left there, microbatches would add up in 16 bits.
     main.add_(parameter.grad.to_local())
     parameter.grad = None

@@ -16,7 +16,7 @@ Collective = Callable[[Tensor], Tensor]
 
 
 class _Conjugate(torch.autograd.Function):
-    """One collective forward, another on the gradient."""
+    """Autograd function with one collective forward and another on the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
@@ -58,12 +58,13 @@ def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
         return x
     if sequence_parallel:
         return _Conjugate.apply(x, axis.reduce_scatter, partial(axis.all_gather, dim=0))
+    # Summed in place, which needs contiguous memory; nothing else reads the product.
     return _Conjugate.apply(x.contiguous(), axis.all_reduce, _same)
 
 
 def gather_features(x: Tensor, axis: Axis, start: int, whole: int) -> Tensor:
-    """All ranks' features, `whole` in number along the last dim, where this rank's `x` begin at
-    `start`.
+    """Gather the features of all ranks, `whole` in number along the last dim; this rank's `x`
+    begins at `start`.
 
     Backward takes this rank's part of a gradient that is whole on every rank.
     """

@@ -1,4 +1,5 @@
-"""Arithmetic of layouts: the place of each rank and the layers that it holds. Imports no torch."""
+"""Arithmetic of layouts: coordinates of each rank, and the layers that it holds. Imports no
+torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,16 +26,17 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks of the layout, tp · pp · dp."""
         return self.tp * self.pp * self.dp
 
     def rank(self, tp: int, pp: int, dp: int) -> int:
-        """Global rank at the coordinates."""
+        """Return the global rank at these coordinates."""
+        # Tensor-parallel ranks exchange the most and are neighbours, so that they share a node.
         return tp + self.tp * (dp + self.dp * pp)
 
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """Global ranks along the tp, pp and dp axes through a rank; last, the ends of its pipeline
-        if it is one."""
+        """Return the global ranks along the tp, pp and dp axes through a rank; last, both ends of
+        its pipeline if it is one of them, else itself alone."""
         tp, dp, pp = rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
         line = tuple(self.rank(tp, other, dp) for other in range(self.pp))
         return (
@@ -47,18 +49,18 @@ class Layout:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """A global position in the pipeline."""
+    """One stage of the pipeline: its layers, and whether it is the first or the last."""
 
     layers: range
     """Global numbers of its transformer layers."""
     is_first: bool = True
-    """Holds the embedding."""
+    """True if it holds the embedding."""
     is_last: bool = True
-    """Holds the final layer norm and the output head."""
+    """True if it holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
-    """Stages in pipeline order; stage = chunk · pp + rank.
+    """Return the stages in pipeline order; stage = chunk · pp + rank.
 
     If the layers do not divide evenly, the earlier stages hold one more: the last stage also
     computes the output head. Raises BadInput when there are fewer layers than stages.
@@ -69,8 +71,8 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
             " layers"
         )
         raise BadInput(f"{needs}; the model has {num_layers}")
-    each, extra = divmod(num_layers, stages)
-    starts = [stage * each + min(stage, extra) for stage in range(stages + 1)]
+    least, extra = divmod(num_layers, stages)
+    starts = [stage * least + min(stage, extra) for stage in range(stages + 1)]
     return [
         PipelineStage(range(start, end), start == 0, end == num_layers)
         for start, end in pairwise(starts)
@@ -78,7 +80,8 @@ def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
 
 
 def layout_of(config: "RunConfig", ranks: int) -> Layout:
-    """The layout of a run on `ranks` ranks: tp and pp as configured, all others data-parallel.
+    """Return the layout of a run on `ranks` ranks: tp and pp as configured, all others
+    data-parallel.
 
     Raises BadInput with the numbers that do not divide and the choices that would.
     """
@@ -128,6 +131,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
             f" does not divide over {dp} data-parallel ranks: make microbatch_size smaller, or the"
             f" ranks one of {_divisors(batch_in_microbatches)} (× tp × pp)"
         )
+    # Every size of a growing batch has to fit the schedule, not only the last.
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
@@ -135,12 +139,14 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
             f" batch has {batch_in_microbatches // dp} for each data-parallel rank, or a multiple"
             " of that"
         )
+    # A parameter is divided over one axis at most (`ShardedParameter`), here the data axis.
     if config.parallel.shard_parameters:
         if config.model.family != "gpt2" or tp * pp > 1 or config.parallel.shard_optimizer:
             raise BadInput(
                 "parallel.shard_parameters (ZeRO stage 3) divides a GPT-2 over data-parallel ranks"
                 " alone: set parallel.tp = 1, parallel.pp = 1 and parallel.shard_optimizer = false"
             )
+        # FSDP2 would pad what does not divide; checkpoints need equal shards.
         for name in ("hidden_size", "seq_length", "padded_vocab_size"):
             if (size := getattr(config.model, name)) % dp:
                 raise BadInput(
@@ -160,4 +166,5 @@ def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
 
 
 def _divisors(number: int) -> str:
+    # Up to 512: a sentence needs no divisors that no layout has.
     return ", ".join(str(n) for n in range(1, min(number, 512) + 1) if number % n == 0)

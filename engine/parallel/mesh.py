@@ -44,10 +44,10 @@ class Pending(Protocol):
     """Communication in progress."""
 
     def wait(self) -> object:
-        """Return when it is over."""
+        """Wait until the communication is complete."""
 
     def is_completed(self) -> bool:
-        """True when it is over."""
+        """True if the communication is complete."""
 
 
 class _Done:
@@ -74,10 +74,11 @@ class Axis(ABC):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
-        """Reduce in place over the axis."""
+        """Reduce in place over the axis, and return the tensor."""
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
         """Begin to sum in place over the axis."""
+        # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
 
@@ -92,15 +93,15 @@ class Axis(ABC):
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
-        """Join the shards of every rank of the axis along `dim`."""
+        """Return the shards of every rank of the axis, joined along `dim`."""
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """This rank's part, along dim 0, of the sum over the axis."""
+        """Return this rank's part, along dim 0, of the sum over the axis."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value in rank order, on every rank."""
+        """Return every rank's value in rank order, on every rank."""
 
     def barrier(self) -> None:
         """Wait for every rank of the axis."""
@@ -108,8 +109,8 @@ class Axis(ABC):
 
     @abstractmethod
     def start_send(self, tensor: Tensor, peer: int) -> Pending:
-        """Begin to send a contiguous tensor to another rank of the axis; it must not change until
-        the work is over."""
+        """Begin to send a contiguous tensor to another rank of the axis. It must not change until
+        the work is complete."""
 
     @abstractmethod
     def start_receive(self, tensor: Tensor, peer: int) -> Pending:
@@ -209,7 +210,7 @@ def _begun(work: dist.Work | None) -> Pending:
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """This rank's place in a layout, its axes and its device."""
+    """A rank's layout, its axes and its device."""
 
     layout: Layout
     tp: Axis
@@ -234,6 +235,7 @@ class ParallelMesh:
     @property
     def waiting(self) -> Waiting:
         """This rank's time in communication, over all axes."""
+        # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 
     @property
@@ -243,8 +245,8 @@ class ParallelMesh:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """A block without collectives that succeeds on every rank or on none: one rank's failure is
-        raised on all."""
+        """Context manager for a block without collectives, which succeeds on every rank or on none:
+        one rank's failure is raised on all."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
         failure: Exception | None = None
@@ -260,6 +262,6 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """The mesh of one rank."""
+    """Return the mesh of one rank."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

@@ -25,17 +25,18 @@ class Role(Enum):
     EMBEDDING = "embedding"
     """Table of vectors that are looked up: N(0, std), decayed."""
     TIED_EMBEDDING = "tied embedding"
-    """The same, held by the first pipeline stage, and by the last as its output head."""
+    """Word embedding, held by the first pipeline stage, and by the last as its output head: N(0,
+    std), decayed."""
     VECTOR = "vector"
     """Vector that is no bias of a product: N(0, std), not decayed."""
     BIAS = "bias"
-    """0, not decayed."""
+    """Bias of a product: 0, not decayed."""
     NORM = "norm"
     """Scale of a norm: 1, not decayed."""
 
     @property
     def is_decayed(self) -> bool:
-        """True for what is multiplied or looked up."""
+        """True for matrices and embeddings; vectors, biases and norms are not decayed."""
         return self in (Role.WEIGHT, Role.LAST_WEIGHT, Role.EMBEDDING, Role.TIED_EMBEDDING)
 
 
@@ -77,19 +78,21 @@ class ShardedParameter:
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor of the global shape."""
+        """Return this rank's part of a tensor of the global shape."""
         return (
             whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
         )
 
 
 def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedParameter]:
-    """Parameters of a model or pipeline stage in definition order, by the whole model's names.
+    """Return the parameters of a model or pipeline stage in definition order, by the whole model's
+    names.
 
     Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis. Raises
     TypeError for a parameter whose role is not declared.
     """
     stage = getattr(model, "stage", None)
+    # With one stage the head is the embedding itself, and there is no copy.
     has_copy = stage is not None and stage.is_last and not stage.is_first
     parameters = []
     for name, parameter in model.named_parameters():
@@ -103,7 +106,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
             )
         # Declared, not guessed from the name: initial values and weight decay follow from it.
         role = roles[own_name]
-        if hasattr(parameter, "to_local"):  # a DTensor, whose module takes half a second to import
+        # A DTensor, told by its method: its module takes half a second to import.
+        if hasattr(parameter, "to_local"):
             parameters.append(
                 ShardedParameter(
                     name, nn.Parameter(parameter.to_local().detach()), mesh.dp, role, 0
@@ -118,8 +122,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
 
 
 def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that declares a parameter, and its name there; a list of parameters is declared as
-    a whole."""
+    """Return the module that declares a parameter, and its name there; a list of parameters is
+    declared as a whole."""
     prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
     return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: order as a value, its messages, and what runs it."""
+"""Pipeline parallelism: schedules as values, their messages, and their execution."""

@@ -35,23 +35,26 @@ from mlm_repro.engine.pipeline.schedule import (
 
 
 class PartitionedModel:
-    """This rank's stages of a model. On a mesh of one rank, the serial model."""
+    """This rank's stages of a model, run over microbatches in training and evaluation. On a mesh of
+    one rank, the serial model."""
 
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
     ) -> None:
         self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
         self.sites: dict[str, int] = {}
-        """Numbers of the dropout sites that were asked for so far, on a GPU."""
+        """Row of each dropout site in the table of keys on a GPU, in the order in which they were
+        first asked for."""
         self.graphs: Captured | None = None
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
         self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
-        # optimizer and checkpoints: in ZeRO stage 3 the data axis divides as the tensor axis does
+        # For optimizer and checkpoints: in ZeRO stage 3 the data axis divides parameters as the
+        # tensor axis does, so both need no code for it.
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
-        """Make the object that takes the gradients to the optimizer's flat groups."""
+        """Build the reducer that brings the gradients to the optimizer's flat groups."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
@@ -64,16 +67,18 @@ class PartitionedModel:
         reducer: GradientReducer,
         loss_scale: float = 1.0,
     ) -> Tensor:
-        """Sum of (loss × sequences), float64, zero off the last stage; the gradients go to the
-        reducer."""
+        """Run forward and backward and return the sum of (loss × sequences), float64, zero off the
+        last stage. The gradients go to the reducer."""
         for chunk in self.chunks:
-            if not chunk.training:  # the flag is set on every module, which takes time
+            # Asked first, because the flag is set on every module, which takes time.
+            if not chunk.training:
                 chunk.train()
         if registry.on_gpu(self.mesh.device):
-            microbatches = [self.with_keys(each) for each in microbatches]
+            microbatches = [self.with_keys(batch) for batch in microbatches]
         reducer.begin()
-        calls = [each.tensors() for each in microbatches]
+        calls = [batch.tensors() for batch in microbatches]
         if self.graphs and all(map(self.graphs.fits, calls)):
+            # A replay runs no hooks, by which the reducer would learn of the gradients.
             reducer.arrived.update(self._graded)
             return self.graphs.total(calls, loss_scale)
         # The reduction of a chunk may begin only with its last backward pass; before it, gradients
@@ -93,8 +98,9 @@ class PartitionedModel:
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Compute microbatches of this shape by graphs from now on; dropout's sites are known from
-        a pass before."""
+        """Replay microbatches of this shape as CUDA graphs from now on. An earlier pass must have
+        asked for every dropout site."""
+        # A copy of the batch: the graphs read these very tensors at each replay.
         program, own = self._program(1, training=True), deepcopy(self.with_keys(batch))
 
         def run(loss_scale: Tensor) -> Tensor:
@@ -104,7 +110,7 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """A microbatch with the keys of all dropout sites on this rank's GPU."""
+        """Return the microbatch with the keys of all dropout sites on this rank's GPU."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
@@ -114,7 +120,8 @@ class PartitionedModel:
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> Tensor:
-        """Sum of (loss × sequences), float64, zero off the last stage."""
+        """Run forward alone and return the sum of (loss × sequences), float64, zero off the last
+        stage."""
         for chunk in self.chunks:
             chunk.eval()
         executor = PipelineExecutor(
@@ -122,7 +129,8 @@ class PartitionedModel:
         )
         total = executor.run(self._program(len(microbatches), training=False))
         for chunk in self.chunks:
-            # FSDP2's: the weights may change before their next use.
+            # FSDP2's: without a backward pass gathered weights may stay, which an update would not
+            # reach.
             if reshard := getattr(chunk, "reshard", None):
                 reshard()
         return total
@@ -138,7 +146,7 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """The configured model on this rank, with its initial values."""
+    """Build the configured model on this rank, with its initial values."""
     stages, model_class = (
         split_layers(model.num_layers, parallel.pp, parallel.chunks),
         family_of(model).model_class(),
@@ -162,6 +170,7 @@ def partition(
     return PartitionedModel(chunks, parallel, mesh)
 
 
+# Iterations of one size run one program, and a growing batch has few sizes.
 @cache
 def _programs(
     schedule: ScheduleName | None, pp: int, chunks: int, microbatches: int
@@ -198,8 +207,9 @@ class PipelineExecutor:
         """Activations and gradients, whole or as sent, by direction, microbatch and the stage that
         consumes them."""
         self._graphs: dict[tuple[int, int], tuple[Tensor, GradientEdge]] = {}
-        """Input, and the output's place in the graph, which does not keep the output, by microbatch
-        and chunk."""
+        """Input of a forward pass, and the edge of its output in autograd's graph, which does not
+        keep the output; by microbatch and chunk."""
+        # With the tensors, which would otherwise be freed before they have left.
         self._sends: list[tuple[Pending, Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
 
@@ -208,8 +218,8 @@ class PipelineExecutor:
         program: Sequence[Instruction],
         before_backward: Callable[[int], None] = lambda chunk: None,
     ) -> Tensor:
-        """Sum over microbatches of (loss × sequences), float64; zero on ranks without the last
-        stage.
+        """Execute the program and return the sum of (loss × sequences), float64; zero on ranks
+        without the last stage.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """
@@ -232,8 +242,11 @@ class PipelineExecutor:
         return self._total
 
     def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
-        """The stage's output, for the next one; None on the last stage."""
+        """Run a forward pass and return the stage's output for the next stage; None on the last
+        stage."""
         chunk, batch = self._chunks[compute.chunk], self._microbatches[compute.microbatch]
+        # A received activation is a leaf of this rank's graph; its gradient is what the stage
+        # before waits for.
         inputs = batch.tokens if inputs is None else inputs.requires_grad_(torch.is_grad_enabled())
         output = chunk.run_stage(inputs, batch)
         if is_last := self._stage(compute) == self._last:
@@ -249,7 +262,8 @@ class PipelineExecutor:
         return None if is_last else output.detach()
 
     def _backward(self, compute: Compute, gradient: Tensor | None) -> Tensor | None:
-        """The gradient of the stage's input, for the stage before; None on the first stage."""
+        """Run a backward pass and return the gradient of the stage's input for the previous stage;
+        None on the first stage."""
         # Popped, so that the activations are freed as the backward pass walks through them.
         inputs, output = self._graphs.pop((compute.microbatch, compute.chunk))
         torch.autograd.backward(output, gradient)
@@ -265,8 +279,8 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """The input of a computation; None where a microbatch enters, and where its loss turns
-        back."""
+        """Return the input of a computation; None where a microbatch enters the pipeline, and where
+        its loss turns back."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None

@@ -37,13 +37,14 @@ class Interval(NamedTuple):
     end: float
 
 
+# A backward pass has two products for each one of a forward pass.
 DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
-"""Times of one chunk's passes."""
+"""Assumed duration of a chunk's passes, in units of a forward pass."""
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """Programs of all ranks and the timing assumed when they were made."""
+    """Programs of all ranks, and the timing that was assumed when they were lowered."""
 
     programs: list[list[Instruction]]
     timeline: list[list[Interval]]
@@ -104,6 +105,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     for rank in range(pp):
         try_start(rank, 0.0)
     while running:
+        # Ties go to the lower rank, so that all ranks, each of which lowers the schedule, agree.
         now, rank, compute = heapq.heappop(running)
         idle[rank] = True
         stage = compute.chunk * pp + rank

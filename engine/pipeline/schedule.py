@@ -36,9 +36,11 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
         raise BadInput(
             f"the {name} schedule has one chunk per rank, not {chunks}; interleaved has several"
         )
+    # Microbatches go through the chunks in groups of p, and the order of an incomplete group is not
+    # defined.
     if name == "interleaved" and (beyond := microbatches % pp):
         near = " or ".join(
-            str(each) for each in (microbatches - beyond, microbatches - beyond + pp) if each
+            str(count) for count in (microbatches - beyond, microbatches - beyond + pp) if count
         )
         raise BadInput(
             f"the interleaved schedule needs a multiple of pp = {pp} microbatches, not"
@@ -49,14 +51,16 @@ def check_schedule(name: ScheduleName, pp: int, chunks: int, microbatches: int) 
 def compute_orders(
     name: ScheduleName, pp: int, chunks: int, microbatches: int
 ) -> list[list[Compute]]:
-    """Every rank's order of computation. Raises BadInput as `check_schedule`."""
+    """Return every rank's order of computation. Raises BadInput where `check_schedule` does."""
     check_schedule(name, pp, chunks, microbatches)
+    # 1F1B is the interleaved schedule of one chunk, but for its shorter warm-up.
     order = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _one_f_one_b}[name]
     return [list(order(pp, rank, chunks, microbatches)) for rank in range(pp)]
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Every rank's order of forward passes alone, for validation."""
+    """Return every rank's order of forward passes alone, for validation."""
+    # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)
         for microbatch in range(microbatches)
@@ -84,10 +88,10 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
     def step(number: int, op: Op) -> Compute:
         # Microbatches go through the chunks in groups of p, so that chunk 1 can begin before chunk
         # 0 has seen them all.
-        group, place = divmod(number, pp * chunks)
-        chunk = place // pp
+        group, index = divmod(number, pp * chunks)
+        chunk = index // pp
         return Compute(
-            op, group * pp + place % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk
+            op, group * pp + index % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk
         )
 
     # Earlier ranks warm up longer: a rank's first backward pass has to come back through all ranks
@@ -103,22 +107,24 @@ def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator
 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:
-    """Forward passes of a rank before it alternates, if there are as many."""
+    """Return the number of forward passes of a rank before it alternates, if there are as many."""
     return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
 
 
 def ideal_bubble(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> float:
-    """Idle over ideal time: (p − 1)/m, divided by v when interleaved (2021 paper, Section 2.2)."""
+    """Return idle over ideal time: (p − 1)/m, divided by v when interleaved (2021 paper, Section
+    2.2)."""
     return (pp - 1) / (microbatches * (chunks if name == "interleaved" else 1))
 
 
 def peaks_in_flight(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[int]:
-    """Most forward passes of each rank that wait for their backward pass at a time.
+    """Return each rank's peak number of forward passes that wait for their backward pass.
 
-    Raises BadInput as `check_schedule`.
+    Raises BadInput where `check_schedule` does.
     """
     check_schedule(name, pp, chunks, microbatches)
     # Every forward pass precedes every backward pass, so all activations wait.
     if name == "gpipe":
         return [microbatches] * pp
+    # One more than the warm-up: a rank that alternates begins with a forward pass.
     return [min(microbatches * chunks, _warmup(pp, rank, chunks) + 1) for rank in range(pp)]

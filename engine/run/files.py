@@ -17,14 +17,14 @@ STATISTICS = "statistics.json"
 
 
 class Step(FileSchema, frozen=False):
-    """A line of metrics.jsonl: an iteration, or the mean of several up to it. Guards add what they
-    measured."""
+    """A line of metrics.jsonl: an iteration, or the mean of several up to it. Guards add their
+    measurements."""
 
     kind: Literal["train"]
     iteration: int
     batch_size: int | None = None
     samples: int | None = None
-    """Number of samples so far."""
+    """Number of samples up to and including this iteration."""
     loss: Finite
     learning_rate: Finite
     gradient_norm: Finite | None = None
@@ -34,9 +34,9 @@ class Step(FileSchema, frozen=False):
     tokens_per_second: Finite
     model_tflops: Finite
     skipped: bool = False
-    """True if the update was left out."""
+    """True if the update was skipped."""
     spike: dict[str, float] = Field(default_factory=dict)
-    """Limit of each quantity that leapt over it."""
+    """Quantity → the limit that it exceeded, if the iteration is a spike."""
     warning: str = ""
 
 
@@ -48,8 +48,8 @@ class TensorNumbers(FileSchema):
     max: float
     nonfinite: float
     checksum: int | None = None
-    """Sum of (2·position + 1) × bits over the whole tensor, modulo 2^64; no two layouts differ in
-    it."""
+    """Sum of (2·position + 1) × bits over the whole tensor, modulo 2^64, which is equal at every
+    layout."""
 
 
 class Validation(FileSchema):
@@ -63,7 +63,8 @@ class Validation(FileSchema):
 
 
 class Memory(FileSchema):
-    """Bytes of a rank by the formula, and measured bytes of each rank."""
+    """Memory of a training: bytes of the fullest rank in closed form, and each rank's measured
+    bytes."""
 
     closed_form_bytes: int
     measured_bytes: list[int]
@@ -71,7 +72,8 @@ class Memory(FileSchema):
 
 
 class TrainingSummary(FileSchema):
-    """summary.json of a complete training run."""
+    """summary.json of a complete training: sizes, seed, layout, speed, memory and final
+    validation."""
 
     parameters: int
     iterations: int
@@ -88,8 +90,8 @@ class TrainingSummary(FileSchema):
 
 
 def read_metrics(run: Path) -> list[JSON]:
-    """The lines of a run's metrics, oldest first, up to a damaged line; a crash may cut the last
-    line short."""
+    """Return the lines of a run's metrics, oldest first, up to the first damaged line; a crash may
+    cut the last line short."""
     path = run / METRICS
     if not path.is_file():
         return []
@@ -107,18 +109,18 @@ def read_metrics(run: Path) -> list[JSON]:
 
 
 def read_steps(run: Path) -> list[Step]:
-    """The iterations in a run's metrics. Raises IntegrityFailure where one is damaged."""
+    """Return the iterations in a run's metrics. Raises IntegrityFailure if one is damaged."""
     return steps_in(read_metrics(run))
 
 
 def read_validations(run: Path) -> list[Validation]:
-    """The validations in a run's metrics, the final one included. Raises IntegrityFailure where one
+    """Return the validations in a run's metrics, with the final one. Raises IntegrityFailure if one
     is damaged."""
     return validations_in(read_metrics(run))
 
 
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
-    """The iterations among lines of metrics. Raises IntegrityFailure where one is damaged."""
+    """Return the iterations among lines of metrics. Raises IntegrityFailure if one is damaged."""
     where = f"iteration {{iteration}} in {METRICS}"
     return [
         parse_document(line, Step, where.format(**line))
@@ -128,13 +130,13 @@ def steps_in(metrics: Iterable[JSON]) -> list[Step]:
 
 
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
-    """The validations among lines of metrics. Raises IntegrityFailure where one is damaged."""
+    """Return the validations among lines of metrics. Raises IntegrityFailure if one is damaged."""
     where = f"a validation in {METRICS}"
     return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
 
 
 def describe_end(run: Path) -> str:
-    """Lines for the console on a complete training: its losses, its rate, its checkpoint, and
+    """Describe a complete training for the console: its losses, its rate, its checkpoint, and
     commands to type next."""
     summary, metrics = read_summary(run), read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]
@@ -161,5 +163,5 @@ def describe_end(run: Path) -> str:
 
 
 def read_summary(run: Path) -> TrainingSummary:
-    """The summary of a complete run."""
+    """Read the summary.json of a complete training."""
     return read_document(run / SUMMARY, TrainingSummary)

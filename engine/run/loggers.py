@@ -1,4 +1,4 @@
-"""Metrics as a run writes them, and TensorBoard beside them. Imports no torch.
+"""Writers of a run's metrics: metrics.jsonl, and TensorBoard beside it. Imports no torch.
 
 A logger writes with its own library into a folder of the run directory that has its name, and
 empties that folder when a session begins.
@@ -22,7 +22,7 @@ LARGEST = 3.4e38
 
 
 class Session(NamedTuple):
-    """A logger in one session of a run. Both functions raise what the library raises."""
+    """A logger during one session of a run. Both functions raise the library's errors."""
 
     write: Callable[[int, dict[str, float]], None]
     """(iteration, numbers by name); iterations never fall."""
@@ -59,11 +59,11 @@ def start_tensorboard(run: Path) -> Session:
 
 
 LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard}
-"""Each logger by its name in the configuration, which is also that of its extra and its library."""
+"""Name in the configuration → logger. Its extra and its library have the same name."""
 
 
 def open_loggers(names: Iterable[str]) -> dict[str, Start]:
-    """The loggers of these names, ready to start. Raises BadInput if a library is missing."""
+    """Return the named loggers, ready to start. Raises BadInput if a library is missing."""
     chosen = {name: LOGGERS[name] for name in names}
     for name in chosen:
         import_extra(name, name)
@@ -78,12 +78,13 @@ def writing_metrics(
     note: Callable[[str], None],
     earlier: Path | None = None,
 ) -> Iterator[Callable[[Step | Validation], None]]:
-    """A function that adds a line to metrics.jsonl and passes the same numbers to the loggers.
+    """Yield a function that adds a line to metrics.jsonl and passes the same numbers to the
+    loggers.
 
-    The line is in the file when it returns. The file is first cut back to iteration `reached`, from
-    which a session starts, and each logger is given these lines; a run that continues another
-    begins with the lines of `earlier`. A logger that fails gets no more numbers in this session,
-    and `note` gets a sentence about it.
+    The line is in the file when the function returns. The file is first cut back to iteration
+    `reached`, from which a session starts, and each logger is given these lines; a run that
+    continues another begins with the lines of `earlier`. A logger that fails gets no more numbers
+    in this session, and `note` gets a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
     before = [

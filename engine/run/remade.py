@@ -1,4 +1,4 @@
-"""Kinds of directories that the engine makes, and how a training's files follow from its
+"""Kinds of directories that the engine writes, and how a training's files follow from its
 configuration and one another. Imports no torch."""
 
 import math
@@ -53,6 +53,7 @@ from mlm_repro.lineage.files import (
 from mlm_repro.lineage.kinds import NAME, PIECES, Kind, differing
 from mlm_repro.lineage.run import MANIFEST
 
+# The guards' SPIKE_WINDOW, which cannot be imported without torch.
 WINDOW = 128
 """Iterations whose loss and gradient norm a checkpoint keeps."""
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
@@ -61,8 +62,8 @@ Bits = NDArray[np.signedinteger[Any]]
 
 
 def metrics(run: Path) -> Comparisons:
-    """Check that the metrics have every iteration, and that they and the configuration give the
-    summary."""
+    """Check that the metrics have every iteration once, that they follow the schedule, and that
+    they and the configuration give the summary."""
     config, done, manifest = (
         recipe_of(run),
         read_summary(run),
@@ -119,43 +120,43 @@ def metrics(run: Path) -> Comparisons:
 
 def checkpoints(run: Path) -> Comparisons:
     """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer
-    with the data."""
+    with the dataset's."""
     manifest, every = read_document(run / MANIFEST, Manifest), read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
-    places, count = complete_checkpoints(run), recipe_of(run).train.iterations
-    # an earlier version, which chained no attempts, made the checkpoints before the first that is
-    # chained
-    chained = next((each.iteration for each in manifest.attempts if each.before), count)
+    directories, count = complete_checkpoints(run), recipe_of(run).train.iterations
+    # An earlier version, which chained no attempts, made the checkpoints before the first chained
+    # attempt.
+    chained = next((attempt.iteration for attempt in manifest.attempts if attempt.before), count)
     yield Remade(
         f"newest checkpoint of {run.name}",
-        iteration_of(places[-1]),
+        iteration_of(directories[-1]),
         count,
         "its configuration gives",
     )
-    data = [each.place for each in named_datasets(run) if each.is_here]
+    data = [dataset.place for dataset in named_datasets(run) if dataset.is_here]
     tokenizer = sealed_files(data[0]) if data else {}
-    held = {
+    remembered = {
         at
-        for path in places
+        for path in directories
         for at in range(iteration_of(path) - WINDOW + 1, iteration_of(path) + 1)
     }
-    if loose := sum(step.iteration not in held for step in steps):
+    if unchecked := sum(step.iteration not in remembered for step in steps):
         yield Absent(
-            f"{run.name}: {loose:,} losses of {METRICS} and validations, more than {WINDOW}"
+            f"{run.name}: {unchecked:,} losses of {METRICS} and validations, more than {WINDOW}"
             " iterations before a checkpoint; `mlm-verify replay` trains segments again",
             ever=False,
         )
-    for path in places:
+    for path in directories:
         seen = [
             [step.loss, step.gradient_norm]
             for step in steps
             if step.iteration <= iteration_of(path)
         ][-WINDOW:]
-        state, made = (
+        state, reached = (
             read_object(path / STATE),
             [step for step in every if step.iteration <= iteration_of(path)],
         )
-        updates = [step for step in made if not step.skipped]
+        updates = [step for step in reached if not step.skipped]
         due = {
             "iteration": iteration_of(path),
             "optimizer_steps": len(updates),
@@ -189,7 +190,7 @@ def datasets(run: Path) -> Comparisons:
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
     """Compare the last validation in the metrics with the summary."""
     where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
-    said = {
+    stated = {
         "iteration": done.iterations,
         "samples": done.validation_samples,
         "loss": done.validation_loss,
@@ -197,22 +198,22 @@ def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) 
     }
     yield Remade(
         where,
-        said,
-        {name: getattr(validations[-1], name) for name in said} if validations else None,
+        stated,
+        {name: getattr(validations[-1], name) for name in stated} if validations else None,
         by,
     )
-    for each in validations:
-        perplexity = math.exp(min(each.loss, 20))
+    for validation in validations:
+        perplexity = math.exp(min(validation.loss, 20))
         yield Remade(
-            f"{METRICS}: perplexity at {each.iteration}",
-            each.perplexity,
+            f"{METRICS}: perplexity at {validation.iteration}",
+            validation.perplexity,
             perplexity,
             "its loss gives",
         )
 
 
 def recipe_of(training: Path) -> RunConfig:
-    """The configuration of a training."""
+    """Read the configuration in the manifest of a training's directory."""
     return parse_config(
         read_document(training / MANIFEST, Manifest).config,
         RunConfig,
@@ -221,18 +222,18 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Compare the statistics of each tensor, taken before it was written, with what the
-    checkpoint's files hold.
+    """Compare each tensor's statistics, taken before it was written, with the tensor in the
+    checkpoint's files.
 
-    Those of a checkpoint that `is_old`, of an earlier version, may have no checksum.
+    A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum.
     """
     index, statistics = read_object(checkpoint / INDEX), read_object(checkpoint / STATISTICS)
     where = f"{checkpoint.name}/{STATISTICS}"
     yield Remade(f"{where}: tensors", sorted(statistics), sorted(index), f"{INDEX} has")
     tensors = {
         file: _tensors(checkpoint / Path(file).name)
-        for each in index.values()
-        for file in each["files"]
+        for entry in index.values()
+        for file in entry["files"]
     }
     for name in index.keys() & statistics.keys():
         parts = [tensors[file][name] for file in index[name]["files"]]
@@ -251,8 +252,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
-    """The statistics of a tensor, as `engine.checkpoint.statistics` takes them before it is
-    written."""
+    """Return a tensor's norm, extremes, number of non-finite values and checksum, as
+    `engine.checkpoint.statistics` computes them before writing."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     odd = np.arange(1, 2 * len(bits), 2, dtype=np.int64)
@@ -266,7 +267,7 @@ def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
-    """Number format and bits of each tensor of a safetensors file."""
+    """Return the number format and bits of each tensor of a safetensors file."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(size))

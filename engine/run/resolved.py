@@ -1,4 +1,4 @@
-"""A run before it is made: its recipe with the vocabulary of its dataset, its layout, and what both
+"""A run before it trains: its recipe with the vocabulary of its dataset, its layout, and what both
 cost.
 
 Every command resolves its run once and passes it on: dry run, training, resume, `to-megatron`,
@@ -52,56 +52,58 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
-"""Names, among a run's inputs, of the checkpoint that it starts from: for its weights alone, or as
-a whole."""
+"""Names of the input from which a run starts: a checkpoint for its weights alone, or a run that it
+continues."""
 SCHEMA = 1
-"""Version of what a training's settings mean. Raise it when a default or the arithmetic behind a
-key changes."""
+"""Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
+a key changes."""
 PLACES = frozenset({"data", "parallel", "record"})
-"""Sections of the configuration that change where a run takes place and what it notes down, not
-what it computes."""
+"""Sections of the configuration that do not change the result: where a run takes place and which
+records it writes."""
 FIRST_RELEASE = {
     "initial_loss_scale": 2.0**32,
     "decay_iterations": None,
     "init_from": None,
     "continues": None,
 }
-"""Values of `[train]` that the first release left out of its manifests; its fp16 began at another
+"""Values of `[train]` that the first release left out of its manifests. Its fp16 began at another
 loss scale."""
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint that a run starts from."""
+    """The checkpoint whose weights, or whole state, a run starts from."""
 
     kind: str
     place: Path
-    """The checkpoint, or a run whose newest checkpoint it is."""
+    """The checkpoint, or a run whose newest checkpoint is meant."""
     digest: str
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run as it will be made."""
+    """A run with everything that decides its result and its cost: configuration, dataset, layout
+    and starting point."""
 
     config: RunConfig
     """The configuration with the vocabulary of its dataset."""
     dataset: DatasetFacts | None
-    """None if the configuration names no dataset; such a run can be looked at and not begun."""
+    """None if the configuration names no dataset. Such a run can be described but not trained."""
     layout: Layout
     origin: StartingPoint | None = None
     """None for a run that starts from random weights."""
     begun: RunDirectory | None = None
-    """The directory to resume in; None for a run that is found, or begun, by what it computes."""
+    """The directory in which to resume; None for a run whose directory follows from its
+    settings."""
 
     @cached_property
     def parameters(self) -> int:
-        """Trainable numbers of the model."""
+        """Number of the model's trainable parameters."""
         return parameter_count(self.config.model)
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of the whole training."""
+        """Tokens that the whole training reads."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property
@@ -114,24 +116,24 @@ class ResolvedRun:
 
     @cached_property
     def written_bytes(self) -> int:
-        """Bytes of a checkpoint that a rank writes at most, from a copy in the host's memory."""
+        """Largest number of bytes that one rank writes of a checkpoint, from a copy in the host's
+        memory."""
         return written_bytes(
             self.config.model, self.config.train.precision, self.config.parallel, self.layout.dp
         )
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of one checkpoint."""
+        """Size of one checkpoint in bytes."""
         return checkpoint_bytes(self.config.model, self.config.train.precision)
 
     def flops(self, causal: bool = False) -> float:
-        """Floating-point operations of the whole training, with the whole of attention or its
-        causal half."""
+        """Return the FLOPs of the whole training, with attention in full or its causal half."""
         return self.tokens * flops_per_token(self.config.model, causal=causal)
 
     @property
     def data(self) -> DatasetFacts:
-        """The dataset. Raises BadInput if there is none."""
+        """The dataset that the run trains on. Raises BadInput if the configuration names none."""
         if self.dataset is None:
             raise BadInput(
                 "data.dataset is not set: make a dataset with `mlm-data run` and name its directory"
@@ -140,15 +142,17 @@ class ResolvedRun:
 
     @property
     def parents(self) -> dict[str, str]:
-        """The digests of what the run is made of, by name: its dataset and the checkpoint that it
-        starts from."""
+        """Digests of the run's inputs by name: its dataset and the checkpoint that it starts
+        from."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
+        """Return the number of passes over the training split as a phrase, empty without a
+        dataset."""
         if not self.dataset:
             return ""
-        there = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
-        return f", {self.tokens / there:.3g} epochs"
+        available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
+        return f", {self.tokens / available:.3g} epochs"
 
     def check_validation(self) -> None:
         """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
@@ -161,23 +165,24 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
+        """The manifest of this run as it would begin."""
         described, settings = self.config.model_dump(mode="json"), settings_of(self.config)
         return asked_for(
             self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA
         )
 
     def directory(self, root: Path) -> RunDirectory:
-        """The directory of this run below `root`, which need not be there."""
+        """Return the directory of this run below `root`, which need not exist."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
-        """The directory of this run: the one to resume in, or the one below `root`, begun if it is
-        new.
+        """Return the directory of this run: the one to resume in, or the one below `root`, begun if
+        it is new.
 
         The name below `root` follows from what the run computes. A run that was begun before is
         therefore found again, and the trainer resumes from its newest checkpoint
-        (`mlm_repro.engine.checkpoint.checkpoint.resume`). A new one says which runs of the same
-        recipe are there under an older identity.
+        (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a note names the runs of
+        the same recipe that have an older identity.
         """
         if self.begun:
             return self.begun
@@ -195,8 +200,8 @@ class ResolvedRun:
         return run
 
     def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
-        """Directories of runs below `root`, other than `own`, that were begun with the same
-        settings and inputs."""
+        """Yield the directories of runs below `root`, other than `own`, that were begun with the
+        same settings and inputs."""
         for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
             with suppress(UserError):
                 manifest = RunDirectory.open(path.parent, "training").manifest
@@ -219,17 +224,17 @@ class ResolvedRun:
         if same and length < train.iterations:
             raise BadInput(
                 f"{named} is complete with {length} iterations: --continue {named} trains the"
-                " others, with its optimizer; to begin anew, give the run another name with --set"
+                " rest, with its optimizer; to begin anew, give the run another name with --set"
                 " name=…"
             )
 
     def describe(self) -> str:
-        """The configuration, the digest of what differs from the defaults, and the costs, for a dry
-        run."""
+        """Describe the run for a dry run: its configuration, the digest of its settings that are
+        not defaults, and its costs."""
         memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
         computing = memory.state + memory.activations
         parallel, train, layout = self.config.parallel, self.config.train, self.layout
-        fall = (
+        decay = (
             "constant"
             if train.decay == "constant"
             else f"{train.decay} to {train.min_learning_rate:g}"
@@ -246,7 +251,7 @@ class ResolvedRun:
                 f"FLOPs              {whole:.3e} with attention counted whole{half}",
                 (
                     f"learning rate      {train.learning_rate:g} after {train.warmup_iterations:,}"
-                    f" iterations of warm-up, then {fall} at {end_of_schedule(train):,.10g},"
+                    f" iterations of warm-up, then {decay} at {end_of_schedule(train):,.10g},"
                     f" counted in {train.clock}"
                 ),
                 (
@@ -268,7 +273,7 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """The work that is left."""
+        """Describe the remaining work: iterations, FLOPs and ranks."""
         train, ranks = self.config.train, self.layout.world_size
         left = train.iterations - iterations_done
         flops = self.flops() * left / train.iterations
@@ -278,10 +283,11 @@ class ResolvedRun:
 def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
-    """The run of a configuration on `ranks` ranks, by default on as many as there are here.
+    """Resolve a configuration on `ranks` ranks, by default as many as this machine has GPUs or
+    cores for.
 
-    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is not there, not complete
-    or does not fit, and BadInput for a layout that does not divide.
+    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is missing, incomplete or
+    does not fit, and BadInput for a layout that does not divide the model or the batch.
     """
     dataset = None
     if config.data.dataset is not None:
@@ -295,8 +301,8 @@ def resolve(
 
 
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
-    """The layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes, layers or
-    microbatches."""
+    """Return the layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes,
+    layers or microbatches."""
     layout, parallel = layout_of(config, ranks), config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
     microbatches = config.train.batch_in_microbatches // layout.dp
@@ -305,16 +311,16 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
-    """The configuration with the padded vocabulary of the checkpoint that it starts from, and the
-    checkpoint.
+    """Return the configuration with the padded vocabulary of the checkpoint that it starts from,
+    and that checkpoint.
 
     Raises BadInput if the checkpoint has another tokenizer or shape.
     """
     seam = config.train.continues
-    place = seam.run if seam else config.train.init_from
-    if place is None:
+    source = seam.run if seam else config.train.init_from
+    if source is None:
         return config, None
-    checkpoint = checkpoint_path(place, seam.iteration) if seam else resolve_checkpoint(place)
+    checkpoint = checkpoint_path(source, seam.iteration) if seam else resolve_checkpoint(source)
     theirs = parse_config(
         read_object(checkpoint / CONFIG).get("model", {}), ModelConfig, str(checkpoint / CONFIG)
     )
@@ -323,35 +329,35 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     pairs = zip(
         ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True
     )
-    if differing := [(name, mine, other) for (name, mine), other in pairs if mine != other]:
-        name, mine, other = differing[0]
+    if differing := [(name, value, other) for (name, value), other in pairs if value != other]:
+        name, value, other = differing[0]
         raise BadInput(
-            f"the weights of {place} have another shape: model.{name} is {other} there and {mine}"
+            f"the weights of {source} have another shape: model.{name} is {other} there and {value}"
             " here"
         )
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
-            f"{place} has no {FILE_NAME} that a dataset could be made with: import it from where it"
-            " has one"
+            f"{source} has no {FILE_NAME} that a dataset could be made with: import it from where"
+            " it has one"
         )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
-        raise BadInput(f"{place} {other}: make the dataset with it")
-    kind, place = ("continues", checkpoint) if seam else ("init_from", place)
+        raise BadInput(f"{source} {other}: make the dataset with it")
+    kind, source = ("continues", checkpoint) if seam else ("init_from", source)
     return config.model_copy(update={"model": ours}), StartingPoint(
-        kind, place, read_digest(checkpoint)
+        kind, source, read_digest(checkpoint)
     )
 
 
 def settings_of(config: RunConfig) -> JSON:
-    """The values that differ from their defaults and change what is computed, as plain JSON."""
+    """Return the settings that differ from their defaults and affect the result, as plain JSON."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 
 def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
-    """The configuration of a training's manifest. Raises BadInput naming `path` where this program
-    has no such key."""
+    """Return the configuration in a training's manifest. Raises BadInput naming `path` if this
+    program lacks one of its keys."""
     values = manifest.get("config", {})
     if (
         manifest.get("schema_version") is None
@@ -367,7 +373,7 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """The configuration that continues a run from its newest checkpoint.
+    """Return the configuration that continues a run from its newest checkpoint.
 
     Raises BadInput for anything but a training run, for fewer iterations, for another precision,
     and for a model with memory, whose streams of text are cut by the number of iterations.
@@ -403,8 +409,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """One rank per GPU, or per processor core without GPUs, as many as divide the batch; at least
-    tp × pp."""
+    """Return one rank per GPU, or per processor core without GPUs, as many as divide the batch; at
+    least tp × pp."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches
@@ -416,7 +422,7 @@ def default_ranks(config: RunConfig) -> int:
 def read_run_config(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False
 ) -> RunConfig:
-    """The configuration of a shipped model or a TOML file.
+    """Return the configuration of a shipped model or a TOML file.
 
     Overrides of `twin.` are factors by which a twin is shrunk; all others apply after that.
     """
@@ -437,10 +443,10 @@ def read_run(
     ranks: int | None = None,
     earlier: Path | None = None,
 ) -> ResolvedRun:
-    """The run of a shipped model or a TOML file, which continues `earlier` if that is given.
+    """Return the run of a shipped model or a TOML file, which continues `earlier` if that is given.
 
-    Raises BadInput if the file or an override states a vocabulary that its dataset does not have; a
-    twin's rule is no statement.
+    Raises BadInput if the file or an override states a vocabulary that its dataset does not have.
+    The vocabulary that a twin's rule gives does not count as stated.
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
@@ -460,12 +466,12 @@ def read_run(
 def resolve_begun(
     directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()
 ) -> ResolvedRun:
-    """The run that was begun in a directory, to be resumed there, at the layout that trained last
-    or a changed one.
+    """Return the run that was begun in a directory, to be resumed there, at the layout that trained
+    last or a changed one.
 
-    Raises IntegrityFailure or BadInput, with the command that goes on in a new run, when its
-    dataset, its name or what its settings mean has changed since it began: this directory would
-    then hold two kinds of iterations.
+    Raises IntegrityFailure or BadInput, with the command that goes on in a new run, if its dataset,
+    its name or the meaning of its settings has changed since it began: this directory would then
+    hold two kinds of iterations.
     """
     manifest, path = directory.manifest, directory.path
     elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
@@ -493,7 +499,7 @@ def resolve_begun(
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
         identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityFailure(f"{path / MANIFEST} does not say what was begun") from error
+        raise IntegrityFailure(f"{path / MANIFEST} lacks a name, identity or dataset") from error
     if path.name != original:
         raise BadInput(
             f"{path} was renamed: give it its name again with `mv {path}"
@@ -503,22 +509,23 @@ def resolve_begun(
         raise IntegrityFailure(
             f"{path / MANIFEST} was changed: its identity is not that of its configuration"
         )
-    places = tuple((each.place, each.weight) for each in named_datasets(path))
-    here = {"dataset": places[0][0] if isinstance(config.data.dataset, Path) else places}
-    config = config.model_copy(update={"data": config.data.model_copy(update=here)})
+    # A dataset may have moved since the run began; it is found by its digest.
+    locations = tuple((named.place, named.weight) for named in named_datasets(path))
+    moved = {"dataset": locations[0][0] if isinstance(config.data.dataset, Path) else locations}
+    config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
     config = override_config(config, changed) if changed else config
     train, parents = config.train, manifest["parents"]
-    place = (
+    source = (
         checkpoint_path(train.continues.run, train.continues.iteration)
         if train.continues
         else train.init_from
     )
     origin = None
-    if place and (kind := next((kind for kind in ORIGINS if kind in parents), None)):
+    if source and (kind := next((kind for kind in ORIGINS if kind in parents), None)):
         where = by_digest(
-            place, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
+            source, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
         )
-        origin = StartingPoint(kind, where or place, parents[kind])
+        origin = StartingPoint(kind, where or source, parents[kind])
     run = resolve(config, ranks, origin)
     if run.data.digest != dataset:
         raise IntegrityFailure(

@@ -1,2 +1,2 @@
-"""Conventions by which programs make a number, a model that tells them apart, and the way back from
-a number."""
+"""Conventions by which programs compute one number, a model that tells them apart, and the search
+from a number to its convention."""

@@ -1,4 +1,4 @@
-"""The conventions of a number, on the oracle's texts or on a published test."""
+"""Finds the conventions that give a number, on the oracle's texts or on a published test."""
 
 import math
 import re
@@ -29,8 +29,8 @@ NO_CONVENTION = (
     "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
 )
 NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
-"""Relative error of a harness in float32, and of a loss in the table; difference of any two losses
-on one text at least."""
+"""Relative error of a harness in float32; error of a loss in the table; smallest difference that
+tells two losses on one text apart."""
 SENTENCES = {
     "text": "the text is {}",
     "documents": "documents are {}",
@@ -51,51 +51,55 @@ USUAL = {
     "attention": "in its window",
 }
 REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "without <unk>")
+"""Rewritings that are tried on a published text."""
 LONG = (
     "a 32nd apart",
     "overlapping by three quarters",
     "overlapping by three quarters, target inside",
 )
-"""Rewritings that are tried on a published text, where passes are long, and windows that only
-programs with them have there."""
+"""Windows that are not tried on a published text, where a pass is long: only programs that use them
+have them there."""
 
 
 UNIT_SHARES = {"ppl": 0.6, "loss": 0.25, "bits-per-byte": 0.15, ACCURACY: 1.0}
-"""How common a unit is."""
+"""Assumed share of each unit among reported numbers."""
 MISMATCHED = 0.05
-"""How common bits per byte of what is not divided by bytes are, or another unit of what is."""
+"""Assumed weight of bits per byte for a loss that is not divided by bytes, or of another unit for
+one that is."""
 OUTSIDE = 0.5
-"""Share of numbers that are of no convention of the table."""
+"""Assumed share of numbers that no convention in the table gives."""
 NAMED = 0.99
-"""Probability from which one convention is named."""
+"""Probability from which a single convention is named."""
 SPREADS = {0.1: 0.8, 1.5: 0.2}
-"""Numbers outside the table lie near those in it: widths of ln, and the share of each."""
+"""Numbers outside the table lie near its numbers: width of the distance in ln → share of the
+numbers."""
 NEIGHBOURHOOD = 0.25
-"""Distance in ln within which a number could as well have been another."""
+"""Distance in ln within which another number could have been reported."""
 
 
 @dataclass(frozen=True)
 class Identified:
-    """The conventions of a number, or of several numbers of one program."""
+    """Conventions that may have given a number, or several numbers of one program."""
 
     claimed: str
     matches: list[dict[str, str]]
-    """Axes of the conventions that give the number, with text, unit, value and probability,
-    likeliest first."""
+    """Conventions that give the number, likeliest first: their axes, with text, unit, value and
+    probability."""
     nearest: list[dict[str, str]]
     next_text: str | None
-    """Text on which most of the matches differ."""
+    """Text on which the matches differ most; None if there is at most one match."""
     accidents: float
-    """Conventions of the table that another number of as many digits nearby would match, on
-    average."""
+    """Expected number of the table's conventions that a nearby number with as many digits would
+    match by accident."""
 
     @property
     def is_named(self) -> bool:
-        """True if one convention is so likely that it is named."""
+        """True if one convention is likely enough to be named."""
         return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:
-        """A sentence for each match with its probability, or for the nearest ones."""
+        """Describe each match with its probability in a line, or the nearest conventions if none
+        matches."""
         likely = [float(match["probability"]) for match in self.matches]
         accident = f"a number nearby matches {self.accidents:.2g} by accident"
         head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none"
@@ -106,11 +110,11 @@ class Identified:
         lines = [f"{self.claimed}: {head} ({accident}):"]
         if not likely:
             lines, shown = [f"{self.claimed}: {NO_CONVENTION}"], self.nearest
-        for each in shown[:MOST_SHOWN]:
-            axes = [axis for axis in SENTENCES if axis in each and each[axis] != USUAL.get(axis)]
-            says = "; ".join(SENTENCES[axis].format(each[axis]) for axis in axes)
-            chance = f"{float(each['probability']):.1%}: " if likely and not self.is_named else ""
-            lines.append(f"  {chance}{each['unit']} {each['value']} of {each['on']}: {says}")
+        for row in shown[:MOST_SHOWN]:
+            axes = [axis for axis in SENTENCES if axis in row and row[axis] != USUAL.get(axis)]
+            says = "; ".join(SENTENCES[axis].format(row[axis]) for axis in axes)
+            chance = f"{float(row['probability']):.1%}: " if likely and not self.is_named else ""
+            lines.append(f"  {chance}{row['unit']} {row['value']} of {row['on']}: {says}")
         if len(shown) > MOST_SHOWN:
             lines.append(f"  and {len(likely) - MOST_SHOWN} more; give more digits")
         if self.next_text and not self.is_named:
@@ -122,6 +126,8 @@ class Identified:
 
 
 def _with_point(number: str) -> str:
+    """Return a number with a decimal point. Raises BadInput if a comma may separate thousands or
+    decimals."""
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
             f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"
@@ -133,8 +139,8 @@ def _with_point(number: str) -> str:
 
 
 def parse_claim(claimed: str) -> Decimal:
-    """The claimed number, a percentage as a share. Raises BadInput unless it is one from zero
-    on."""
+    """Return the claimed number, a percentage as a share. Raises BadInput unless it is finite and
+    at least 0."""
     try:
         printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
@@ -146,9 +152,10 @@ def parse_claim(claimed: str) -> Decimal:
 
 
 def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
-    """A number, or several of one program as `TEXT=NUMBER TEXT=NUMBER`, each with its text.
+    """Return the number and None, or for `TEXT=NUMBER TEXT=NUMBER` each number of one program with
+    its text.
 
-    Raises BadInput for anything else, or a number that is not one from zero on.
+    Raises BadInput for anything else, or for a number that is negative or not finite.
     """
     if "=" not in claimed:
         return [(parse_claim(claimed), None)]
@@ -161,11 +168,11 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
     """Find the conventions that give the numbers within their rounding, each with its probability.
 
-    A convention is as likely as it is common. A number of no convention of the table may be any
-    near those in it, so the more digits are given, the less likely it fits by accident. Raises
-    BadInput as `parse_claims` does.
+    A convention is as likely as it is common. A number that no convention in the table gives may be
+    any number nearby, so with more digits an accidental match is less likely. Raises BadInput as
+    `parse_claims` does, and for an unknown text.
     """
-    known = sorted(set[str]().union(*(each.values for each in conventions)))
+    known = sorted(set[str]().union(*(convention.values for convention in conventions)))
     claims = parse_claims(claimed)
     for _, name in claims:
         if name not in (None, *known):
@@ -174,69 +181,69 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
     halves = np.array(
         [float(Decimal(1).scaleb(int(printed.as_tuple().exponent))) / 2 for printed, _ in claims]
     )
-    shares = [each.is_share for each in conventions]
-    weights = np.array([each.weight for each in conventions])
+    shares = [convention.is_share for convention in conventions]
+    weights = np.array([convention.weight for convention in conventions])
     weights *= (1 - OUTSIDE) / weights.sum()
-    places_on = (
+    text_groups = (
         [[on] for on in known] if claims[0][1] is None else [[str(name) for _, name in claims]]
     )
     ranked, outside, accidents = [], 0.0, 0.0
-    for on, name in product(places_on, UNITS if unit is None else [unit]):
-        places = [
+    for on, name in product(text_groups, UNITS if unit is None else [unit]):
+        indices = [
             i
-            for i, each in enumerate(conventions)
-            if shares[i] == (name == ACCURACY) and each.values.keys() >= {*on}
+            for i, convention in enumerate(conventions)
+            if shares[i] == (name == ACCURACY) and convention.values.keys() >= {*on}
         ]
-        if not places:
+        if not indices:
             continue
         values = UNITS[name](
-            np.array([[conventions[place].values[each] for each in on] for place in places])
+            np.array([[conventions[index].values[text] for text in on] for index in indices])
         )
         away = np.abs(values - numbers)
         digits = DIGITS * np.abs(np.log(np.maximum(values, 1e-9))) if name == "ppl" else DIGITS
         allowed = halves + numbers * (NOISE + digits)
         fits = (away <= allowed).all(1)
-        prior = (UNIT_SHARES[name] if unit is None else 1) / len(places_on)
+        prior = (UNIT_SHARES[name] if unit is None else 1) / len(text_groups)
         near = np.abs(np.log(np.maximum(values, 1e-9)) - np.log(np.maximum(numbers, 1e-9)))
         widths = 2 * allowed / np.maximum(numbers, halves)
         kernels = sum(
-            part * np.exp(-((near / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
-            for s, part in SPREADS.items()
+            fraction * np.exp(-((near / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
+            for s, fraction in SPREADS.items()
         )
         outside += OUTSIDE * prior * float((kernels * widths).mean(0).prod())
         inside = near < NEIGHBOURHOOD
         accidents += float((inside * widths / (2 * NEIGHBOURHOOD)).prod(1).sum())
         for i in {*np.flatnonzero(fits), *np.argsort(away.max(1), kind="stable")[:NEAREST]}:
             convention, shown = (
-                conventions[places[i]],
+                conventions[indices[i]],
                 " ".join(f"{value:.6g}" for value in values[i]),
             )
             by_bytes = convention.axes["average"].startswith("bytes") == (name == "bits-per-byte")
             likely = (
                 fits[i]
                 * prior
-                * weights[places[i]]
+                * weights[indices[i]]
                 * (1 if by_bytes or name == ACCURACY else MISMATCHED)
             )
             axes = {**convention.axes, "unit": name, "on": " ".join(on), "value": shown}
-            ranked.append((-likely, away[i].max(), places[i], " ".join(on), name, axes))
+            ranked.append((-likely, away[i].max(), indices[i], " ".join(on), name, axes))
     ranked.sort(key=lambda row: row[:-1])
     total = outside - sum(row[0] for row in ranked)
     matches = [{**row[-1], "probability": f"{-row[0] / total:.4f}"} for row in ranked if row[0]]
     fitting = [
-        conventions[place].values for place in dict.fromkeys(row[2] for row in ranked if row[0])
+        conventions[index].values for index in dict.fromkeys(row[2] for row in ranked if row[0])
     ]
-    parted = {
-        on: sum(b - a > APART for a, b in pairwise(sorted(each.get(on, 0) for each in fitting)))
+    differing = {
+        on: sum(b - a > APART for a, b in pairwise(sorted(values.get(on, 0) for values in fitting)))
         for on in known
     }
-    next_text = max(known, key=lambda on: parted[on], default=None)
+    next_text = max(known, key=lambda on: differing[on], default=None)
     nearest = [row[-1] for row in sorted(ranked, key=lambda row: row[1:-1])[:NEAREST]]
     return Identified(claimed, matches, nearest, next_text if len(fitting) > 1 else None, accidents)
 
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
-    """Find the conventions that give a number of a checkpoint on WikiText-103 or LAMBADA."""
+    """Find the conventions that give a checkpoint's number on WikiText-103 or LAMBADA."""
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint
     from mlm_repro.evaluation.evaluate import score_shared
@@ -247,7 +254,7 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     path = find_test_set(task)
     evaluated = open_checkpoint(place, settings)
     arguments = evaluated.tokenizer, evaluated.model.seq_length
-    asked: list[tuple[dict[str, str], ReadText | LastWords]] = []
+    readings: list[tuple[dict[str, str], ReadText | LastWords]] = []
 
     usage = LLAMA if evaluated.tokenizer.first_tokens else GPT2
     if task == "wikitext103":
@@ -255,20 +262,22 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
         axes = {axis: usage.axes[axis] for axis in ("documents", "first", "literal")}
         axes |= {
             "text": REAL_TEXTS,
-            "windows": [each for each in usage.axes["windows"] if each not in LONG],
+            "windows": [windows for windows in usage.axes["windows"] if windows not in LONG],
         }
-        for each in usage.readings(axes):
-            asked.append((each, ReadText(each, list(lm_eval_documents(whole)), whole, *arguments)))
-            each.pop("softmax", None)  # ours is over sub-words
+        for reading in usage.readings(axes):
+            readings.append(
+                (reading, ReadText(reading, list(lm_eval_documents(whole)), whole, *arguments))
+            )
+            reading.pop("softmax", None)  # The softmax here is always over sub-words.
     else:
-        for each in last_word_readings(usage):
-            asked.append((each, LastWords(each, openai_passages(path), *arguments)))
+        for reading in last_word_readings(usage):
+            readings.append((reading, LastWords(reading, openai_passages(path), *arguments)))
     scored = score_shared(
-        evaluated, [read.requests for _, read in asked], settings, "identify", "windows"
+        evaluated, [read.requests for _, read in readings], settings, "identify", "windows"
     )
     conventions = [
         Convention(named := axes | {"average": average}, {task: value}, usage.weight(named))
-        for (axes, read), scores in zip(asked, scored, strict=True)
+        for (axes, read), scores in zip(readings, scored, strict=True)
         for average, value in read.averages(scores)
     ]
     return find(claimed, conventions)

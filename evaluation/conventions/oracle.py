@@ -2,9 +2,9 @@
 
 One is a GPT-2. The other, in `llama`, is a Mistral with a window, an output layer of its own with
 padded rows, and a tokenizer that puts a token before every text and reads a literal `<unk>` as one.
-Their files are kept and copied, so every machine writes the same bytes. They are made by `python -m
-tests.evaluation.oracle_search` in the repository, which a test does again: weights are whole
-multiples of 2^-13 from SHAKE-256 of the first seed by which all conventions lie apart.
+Their files are kept and copied, so every machine writes the same bytes. `python -m
+tests.evaluation.oracle_search` in the repository made them, and a test repeats it: weights are
+whole multiples of 2^-13 from SHAKE-256 of the first seed by which all conventions lie apart.
 """
 
 import csv
@@ -29,13 +29,13 @@ def write_oracle(out: Path) -> None:
             FILES, directory, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
         )
         shutil.copytree(directory / TEXTS, directory / SECOND / TEXTS)
-        for place in (directory / SECOND, directory):
-            seal(place)
+        for checkpoint in (directory / SECOND, directory):
+            seal(checkpoint)
 
 
 def read_table(directory: Path) -> list[Convention]:
-    """The table of an oracle's checkpoint. Raises BadInput if a file beside it was changed, which
-    changes numbers."""
+    """Read the table of one of an oracle's checkpoints. Raises BadInput if a file beside it was
+    changed: that changes numbers."""
     for name, entry in sealed_files(directory).items():
         if not (directory / name).is_file() or sha256_file(directory / name) != entry["sha256"]:
             raise BadInput(
@@ -48,11 +48,11 @@ def read_table(directory: Path) -> list[Convention]:
         ]
     texts = {path.stem for path in (directory / TEXTS).iterdir()}
     usage = LLAMA if "softmax" in rows[0] else GPT2
-    parts = [
+    axes_and_values = [
         (
             {k: v for k, v in row.items() if k not in texts},
             {k: float(row[k]) for k in row.keys() & texts},
         )
         for row in rows
     ]
-    return [Convention(axes, values, usage.weight(axes)) for axes, values in parts]
+    return [Convention(axes, values, usage.weight(axes)) for axes, values in axes_and_values]

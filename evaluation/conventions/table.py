@@ -1,7 +1,9 @@
-"""Conventions by which programs make one number of a causal model and a text. Imports no torch.
+"""Conventions by which programs compute one number from a causal model and a text. Imports no
+torch.
 
-A reading turns a text into requests: which text, how its documents meet, which windows. It names a
-value of every axis. An average makes a loss of the scores: what is summed, and what divides it.
+A reading turns a text into requests: it rewrites the text, joins its documents and cuts windows. It
+has a value on every axis. An average turns the scores into a loss: it has a numerator and a
+divisor.
 """
 
 import math
@@ -25,7 +27,7 @@ AFTER_END = "scored after end-of-text"
 OWN = "scored after what the tokenizer puts before a text"
 TWICE = "what the tokenizer puts before a text, itself scored"
 IN_EVERY, IN_PLACE = " in every window", " in place of each window's first"
-"""Ends of what stands before the first sub-word, where later windows have it too."""
+"""Endings of a value of `first` if later windows have the first tokens too."""
 END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {
     "as it stands": lambda text: text,
@@ -81,34 +83,35 @@ Axes = dict[str, Sequence[str]]
 
 
 class Usage(NamedTuple):
-    """The ways to use a kind of model: every value of each axis, the usual one first, and programs'
-    readings."""
+    """Ways to use one kind of model: the values of each axis, the usual one first, and the
+    programs' readings."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]
-    """Without an axis's first value."""
+    """Program → values of the axes on which it differs from the usual ones."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Every program's reading, and every one with one change. Padding is scored where documents
-        are cut."""
+        """Return every program's reading, and each of these with one change. Padding is scored only
+        where separate documents are cut."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
-        made = [usual | base for base in self.programs.values()]
-        made += [
+        readings = [usual | base for base in self.programs.values()]
+        readings += [
             base | {axis: value}
-            for base in made
+            for base in readings
             for axis, values in axes.items()
             for value in values
         ]
-        distinct = {tuple(each.values()): each for each in made}.values()
+        distinct = {tuple(reading.values()): reading for reading in readings}.values()
         cut = ("separate", "cut at the right")
         return [
-            each
-            for each in distinct
-            if each["padding"] == "not scored" or (each["documents"], each["windows"]) == cut
+            reading
+            for reading in distinct
+            if reading["padding"] == "not scored"
+            or (reading["documents"], reading["windows"]) == cut
         ]
 
     def weight(self, axes: Mapping[str, str]) -> float:
-        """How common a reading with its average is, beside others."""
+        """Return how common a reading with its average is assumed to be, relative to others."""
         usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
         changes = min(
             sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)
@@ -130,8 +133,7 @@ GPT2 = Usage(
     },
     PROGRAMS["gpt2"],
 )
-"""A model whose tokenizer adds nothing to a text. The table has each program's reading, and each
-with one change."""
+"""A model whose tokenizer adds nothing to a text."""
 LLAMA = Usage(
     GPT2.axes
     | {
@@ -146,8 +148,8 @@ LLAMA = Usage(
     }
     | PROGRAMS["llama"],
 )
-"""A model whose tokenizer puts a token before a text, that sees a window, and whose output layer
-has padded rows."""
+"""A model whose tokenizer puts a token before a text, whose attention sees a window, and whose
+output layer has padded rows."""
 DIVISORS: dict[str, Callable[[str], int]] = {
     "words": lambda text: len(text.split()),
     "original tokens": count_original_tokens,
@@ -167,7 +169,7 @@ UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bits-per-byte": lambda loss: loss / math.log(2),
     ACCURACY: lambda share: share,
 }
-"""Numbers of losses in nats, or of shares of right answers."""
+"""Unit → the number that it makes from a loss in nats, or from a share of right answers."""
 
 
 COMMON = {
@@ -183,27 +185,30 @@ COMMON = {
     "perplexities of documents": 0.1,
 }
 RARE = 0.02
-"""How common averages are, and those that are not named; a guess from what programs print."""
+"""Assumed frequency of an average that COMMON lacks. Both are guesses from the numbers that
+programs print."""
 CHANGED = 0.05
-"""How common a program's reading with one change is, beside the program's own."""
+"""Assumed frequency of a program's reading with one change, relative to the program's own
+reading."""
 
 
 class Convention(NamedTuple):
-    """A reading and an average, with the loss in nats, or share of right answers, of each text."""
+    """A reading with an average, and its value on each text: a loss in nats, or a share of right
+    answers."""
 
     axes: dict[str, str]
     values: dict[str, float]
     weight: float = 1.0
-    """How common it is, beside others."""
+    """Assumed frequency, relative to others."""
 
     @property
     def is_share(self) -> bool:
-        """True for a share of right answers."""
+        """True if the values are shares of right answers."""
         return self.axes["average"].startswith(ACCURACY)
 
 
 class ReadText:
-    """A text by a reading: requests to score, and the averages of their scores."""
+    """A text read by one convention: the requests to score, and the averages of their scores."""
 
     def __init__(
         self,
@@ -246,16 +251,16 @@ class ReadText:
                 ]
             )
         if axes["padding"] == "scored":
-            longest = max(len(each[:context]) for each in ids)
-            ids = [each + [end] * (longest - len(each)) * (len(each) > 1) for each in ids]
-        self.tokens = [np.asarray(each, dtype=np.int64) for each in ids]
-        again = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
+            longest = max(len(piece[:context]) for piece in ids)
+            ids = [piece + [end] * (longest - len(piece)) * (len(piece) > 1) for piece in ids]
+        self.tokens = [np.asarray(piece, dtype=np.int64) for piece in ids]
+        repeated = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
         in_place = first.endswith(IN_PLACE)
         self.requests, owners = list[Request](), []
         for owner, tokens in enumerate(self.tokens):
-            longest = context - (not in_place) * len(again)
+            longest = context - (not in_place) * len(repeated)
             for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
-                later = again if window.start else []
+                later = repeated if window.start else []
                 start = window.start + in_place * len(later)
                 if (count := window.stop - max(window.first_scored, len(begun), start)) > 0:
                     self.requests.append(
@@ -263,11 +268,14 @@ class ReadText:
                     )
                     owners.append(owner)
         self._owners = np.array(owners, dtype=np.int64)
-        targets = np.concatenate([each.tokens[-each.num_scored :] for each in self.requests])
+        targets = np.concatenate(
+            [request.tokens[-request.num_scored :] for request in self.requests]
+        )
         self._counts = ~np.isin(targets, apart if axes["documents"] == UNSCORED else [])
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Every average of the scores: its name and a loss in nats."""
+        """Yield the name and the loss in nats of every average of the scores that programs
+        print."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
         counts, owners = np.add.reduceat(self._counts, scores.starts, dtype=np.int64), self._owners
         nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]
@@ -287,8 +295,8 @@ class ReadText:
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Counts that a summed loss is divided by, right ones and wrong ones; a torn sub-word is
-        decoded as U+FFFD."""
+        """Return the counts by which programs divide a summed loss, wrong ones included. A torn
+        sub-word is decoded as U+FFFD."""
         parts = [part for piece in self.pieces for part in piece.split(END)]
         counts = {name: sum(map(count, parts)) for name, count in DIVISORS.items()}
         counts |= {
@@ -299,7 +307,7 @@ class ReadText:
             self._tokenizer.decode,
             {self._tokenizer.end_of_text, *self._tokenizer.first_tokens},
         )
-        # A sub-word alone loses its space.
+        # If a single sub-word is decoded without its space, the counts below would be wrong.
         if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):
             return counts
         ids = [token for tokens in self.tokens for token in tokens.tolist() if token not in special]
@@ -316,7 +324,7 @@ class ReadText:
 def _encode_without_space(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     before, after = (
-        tokenizer.encode_batch([f"{each} " for each in contexts]),
+        tokenizer.encode_batch([f"{context} " for context in contexts]),
         tokenizer.encode_batch([*words]),
     )
     return [([*context, *word], len(word)) for context, word in zip(before, after, strict=True)]
@@ -344,19 +352,20 @@ LAST_WORD_AXES: Axes = {
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
-    """Every reading of passages."""
-    first = [each for each in LAST_WORD_AXES["first"] if each in usage.axes["first"]]
+    """Return every reading of passages for their last words."""
+    first = [value for value in LAST_WORD_AXES["first"] if value in usage.axes["first"]]
     axes = LAST_WORD_AXES | {"first": first}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 class LastWords:
-    """Passages by a reading for their last words."""
+    """Passages read by one convention for their last words: the requests to score, and the averages
+    of their scores."""
 
     def __init__(
         self, axes: Mapping[str, str], passages: Sequence[str], tokenizer: Encoder, context: int
     ) -> None:
-        texts = [TEXTS[axes["text"]](each) for each in passages]
+        texts = [TEXTS[axes["text"]](passage) for passage in passages]
         firsts = {NONE: (), OWN: tokenizer.first_tokens, AFTER_END: (tokenizer.end_of_text,)}
         before = firsts[axes["first"]]
         encoded = TARGETS[axes["target"]](tokenizer, texts)
@@ -366,7 +375,7 @@ class LastWords:
         ]
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Loss of a target and of its sub-words, and shares of right answers."""
+        """Yield the losses of a target and of its sub-words, and the shares of right answers."""
         yield "targets", math.fsum(scores.nll) / len(scores.nll)
         yield "sub-words of targets", math.fsum(scores.nll) / len(scores.greedy)
         yield ACCURACY, float(scores.all_greedy.mean())

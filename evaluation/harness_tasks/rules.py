@@ -15,7 +15,7 @@ Rows = dict[str, Dataset]
 
 
 def wikitext103(**_: Any) -> Rows:
-    """The test file, whole and detokenized, with its words."""
+    """Return the test file as one row, whole and detokenized, with its number of words."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {
         "test": Dataset.from_list(
@@ -25,13 +25,13 @@ def wikitext103(**_: Any) -> Rows:
 
 
 def strided(row: JSON) -> JSON:
-    """A text in windows of 32 new tokens."""
+    """Return a text with the stride 32, for the engine to read it in windows of 32 new tokens."""
     return {"text": row["text"], "stride": 32}
 
 
 def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
-    """The summed log-probability and its divisors: words, and words less one as Megatron-LM's
-    program has it."""
+    """Return the summed log-probability with two divisors: the words, and the words less one as in
+    Megatron-LM's program."""
     return {
         "word_perplexity": (results[0], row["words"]),
         "adjusted_perplexity": (results[0], row["words"] - 1),
@@ -39,7 +39,7 @@ def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
 
 
 def lambada(**_: Any) -> Rows:
-    """OpenAI's passages, cut before the last word as `--strict-lambada` does."""
+    """Return OpenAI's passages, cut before the last word as `--strict-lambada` does."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
     return {
         "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])

@@ -1,4 +1,4 @@
-"""Models that are scored: where their files lie, and how those of other programs are loaded."""
+"""Finds the files of models that are scored, and loads other programs' models."""
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
-"""Files of weights, of which the first format that a model has is read."""
+"""Patterns of weight files. A model is read from the first format that it has."""

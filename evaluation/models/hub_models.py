@@ -1,5 +1,5 @@
-"""Models of the Hugging Face hub, `owner/name`, `name` or `name@revision`: in its cache, or fetched
-into a directory for a machine without a connection."""
+"""Models on the Hugging Face hub, `owner/name`, `name` or `name@revision`: found in its cache, or
+fetched into a directory for a machine without a connection."""
 
 import fnmatch
 import re
@@ -13,21 +13,21 @@ from mlm_repro.lineage.files import FileSchema, read_document, write_document
 
 HUB_NAME = re.compile(r"((?:\w[\w.-]*/)?(\w[\w.-]*))(?:@(\w[\w./-]*))?")
 FILES = ["*.json", "merges.txt", "vocab.txt", "*.model"]
-"""Files besides weights."""
+"""Patterns of a model's files besides weights."""
 RECORD = "fetched.json"
 
 
 class Fetched(FileSchema):
-    """fetched.json: origin of a directory's files."""
+    """fetched.json: the repository and commit that a directory's files come from."""
 
     repository: str
     commit: str
     files: dict[str, str]
-    """SHA-256 of each file; those of large files were compared with the hub's."""
+    """SHA-256 of each file. Large files were compared with the hub's digests."""
 
 
 def cached_model(name: str) -> Path:
-    """The model's files in the hub's cache, asked of the hub where it can be reached.
+    """Return the folder of a model in the hub's cache, after a download if the hub can be reached.
 
     Raises BadInput for a name of another form. Raises DataMissing if the model is not in the cache
     and the hub cannot be reached, does not have it or keeps it behind a gate, and Interrupted if
@@ -53,8 +53,8 @@ def fetch_model(name: str, out: Path) -> Path:
     """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return
     the directory.
 
-    Raises as `cached_model` does, and IntegrityFailure for a file with another digest than the
-    hub's.
+    Raises the errors of `cached_model`, and IntegrityFailure for a file with another digest than
+    the hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)
@@ -76,8 +76,8 @@ def fetch_model(name: str, out: Path) -> Path:
 
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
-    """A folder with the model's files and what the hub says of them; into a folder of one's own
-    exactly those."""
+    """Download a model's files and return their folder with the hub's description; with
+    `local_dir`, exactly the described commit."""
     from huggingface_hub import HfApi, snapshot_download
 
     from mlm_repro.data_pipeline.reading.hub import asking_for
@@ -94,7 +94,7 @@ def _download(name: str, repository: str, revision: str | None, **where: Any) ->
 
 
 def is_as_fetched(directory: Path, repository: str) -> bool:
-    """True if the directory has the files that `fetch_model` wrote for that repository,
+    """Return True if the directory has the files that `fetch_model` wrote for that repository,
     unchanged."""
     if not (directory / RECORD).is_file():
         return False
@@ -106,8 +106,11 @@ def is_as_fetched(directory: Path, repository: str) -> bool:
 
 
 def _wanted(name: str, described: Any) -> list[str]:
-    """Patterns of a repository's files: its weights in the first format of `WEIGHTS` that it
-    has."""
+    """Return patterns of the files to download, with weights in the first format of `WEIGHTS` that
+    the repository has.
+
+    Raises BadInput if that format is GGUF and there are several files.
+    """
     names = [file.rfilename for file in described.siblings or ()]
     weights = next((pattern for pattern in WEIGHTS if fnmatch.filter(names, pattern)), WEIGHTS[0])
     if weights == "*.gguf" and len(several := fnmatch.filter(names, weights)) > 1:
@@ -119,6 +122,8 @@ def _wanted(name: str, described: Any) -> list[str]:
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:
+    """Split a name into repository, short name and revision. Raises BadInput if it is not a name on
+    the hub."""
     if not (match := HUB_NAME.fullmatch(name)):
         raise BadInput(
             f"{name} is not a name on the Hugging Face hub, such as gpt2 or"

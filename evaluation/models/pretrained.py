@@ -36,8 +36,8 @@ EXTRA = "transformers"
 WRAPPED = "_orig_mod."
 """Prefix of the names of weights that torch.compile saved."""
 LAYER_KEYS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 10_000
-"""Keys of a number of layers, and the largest: transformers makes a list, and then a module, of
-each."""
+"""Keys for the number of layers, and the largest number accepted: transformers makes a list entry
+and then a module for each."""
 CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -47,17 +47,17 @@ CONTEXT_KEYS = (
     "seq_length",
 )
 UNLIMITED = 2048
-"""Context of an architecture without a longest input."""
+"""Context of an architecture that states no longest input."""
 CHECKED = 8
-"""Tokens on which the output layer is compared with the whole model, and a merged adapter with one
-that is not."""
+"""Number of tokens on which the output layer is compared with the whole model, and a merged adapter
+with an unmerged one."""
 MERGED = {4: 1e-4, 2: 0.05}
-"""Most that an adapter's merging may change the largest logit, as a share of it, by the bytes of a
-number."""
+"""Bytes of a number → largest change of a logit by merging an adapter, as a share of the largest
+logit."""
 
 
 class PretrainedTokenizer:
-    """The tokenizer that comes with a model, which recognises special tokens that stand in a
+    """The tokenizer that comes with a model. It recognises special tokens that occur literally in a
     text."""
 
     def __init__(self, theirs: Any, files: dict[str, str]) -> None:
@@ -66,12 +66,8 @@ class PretrainedTokenizer:
         ids = set(theirs.get_vocab().values())
         self.vocab_size = max(ids) + 1
         alone, added = self.encode("a text"), list(theirs("a text", verbose=False).input_ids)
-        places = (
-            place
-            for place in range(len(added))
-            if alone and added[place : place + len(alone)] == alone
-        )
-        around = ((added[:place], added[place + len(alone) :]) for place in places)
+        starts = (at for at in range(len(added)) if alone and added[at : at + len(alone)] == alone)
+        around = ((added[:at], added[at + len(alone) :]) for at in starts)
         self.first_tokens, self.last_tokens = map(tuple, next(around, ((), ())))
         """Tokens before and after every text; the latter are left out."""
         end = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.bos_token_id
@@ -79,26 +75,28 @@ class PretrainedTokenizer:
         start = theirs.bos_token_id if theirs.bos_token_id is not None else self.end_of_text
         self.document_start: int = start
         special = {
-            str(each): token for token, each in theirs.added_tokens_decoder.items() if each.special
+            str(added_token): token
+            for token, added_token in theirs.added_tokens_decoder.items()
+            if added_token.special
         }
         self.special_tokens = {self.decode([self.end_of_text]): self.end_of_text} | special
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; nothing is added."""
+        """Encode a text, without the tokens that the tokenizer would add."""
         ids: list[int] = self._theirs(text, add_special_tokens=False, verbose=False).input_ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
+        """Encode each text, without the tokens that the tokenizer would add."""
         return [self.encode(text) for text in texts]
 
     def spell_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, in which a literal special token is spelled as any other text."""
+        """Encode each text, and spell a literal special token in sub-words like any other text."""
         settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         return [self._theirs(text, **settings).input_ids for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids."""
+        """Return the text of token ids, special tokens included."""
         numbers = [int(token) for token in ids]
         return str(
             self._theirs.decode(
@@ -108,8 +106,8 @@ class PretrainedTokenizer:
 
 
 class PretrainedModel(nn.Module):
-    """A model of transformers. States are the inputs of its output layer; its logits where it
-    changes these."""
+    """A transformers model. Its states are the inputs of its output layer, or its logits if that
+    layer alone does not produce them."""
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
@@ -126,10 +124,12 @@ class PretrainedModel(nn.Module):
             self.cuts = self._head is not None and self._head_is_whole(logits)
 
     def _head_is_whole(self, logits: Tensor) -> bool:
-        """True if the output layer alone makes the model's logits of the states before it."""
+        """Return True if the output layer alone turns the states before it into the model's
+        logits."""
         try:
             states = self._run(self._some, cuts=True)[0]
-        except (RuntimeError, IndexError, ValueError):  # it reshapes its logits
+        # A model that reshapes its logits cannot do so with the empty ones of a cut layer.
+        except (RuntimeError, IndexError, ValueError):
             return False
         return states is not None and torch.allclose(
             self._head(states).float(), logits.float(), atol=1e-5
@@ -143,11 +143,11 @@ class PretrainedModel(nn.Module):
         Products of several rows get faster, products of a single row slower. The last bits change.
         """
         modules = [
-            each
-            for each in self.theirs.modules()
-            if type(each) is nn.Linear and each is not self._head
+            layer
+            for layer in self.theirs.modules()
+            if type(layer) is nn.Linear and layer is not self._head
         ]
-        plain = {each: each.weight for each in modules if each.weight.dtype == torch.float32}
+        plain = {layer: layer.weight for layer in modules if layer.weight.dtype == torch.float32}
         for module, weight in plain.items():
             module.weight = packed(weight)
             vars(module)["forward"] = partial(_multiply, module)
@@ -160,7 +160,7 @@ class PretrainedModel(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """The class of the model and its attention kernel, on which the last bits depend."""
+        """Class of the model and its attention kernel, on which the last bits depend."""
         return (
             f"{type(self.theirs).__name__}, {getattr(self.config, '_attn_implementation', None)}"
             " attention"
@@ -168,65 +168,69 @@ class PretrainedModel(nn.Module):
 
     @property
     def length_switch(self) -> int:
-        """Longest input whose positions are read one way, longer ones another (longrope); 0 without
-        such a switch."""
+        """Longest input whose positions are read in one way, longer ones in another (longrope); 0
+        without such a switch."""
         switches = (
-            each["original_max_position_embeddings"]
-            for each in self._ropes
-            if each["rope_type"] == "longrope"
+            rope["original_max_position_embeddings"]
+            for rope in self._ropes
+            if rope["rope_type"] == "longrope"
         )
         return int(next(switches, 0))
 
     @property
     def computes_positions(self) -> bool:
-        """True if each position is computed by itself, and so beyond the context too: it is rotary.
+        """True if positions are rotary and each is computed by itself, so that inputs may exceed
+        the context.
 
-        A dynamic one depends on the longest input before it, a table of learned ones ends with the
-        context.
+        A dynamic position depends on the longest input before it; a table of learned positions ends
+        with the context.
         """
-        return {each["rope_type"] for each in self._ropes} not in (set(), {"dynamic"})
+        return {rope["rope_type"] for rope in self._ropes} not in (set(), {"dynamic"})
 
     @property
     def _ropes(self) -> list[JSON]:
+        """Settings of rotary positions in the configuration: one, or one for each kind of layer."""
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         return [
-            each
-            for each in (rope, *rope.values())
-            if isinstance(each, dict) and "rope_type" in each
+            settings
+            for settings in (rope, *rope.values())
+            if isinstance(settings, dict) and "rope_type" in settings
         ]
 
     @property
     def hidden_size(self) -> int:
-        """Length of a state."""
+        """Length of a state vector: the output layer's input, or the vocabulary if states are
+        logits."""
         return int(
             self._head.weight.size(1) if self.cuts else self.config.get_text_config().vocab_size
         )
 
     def forward(self, inputs: Tensor, cache: Any = None) -> Tensor:
-        """Token ids [b, s] → states [s, b, h]; with transformers' cache the tokens are those after
-        it."""
+        """Turn token ids [b, s] into states [s, b, h]. With transformers' cache the tokens continue
+        the cached ones."""
         settings = {} if cache is None else {"past_key_values": cache, "use_cache": True}
         states, logits = self._run(inputs, cuts=self.cuts, **settings)
         return (logits if states is None else states).transpose(0, 1)
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
-        """The states at positions [b, q], [q, b, h]."""
+        """Return the states [q, b, h] at positions [b, q]."""
         return rows_at(self.forward(inputs), positions)
 
     def new_cache(self) -> Any:
-        """An empty cache of keys and values."""
+        """Return an empty key-value cache for this model."""
         return import_extra("transformers", EXTRA).DynamicCache(config=self.config)
 
     def logits(self, states: Tensor) -> Tensor:
-        """States [..., h] → logits [..., v]."""
-        made: Tensor = self._head(states) if self.cuts else states.clone()
-        return made
+        """Turn states [..., h] into logits [..., v] by the output layer; states that are logits are
+        copied."""
+        computed: Tensor = self._head(states) if self.cuts else states.clone()
+        return computed
 
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any
     ) -> tuple[Tensor | None, Tensor]:
-        """Inputs of the output layer, if it is to be cut off, and the logits, which are none
-        then."""
+        """Return the output layer's inputs if `cuts`, else None, and the model's logits, which
+        `cuts` makes empty."""
         states: list[Tensor] = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -243,8 +247,8 @@ class PretrainedModel(nn.Module):
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """The weight, without a gradient, in oneDNN's order on a processor and in a format that it has
-    an order for."""
+    """Return the weight without a gradient, in oneDNN's order if it lies on a processor and its
+    format has one."""
     is_ordered = (
         onednn and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     )
@@ -259,11 +263,12 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """A model of transformers with its tokenizer, loaded from a place."""
+    """A transformers model with its tokenizer, loaded from a directory."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises BadInput for a model that cannot be read this way, IntegrityFailure for damaged
-        files, HardwareMissing for one that is larger than memory, before its weights are read."""
+        """Load and examine the model. Raises BadInput for a model that cannot be read this way,
+        IntegrityFailure for damaged files, HardwareMissing, before weights are read, for a model
+        larger than memory."""
         self.directory, self._adapter = place.directory, place.adapter
         library = import_extra("transformers", EXTRA)
         library.utils.logging.set_verbosity_error()
@@ -271,21 +276,23 @@ class Pretrained:
         self._weights = weight_files(self.directory, place.gguf)
         self._settings: JSON = {"local_files_only": True, "trust_remote_code": False}
         self.checked: dict[str, str] = {}
-        """Outcome by what was looked at."""
+        """Subject of a check → its outcome."""
         self.warnings: list[str] = []
-        """Sentences on what was left out."""
+        """Sentences on parts of the model that are left out or read otherwise."""
         if self._weights[0].suffix == ".gguf":
             import_extra("gguf", "smollm2")
             self._settings["gguf_file"] = self._weights[0].name
-        said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
-        if most := [
-            said[key]
+        stated_config = (
+            read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
+        )
+        if too_many := [
+            stated_config[key]
             for key in LAYER_KEYS
-            if isinstance(said.get(key), int) and said[key] > MOST_LAYERS
+            if isinstance(stated_config.get(key), int) and stated_config[key] > MOST_LAYERS
         ]:
             raise BadInput(
-                f"{self.directory / CONFIG} says {most[0]:,} layers: no more than {MOST_LAYERS:,}"
-                " are tried"
+                f"{self.directory / CONFIG} says {too_many[0]:,} layers: no more than"
+                f" {MOST_LAYERS:,} are tried"
             )
         config = self._read(library.AutoConfig, "configuration")
         self._check_kind(library, config)
@@ -310,7 +317,8 @@ class Pretrained:
                 f"{put}: it is left out, and programs that leave it there score it too",
             )
         if getattr(config, "n_ctx", 0) and self._weights[0].suffix == ".gguf":
-            config.n_positions = config.n_ctx  # transformers leaves a GPT-2 its 1,024
+            # transformers leaves n_positions of a GPT-2 from GGUF at its default, 1,024.
+            config.n_positions = config.n_ctx
         self._settings["config"] = config
         loaded = self._adapted(self._load(library, dtype))
         self.loaded = self._examine(loaded)
@@ -334,10 +342,12 @@ class Pretrained:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the SHA-256s of configuration, weights, tokenizer and adapter."""
+        """SHA-256 of the digests of configuration, weights, tokenizer and adapter."""
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
+        """Return the SHA-256 of the tokenizer's files, or with weights of all files of the model
+        and its adapter."""
         files = [
             path
             for path in sorted(self.directory.iterdir())
@@ -355,12 +365,15 @@ class Pretrained:
             return {path.name: digest_of_file(path) for path in chosen if path.is_file()}
 
     def _read(self, reader: Any, what: str) -> Any:
+        """Read a configuration or tokenizer. Raises the error of `_explained`."""
         try:
             return reader.from_pretrained(self.directory, **self._settings)
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, what) from error
 
     def _explained(self, error: Exception, what: str) -> UserError:
+        """Turn an error of the library into a sentence: BadInput, or IntegrityFailure for
+        weights."""
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
@@ -373,12 +386,14 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any) -> None:
+        """Raise BadInput if the model does not predict tokens from earlier ones. Note code that
+        comes with it, which is not run."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        said = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
+        stated = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
             raise BadInput(f"{kind}, which does not predict tokens from earlier ones")
-        if said.get("auto_map"):
+        if stated.get("auto_map"):
             own = (
                 "modeling code that comes with it is never run: transformers' own"
                 f" {config.model_type} computes it"
@@ -386,12 +401,14 @@ class Pretrained:
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
+        """Record an outcome, and repeat it as a warning."""
         self.checked[what] = outcome
         self.warnings.append(outcome)
 
     def _check_size(
         self, library: Any, config: Any, dtype: torch.dtype, device: torch.device
     ) -> None:
+        """Raise HardwareMissing if the weights in `dtype` are larger than the device's memory."""
         try:
             with torch.device("meta"):
                 count = library.AutoModelForCausalLM.from_config(
@@ -400,21 +417,27 @@ class Pretrained:
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "configuration") from error
         is_gpu, size = device.type == "cuda", count * dtype.itemsize / 2**30
-        here = (
+        available = (
             torch.cuda.mem_get_info(device)[1] if is_gpu else memory_bytes() or math.inf
         ) / 2**30
-        if size > here:
+        if size > available:
             needed = f"{count:,} parameters, {size:,.1f} GiB in {str(dtype).removeprefix('torch.')}"
             raise HardwareMissing(
                 f"{self.directory} has {needed}, and the {'GPU' if is_gpu else 'machine'} has"
-                f" {here:,.1f} GiB"
+                f" {available:,.1f} GiB"
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        # The library may take it out.
+        """Load the weights. Raises IntegrityFailure if a tensor is missing, of another shape or
+        belongs to another model.
+
+        Names that torch.compile prefixed are read without the prefix. Unused tensors and
+        quantisation are noted.
+        """
+        # Read now, because the library may remove it while loading.
         scheme = self._settings["config"].to_dict().get("quantization_config")
         try:
-            model, said = library.AutoModelForCausalLM.from_pretrained(
+            model, report = library.AutoModelForCausalLM.from_pretrained(
                 self.directory,
                 dtype=dtype,
                 output_loading_info=True,
@@ -424,26 +447,26 @@ class Pretrained:
             )
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "weights") from error
-        missing, left = sorted(said["missing_keys"]), sorted(said["unexpected_keys"])
+        missing, left = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
         if missing and not renamed and any(name.startswith(WRAPPED) for name in left):
             self._say("names", f"{WRAPPED!r} of torch.compile is left out of the weights' names")
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
         others = [
             f"tensor {name!r} is {[*theirs]} in the file and {[*ours]} in the model of its"
             " configuration"
-            for name, theirs, ours in sorted(said["mismatched_keys"])
+            for name, theirs, ours in sorted(report["mismatched_keys"])
         ]
         if wrong := [f"tensor {name!r} is missing" for name in missing] + others:
             raise IntegrityFailure(f"{self.directory}: {wrong[0]} ({len(wrong)} such)")
         self.checked["weights"] = "the file's tensors are the model's"
         if left:
-            there = (
+            unused = (
                 f"tensor {left[0]!r} is in the file, but not in the model of its configuration"
                 f" ({len(left)} such)"
             )
             if any(name.startswith(f"{model.base_model_prefix}.") for name in left):
-                raise IntegrityFailure(f"{self.directory}: {there}")
-            self._say("weights", f"{there}; it is left out")
+                raise IntegrityFailure(f"{self.directory}: {unused}")
+            self._say("weights", f"{unused}; it is left out")
         if scheme := scheme or model.config.to_dict().get("quantization_config"):
             is_read = all(parameter.dtype == dtype for parameter in model.parameters())
             formats = f"read into {dtype}" if is_read else "computed in its own formats"
@@ -452,15 +475,15 @@ class Pretrained:
         return model
 
     def _adapted(self, model: Any) -> Any:
-        """The model with the adapter's change of its weights, which is compared with the adapter
-        beside them.
+        """Return the model with its adapter merged into the weights, or as it is without one.
 
-        An output layer that shares the embedding's weights gets its own, since an adapter may
+        The merged model's logits are compared with the unmerged one's; BadInput if they differ. An
+        output layer that shares the embedding's weights gets its own first, since an adapter may
         change one of the two.
         """
         if not self._adapter:
             return model
-        some = {
+        tokens = {
             "input_ids": torch.arange(CHECKED)[None] % model.config.get_text_config().vocab_size
         }
         try:
@@ -469,12 +492,15 @@ class Pretrained:
                 adapted = (
                     import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
                 )
-                beside, head = model(**some, use_cache=False).logits, model.get_output_embeddings()
+                beside, head = (
+                    model(**tokens, use_cache=False).logits,
+                    model.get_output_embeddings(),
+                )
                 if head.weight is model.get_input_embeddings().weight:
                     getattr(head, "base_layer", head).weight = nn.Parameter(head.weight.clone())
                 merged = adapted.merge_and_unload()
                 differs = (
-                    merged(**some, use_cache=False).logits - beside
+                    merged(**tokens, use_cache=False).logits - beside
                 ).abs().max() / beside.abs().max()
         except Exception as error:  # the library raises errors of many kinds
             raise BadInput(
@@ -492,12 +518,12 @@ class Pretrained:
         return merged
 
     def _examine(self, model: Any) -> str:
-        """The digest of configuration and tensors. Raises IntegrityFailure for a tensor without
-        finite numbers."""
+        """Return the digest of configuration and tensors. Raises IntegrityFailure for a tensor with
+        values that are not finite."""
 
         def digest(name: str, tensor: Tensor) -> tuple[str, str]:
             is_number = tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel()
-            # NaN is passed on.
+            # aminmax passes NaN on, and takes a tenth of the time of isfinite on every element.
             if is_number and not torch.stack(torch.aminmax(tensor)).isfinite().all():
                 raise IntegrityFailure(
                     f"{self.directory}: tensor {name!r} holds values that are not finite numbers"

@@ -1,2 +1,2 @@
-"""Log-probabilities of tokens, at any batch and on any number of ranks, and the store that keeps
+"""Computes log-probabilities of tokens, at any batch size and on any number of ranks, and stores
 them."""

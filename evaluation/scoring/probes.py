@@ -1,9 +1,9 @@
 """Probes of a loaded model before its first number, in a few short forward passes, once for the
 same weights.
 
-They ask the model itself: does it see what it is to predict, does it answer alike twice, and is a
-row in a batch and beside padding the row alone? A row is scored as every other, so packed weights
-and the cut output layer are probed too.
+Does the model see the tokens that it predicts? Does it answer alike twice? Is a row in a batch and
+beside padding equal to the row alone? Rows are scored as all others are, so packed weights and the
+cut output layer are probed too.
 """
 
 import json
@@ -20,21 +20,22 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.remembered import recall, remember
 
 LENGTH = 16
-"""Inputs of a probed row; another has half of them and stands beside padding."""
+"""Inputs of a probed row. A shorter row has half as many and is padded beside it."""
 SHORTEST = 4
+"""Smallest context and smallest vocabulary of a model that is probed."""
 ROUNDING, ROUNDING_OF_HALF = 1e-5, 0.02
-"""Most that log-probabilities move from rounding alone, in 32 bits and in 16."""
+"""Largest change of a log-probability by rounding alone, in 32 bits and in 16."""
 OF_ITS_OWN = 1e-3
-"""Share of a token's effect on its own prediction that rounding stays below."""
+"""Smallest change beyond rounding, as a share of an input's effect on the next prediction."""
 IN_A_BATCH = 30
-"""Factor by which products of another shape may move them further."""
+"""Factor by which products of another shape may increase the rounding."""
 Outcome = tuple[ScoringModel, str]
-"""The model as it is to be scored, and a sentence on what was found."""
+"""The model as it will be scored, and a sentence on the probe's result."""
 
 
 class Probed:
-    """Log-probabilities of rows, made once for all probes: a row, one that ends otherwise, a short
-    one, its first."""
+    """Log-probabilities of four rows, computed once for all probes: a row, the row with another
+    last input, a short row, and the first row's first two tokens."""
 
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)
@@ -57,7 +58,7 @@ class Probed:
         )
 
     def scored(self, model: ScoringModel, batch_size: int) -> list[np.ndarray]:
-        """The rows' log-probabilities, made now."""
+        """Score the rows now, `batch_size` at a time, and return the log-probabilities of each."""
         scores = score(
             model,
             self._requests,
@@ -68,22 +69,26 @@ class Probed:
 
 
 def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
-    """Compare what two rows begin with alike, and if that differs, the rows scored twice.
+    """Check that two rows agree where they begin alike; if they do not, check that a second scoring
+    gives the same numbers.
 
     Raises BadInput for a model that answers otherwise the second time.
     """
+    # Two rows with one beginning are two answers to it already. A second scoring is needed only if
+    # they differ, which saves a pass for every other model.
     if not probed.moved <= probed.allowed:
-        again = _difference(probed.alone, probed.scored(model, 1))
-        if not again <= probed.allowed:
+        difference = _difference(probed.alone, probed.scored(model, 1))
+        if not difference <= probed.allowed:
             raise BadInput(
-                f"the same tokens have log-probabilities that differ by {again:.2g} when scored"
-                " twice"
+                f"the same tokens have log-probabilities that differ by {difference:.2g} when"
+                " scored twice"
             )
     return model, "the same tokens scored twice have the same log-probabilities"
 
 
 def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
-    """Change the last input, or leave all but the first out: what is predicted before stays.
+    """Check that predictions stay the same when a later input changes, or when all later inputs are
+    left out.
 
     Raises BadInput for a model that sees the future, if only within a prefix.
     """
@@ -97,19 +102,19 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Score rows alone and together, one beside padding. A model that differs gets one row at a
-    time."""
+    """Compare rows scored alone with rows scored together, one beside padding. A model that differs
+    gets one row at a time."""
     if not (moved := _difference(probed.alone, probed.together)) <= IN_A_BATCH * probed.allowed:
-        said = (
+        sentence = (
             f"a row in a batch moves by {moved:.2g} from the row alone: one row at a time is scored"
         )
-        return replace(model, is_alone=True), said
+        return replace(model, is_alone=True), sentence
     if model.length_switch:
-        said = (
+        sentence = (
             f"rows of up to {model.length_switch:,} inputs, which the model reads otherwise, are in"
             " batches apart"
         )
-        return model, said
+        return model, sentence
     return model, "a row in a batch, beside padding or not, is the row alone"
 
 
@@ -121,26 +126,29 @@ PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
-    """The model as it is to be scored, and the outcome of each probe. Raises BadInput as they do.
+    """Return the model as it will be scored, and the outcome of each probe. Raises the probes'
+    BadInput.
 
-    The outcomes are remembered for the digest `weights` and all else that scores depend on; rank
-    0's memory counts.
+    The outcomes are cached under the digest `weights` and everything else on which scores depend;
+    rank 0's cache decides for all ranks. A model smaller than SHORTEST is not probed.
     """
     checked: dict[str, str] = {}
     if min(model.seq_length, model.vocab_size) < SHORTEST:
         return model, checked
-    asked = [ask.__qualname__ for ask in PROBES.values()]
-    made_of = sha256_json([weights, describe(model), model.length_switch, asked])
+    questions = [ask.__qualname__ for ask in PROBES.values()]
+    made_of = sha256_json([weights, describe(model), model.length_switch, questions])
     name = f"probes-{made_of[:32]}"
     if known := model.mesh.world.gather_objects(recall(name, made_of))[0]:
         checked, is_alone = parse_json(known)
         return replace(model, is_alone=is_alone), checked
     probed = Probed(model)
-    for each, ask in PROBES.items():
-        model, checked[each] = ask(model, probed)
+    for title, ask in PROBES.items():
+        model, checked[title] = ask(model, probed)
     remember(name, made_of, json.dumps([checked, model.is_alone]).encode())
     return model, checked
 
 
 def _difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+    """Return the largest absolute difference between log-probabilities of two scorings of the same
+    rows."""
     return max(float(np.abs(row - other).max()) for row, other in zip(rows, others, strict=True))

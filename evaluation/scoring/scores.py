@@ -46,12 +46,11 @@ from mlm_repro.lineage.processes import end_with_parent, hear_stops, held_back
 from mlm_repro.lineage.remembered import digest_of
 from mlm_repro.lineage.shipped import HOME
 
-ACTIVATIONS_PER_TOKEN = 16  # vectors of hidden size alive at once in a layer, rounded up
-# On a CPU what its caches hold is fastest.
-MAX_ACTIVATION_BYTES = {
-    "cpu": 16 * 2**20,
-    "cuda": 4 * 2**30,
-}
+# Vectors of hidden size alive at once in a layer, rounded up.
+ACTIVATIONS_PER_TOKEN = 16
+# On a CPU, activations that its caches hold are the fastest.
+MAX_ACTIVATION_BYTES = {"cpu": 16 * 2**20, "cuda": 4 * 2**30}
+# On a CPU 48 MiB scored full windows 10 % faster than 24 MiB.
 MAX_LOGIT_BYTES = {"cpu": 48 * 2**20, "cuda": 2**30}
 TOGETHER = 1024
 """Number of exponentials that are added in float32 before they join a float64 sum."""
@@ -61,30 +60,31 @@ Batches = list[list[int]]
 
 @dataclass(frozen=True)
 class ScoringModel:
-    """A causal model with its sizes, for scoring."""
+    """A causal model with the sizes, number format and mesh that scoring needs."""
 
     network: CausalModel | PretrainedModel
-    """This rank's part of it."""
+    """This rank's part of the model."""
     vocab_size: int
-    """Real entries; logits beyond them are padding."""
+    """Number of real entries; logits beyond them are padding."""
     seq_length: int
     """Longest input."""
     hidden_size: int
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)
     length_switch: int = 0
-    """Rows of at most so many inputs and longer ones are never in one batch; 0 where length changes
+    """Rows up to this length and longer rows are never in one batch; 0 if length changes
     nothing."""
     is_alone: bool = False
-    """True for a model that reads a row of a batch in another way than the same row alone."""
+    """True if the model reads a row in a batch otherwise than the same row alone."""
 
     def default_batch_size(self, width: int) -> int:
-        """Rows of `width` inputs whose activations fit a fixed share of memory."""
+        """Return how many rows of `width` inputs have activations that fit a fixed share of
+        memory."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
     def rows_per_head(self) -> int:
-        """Scored rows whose float32 logits are in memory together."""
+        """Return how many scored rows have their float32 logits in memory together."""
         return max(1, MAX_LOGIT_BYTES[self.mesh.device.type] // (4 * self.vocab_size))
 
 
@@ -98,7 +98,8 @@ def score(
     store: Store | None = None,
     on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score every request; token ids that are `banned` are not allowed.
+    """Score every request. Token ids that are `banned` are ignored where `greedy_allowed` looks for
+    the likeliest token.
 
     `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in
     the store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt
@@ -130,20 +131,21 @@ def score(
     def score_one(batch: int) -> Scores | None:
         return score_in_memory(model, [requests[index] for index in batches[batch]], banned)
 
-    asked = {
+    settings = {
         "banned": None if banned is None else banned.tolist(),
         "requests": digest_batches(requests, batches),
     }
-    with store(describe(model) | asked) if store else nullcontext() as entry:
+    with store(describe(model) | settings) if store else nullcontext() as entry:
         by_batch = (
             entry.read([counts[batch] for batch in batches]) if entry and mesh.is_first else {}
         )
-        by_batch = dict(mesh.world.gather_objects(by_batch)[0])  # ranks as threads share the object
+        # Copied, because ranks that are threads share the gathered object.
+        by_batch = dict(mesh.world.gather_objects(by_batch)[0])
         on_resumed(sum(len(batches[batch]) for batch in by_batch))
-        mine = [batch for batch in range(len(batches)) if batch not in by_batch][
+        own_batches = [batch for batch in range(len(batches)) if batch not in by_batch][
             mesh.dp.rank :: mesh.dp.size
         ]
-        for batch, scores in in_workers(score_one, mine, _workers(model, workers)):
+        for batch, scores in in_workers(score_one, own_batches, _workers(model, workers)):
             if scores and mesh.tp.rank == 0:
                 by_batch[batch] = scores
                 if entry:
@@ -158,18 +160,20 @@ def score(
 
 
 def _workers(model: ScoringModel, workers: int | None) -> int:
+    """Return the number of worker processes. Raises BadInput if several are requested on a GPU or
+    on several ranks."""
     if model.mesh.device.type == "cpu" and model.mesh.layout.world_size == 1:
         return workers or available_cores()
     if workers not in (None, 1):
         raise BadInput(
-            f"{workers} workers were asked for, but a model on a GPU or on several ranks is scored"
+            f"{workers} workers were requested, but a model on a GPU or on several ranks is scored"
             " by one"
         )
     return 1
 
 
 def describe(model: ScoringModel) -> dict[str, Any]:
-    """Everything besides weights and requests that the bits of scores depend on."""
+    """Return everything besides weights and requests on which the bits of scores depend."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(),
@@ -181,13 +185,14 @@ def describe(model: ScoringModel) -> dict[str, Any]:
         "kernel": getattr(model.network, "kernel", ""),
         "packages": installed_packages(),
         "gpu": "" if on_cpu else torch.cuda.get_device_name(model.mesh.device),
+        # Loops are compiled for this processor, which may change their last bits.
         "loops": [config.CPU_NAME, config.CPU_FEATURES],
     }
 
 
 @cache
 def installed_packages() -> list[str]:
-    """Name and version of all that is installed beside torch or transformers, any of which may
+    """Return name and version of every package installed beside torch or transformers: any may
     compute a model.
 
     The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
@@ -200,7 +205,7 @@ def installed_packages() -> list[str]:
 
 @cache
 def _code_digest() -> str:
-    """SHA-256 of the engine's and the evaluation's files, which decide scores."""
+    """Return the SHA-256 of the engine's and the evaluation's files, which decide scores."""
     return digest_of(HOME / "engine", HOME / "evaluation")
 
 
@@ -211,7 +216,7 @@ def in_workers(
 
     Worker processes of one thread each take an item at a time. A single worker stays in this
     process, with one thread too, so that values do not depend on the number of workers. Raises
-    UserError if one of several ends.
+    UserError if one of several workers ends early.
     """
     if min(workers, len(items)) > 1:
         pool = ProcessPoolExecutor(
@@ -226,9 +231,8 @@ def in_workers(
             advice = "if memory ran out, --set a smaller batch_size or fewer workers"
             raise UserError(f"a scoring worker ended before its work; {advice}") from error
         finally:
-            for process in (
-                pool._processes or {}
-            ).values():  # also where it is in the middle of an item
+            # Killed, so that no worker finishes an item that nobody waits for.
+            for process in (pool._processes or {}).values():
                 process.kill()
             pool.shutdown()
         return
@@ -243,6 +247,7 @@ def in_workers(
 
 def _begin(work: Callable[[int], Any]) -> None:
     """Prepare a worker process, which ends with its parent."""
+    # A terminal sends Ctrl-C to every process of its group; the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     hear_stops()
@@ -257,10 +262,9 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """The scores of a batch, in two halves if the device's memory is too small for all, which is
-    said.
+    """Score a batch; if it does not fit into the device's memory, warn and score it in two halves.
 
-    Raises HardwareMissing if one row is too many.
+    Raises HardwareMissing if a single row does not fit, or if ranks divide the model.
     """
     try:
         return score_batch(model, requests, banned)
@@ -277,7 +281,10 @@ def score_in_memory(
         f"warning: {len(requests)} rows at once do not fit into memory: {half} are tried",
         file=sys.stderr,
     )
-    parts = [score_in_memory(model, some, banned) for some in (requests[:half], requests[half:])]
+    parts = [
+        score_in_memory(model, half_of_requests, banned)
+        for half_of_requests in (requests[:half], requests[half:])
+    ]
     return Scores._make(map(np.concatenate, zip(*(part for part in parts if part), strict=True)))
 
 
@@ -285,8 +292,7 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass; None on a rank that does not have the model's last
-    stage."""
+    """Score requests in one forward pass. Return None on a rank without the model's last stage."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -297,8 +303,8 @@ def score_batch(
     positions = np.maximum(
         lengths[:, None] - q + np.arange(q), 0
     )  # [b, q], those at the end are scored
-    tokens, places = (torch.from_numpy(array).to(device) for array in (inputs, positions))
-    network, last = model.network, partial(model.network.hidden_states_at, positions=places)
+    tokens, indices = (torch.from_numpy(array).to(device) for array in (inputs, positions))
+    network, last = model.network, partial(model.network.hidden_states_at, positions=indices)
     if (hidden := forward(network, model.mesh, tokens, network, last)) is None:  # [q, b, h]
         return None
     is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
@@ -306,7 +312,7 @@ def score_batch(
     targets = np.concatenate([request.tokens[-request.num_scored :] for request in requests])
     size = model.rows_per_head()
     pairs = zip(rows.split(size), torch.from_numpy(targets).to(device).split(size), strict=True)
-    parts = [score_rows(model, some, labels, banned) for some, labels in pairs]
+    parts = [score_rows(model, states, labels, banned) for states, labels in pairs]
     return Scores._make(
         [*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)), counts]
     )
@@ -315,8 +321,11 @@ def score_batch(
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability of each target [n] from states [n, h], and two flags: first of the best
-    tokens, and of those that are allowed."""
+    """Return the log-probability of each target [n] from states [n, h], and two flags [n].
+
+    The flags say whether the target is the most likely token, and the most likely one that is
+    allowed. Of equally likely tokens only the first counts.
+    """
     axis = model.mesh.tp
     logits = model.network.logits(hidden)  # [n, v/t]
     start = axis.rank * logits.size(1)
@@ -324,11 +333,11 @@ def score_rows(
     top, part = sum_exponentials(logits, slice(0, min(logits.size(1), real)))
     highest = axis.all_reduce(top.clone(), MAX)
     total = axis.all_reduce(part * (top - highest).double().exp_())
-    # a rank may hold nothing but padding
+    # A rank may hold nothing but padding.
     logits = logits[:, :real] if real else torch.full_like(logits[:, :1], float("-inf"))
-    places = targets - start
-    elsewhere = (places < 0) | (places >= logits.size(1))
-    target = logits.gather(1, places.masked_fill(elsewhere, 0)[:, None]).squeeze(1).float()
+    local_targets = targets - start
+    elsewhere = (local_targets < 0) | (local_targets >= logits.size(1))
+    target = logits.gather(1, local_targets.masked_fill(elsewhere, 0)[:, None]).squeeze(1).float()
     target = axis.all_reduce(target.masked_fill_(elsewhere, 0.0))
     greedy = allowed = _is_first_best(logits, start, targets, target, highest, axis)
     if banned is not None:
@@ -343,7 +352,8 @@ def score_rows(
 def _is_first_best(
     logits: Tensor, start: int, targets: Tensor, target: Tensor, highest: Tensor, axis: Axis
 ) -> Tensor:
-    """True for each target with the highest logit; of several such tokens only the first counts."""
+    """Return True for each target with the highest logit; of several such tokens only the first
+    counts."""
     is_best = target == highest
     rows = is_best.nonzero().squeeze(1)
     local, best = logits[rows].float().max(dim=1)
@@ -355,10 +365,11 @@ def _is_first_best(
 def plan_batches(
     requests: Sequence[Request], rows: Callable[[int], int], switch: int = 0
 ) -> Batches:
-    """Requests of similar length and similar number of scored tokens together, the longest first.
+    """Group requests of similar length and similar number of scored tokens into batches, the
+    longest first.
 
-    `rows(width)` is how many requests of at most `width` inputs make a batch. Requests of at most
-    `switch` inputs are not with longer ones.
+    `rows(width)` is the number of requests of at most `width` inputs in a batch. Requests of at
+    most `switch` inputs are not grouped with longer ones.
     """
     order = sorted(
         range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored)
@@ -375,7 +386,7 @@ def plan_batches(
 
 
 def digest_batches(requests: Sequence[Request], batches: Batches) -> str:
-    """SHA-256 of all tokens, of the number of scored ones and of the batches."""
+    """Return the SHA-256 of all tokens, of the numbers of scored tokens and of the batches."""
     digest = hashlib.sha256()
     for batch in batches:
         shape = [
@@ -406,8 +417,8 @@ def forward(
     run: Callable[[Tensor], Tensor],
     run_last: Callable[[Tensor], Tensor],
 ) -> Tensor | None:
-    """The states that `run_last` gives on the last stage; None on the others, which pass theirs, by
-    `run`, to the next.
+    """Run the stages of a pipeline in turn. Return `run_last`'s states on the last stage; on others
+    None, after `run`'s states were sent on.
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """
@@ -424,8 +435,8 @@ def forward(
 
 
 def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-    """Maximum of some columns of each row of logits [n, v], float32, and the sum of exp(logit −
-    maximum), float64.
+    """Return the maximum of some columns of each row of logits [n, v], float32, and the sum of
+    exp(logit − maximum), float64.
 
     Both are [n]; without columns they are −∞ and 0.
     """
@@ -459,12 +470,12 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
 
 
 class NoMemory(BadInput):
-    """The model has no memory, or is divided over ranks."""
+    """The model cannot score with memory: it has none, or it is divided over ranks."""
 
 
 def remembering(model: ScoringModel) -> TransformerXL:
-    """The network of a model with memory. Raises NoMemory for one without, or one on several
-    ranks."""
+    """Return the network of a model with memory. Raises NoMemory for a model without memory or on
+    several ranks."""
     network = model.network
     if not isinstance(network, TransformerXL) or not network.config.transformer_xl.memory_length:
         raise NoMemory(
@@ -481,9 +492,10 @@ def score_with_memory(
     segments: Sequence[Request],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Scores of segments that follow each other: each request scores all its tokens but the first.
+    """Score segments that follow each other: each request scores all its tokens but the first.
 
-    Raises NoMemory as `remembering` does, BadInput for a segment longer than the model's context.
+    Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
+    context.
     """
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:

@@ -8,8 +8,8 @@ a file of records:
     log-probabilities f64[tokens],
     greedy u8[tokens], allowed u8[tokens]
 
-A record is trusted if its digest is right and nobody but this user can have written the file, which
-may be no link. Records after a wrong one, such as the torn end that a kill leaves, are computed
+A record is trusted if its digest is right and only this user can have written the file, which must
+not be a link. Records after a wrong one, such as the torn end that a kill leaves, are computed
 again. WikiText-103 takes 2.6 MiB and LAMBADA 70 KiB; beyond LARGEST_BYTES the least recently used
 evaluations are removed.
 """
@@ -36,13 +36,13 @@ HEADER = struct.Struct("<II16s")
 BYTES_PER_TOKEN = 10
 SUFFIX = ".scores"
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
-"""Permission bits for others than the owner."""
+"""Permission bits that let others than the owner write."""
 
 
 class StoredScores:
-    """Scores of an evaluation by batch. The first addition makes a file.
+    """Scores of one evaluation on disk, by batch. The first addition creates a file.
 
-    If the folder cannot be written, nothing is kept; this is no error.
+    If the folder cannot be written, nothing is kept, and no error is raised.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,14 +50,16 @@ class StoredScores:
         self._file: IO[bytes] | None = None
 
     def close(self) -> None:
-        """Close the file of this process and remove the oldest evaluations."""
+        """Close this process's file and remove the oldest evaluations."""
         if self._file:
             self._file.close()
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
-        """Stored scores by batch; `num_scored` has the number of scored tokens of each request, by
-        batch."""
+        """Return the stored scores by batch. Files that others may have written are ignored.
+
+        `num_scored` has the number of scored tokens of each request, by batch.
+        """
         stored: dict[int, Scores] = {}
         for path in sorted(self._directory.glob(f"*{SUFFIX}")):
             try:
@@ -75,27 +77,30 @@ class StoredScores:
         return stored
 
     def add(self, batch: int, scores: Scores) -> None:
-        """Write a batch, which outlives the process from now on."""
+        """Write a batch's scores to disk, where they outlive the process."""
         body = scores.log_probabilities.astype("<f8").tobytes() + b"".join(map(bytes, scores[1:-1]))
         lengths = struct.pack("<II", batch, len(scores.greedy))
         record = lengths + _digest(self._directory.name, lengths + body) + body
         with suppress(OSError):
             if self._file is None:
                 self._directory.mkdir(parents=True, exist_ok=True)
+                # A file for each process, so that writers need no lock; unbuffered, so that a batch
+                # is with the system before the next one is computed.
                 handle, _ = tempfile.mkstemp(suffix=SUFFIX, dir=self._directory)
                 self._file = os.fdopen(handle, "wb", buffering=0)
             self._file.write(record)
 
 
 Store = Callable[[JSON], closing[StoredScores]]
-"""`open_scores` for a checkpoint and its tokenizer."""
+"""Function of an evaluation's settings that opens its scores: `open_scores` for one checkpoint and
+tokenizer."""
 
 
 def open_scores(
     folder: Path, checkpoint: str, tokenizer: str, settings: JSON
 ) -> closing[StoredScores]:
-    """The scores of an evaluation, by digests and by JSON values of all else that its bits depend
-    on."""
+    """Open the scores of an evaluation. Digests, and JSON `settings` of everything else that
+    decides its bits, name its directory."""
     facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
     return closing(StoredScores(folder / sha256_json(facts)[:32]))
 
@@ -110,6 +115,7 @@ def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
         except OSError:
             continue
     total = sum(size for _, size, _ in used)
+    # The most recently used evaluation stays, however large it is.
     for _, size, directory in sorted(used)[:-1]:
         if total <= largest_bytes:
             return
@@ -122,6 +128,7 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 
 
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
+    """Return the scores in a file's bytes by batch, up to the first record that is wrong."""
     parsed: dict[int, Scores] = {}
     start = 0
     while start + HEADER.size <= len(data):

@@ -1,2 +1,2 @@
-"""The protocols: their test files, their requests to a model, and the numbers that its answers
-become."""
+"""The protocols: their test files, their requests to a model, and how its answers become
+numbers."""

@@ -1,5 +1,5 @@
-"""Prediction of a passage's last word, by rules that differ in the target and in what counts as
-right."""
+"""Prediction of a passage's last word, by rules with different targets and different right
+answers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,21 +34,20 @@ through to too under until up very was we were what when where which while who w
 you your yours yourself yourselves
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""NLTK's English ones, those with an apostrophe left out, as in cybertronai/bflm's evaluation of
-GPT-2.
+"""NLTK's English stop words without apostrophes, as in cybertronai/bflm's evaluation of GPT-2.
 
 The GPT-2 paper reports LAMBADA with "a stop-word filter" (section 3.3) and names neither list nor
-rule; bflm's `eval_lambada_slow.py` is the reconstruction others refer to. It rejects one at every
-sub-word it generates; here only the first sub-word of the answer may not be one, since later ones
-("an", "her") are parts of words.
+rule; bflm's `eval_lambada_slow.py` is the reconstruction that others refer to. It rejects a stop
+word at every sub-word that it generates. Here only the first sub-word of the answer must not be
+one, since later sub-words ("an", "her") are parts of words.
 """
 Encoded = list[tuple[list[int], int]]
-"""Sub-words of each passage and the number of target sub-words at its end."""
+"""Sub-words of each passage, and the number of target sub-words at its end."""
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """The stripped context and the last white-space word, as Megatron's `--strict-lambada` splits
-    them.
+    """Split a text into the stripped context and the last white-space word, as Megatron's
+    `--strict-lambada` does.
 
     White space before the word is dropped; the target is encoded as a space and the word.
     """
@@ -57,8 +56,8 @@ def split_last_word(text: str) -> tuple[str, str]:
 
 
 def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Context and ` word` encoded apart; together, and cut, by a tokenizer that puts a space before
-    every text."""
+    """Encode context and ` word` separately. If the tokenizer puts a space before every text,
+    encode both together and cut."""
     contexts, words = zip(*map(split_last_word, passages), strict=True)
     if tokenizer.encode("a b") != [*tokenizer.encode("a"), *tokenizer.encode(" b")]:
         return _cut(
@@ -72,15 +71,16 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 
 def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """Each passage's sub-words and how many of them are its target: what follows the last space.
+    """Encode each passage, with the sub-words after its last space as the target.
 
-    Context and target are encoded together and cut where the context alone, without white space at
-    its end, does.
+    Context and target are encoded together and cut at the length of the context alone, without
+    white space at its end.
     """
     return _cut(tokenizer, passages, [passage.rpartition(" ")[0].rstrip() for passage in passages])
 
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
+    """Encode passages; the target is every sub-word after as many as the context alone has."""
     whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
     return [
         (tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)
@@ -88,7 +88,7 @@ def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -
 
 
 def encode_for_last_token(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
-    """The whole passage encoded, its last sub-word the target: Megatron without
+    """Encode whole passages with the last sub-word as the target, as Megatron does without
     `--strict-lambada`."""
     return [(tokens, 1) for tokens in tokenizer.encode_batch(list(passages))]
 
@@ -128,7 +128,7 @@ LM_EVAL = ClozeRule(
 
 
 class ClozeTask(Task):
-    """The task of a list of passages and a rule."""
+    """Task of predicting the last words of passages by a rule."""
 
     unit = "examples"
 
@@ -140,7 +140,7 @@ class ClozeTask(Task):
         tokenizer: Encoder,
         seq_length: int,
     ) -> None:
-        """A passage longer than `seq_length` inputs loses its beginning.
+        """Encode the passages. A passage longer than `seq_length` inputs loses its beginning.
 
         Raises BadInput if there is no passage; a request with a longer target raises it too.
         """
@@ -154,7 +154,8 @@ class ClozeTask(Task):
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
         super().__init__(source, tokenizer, [*map(request, examples)], passages)
-        if rule.filters_stop_words:  # whole ones, in any case, with or without a space before them
+        # Whole stop words, in any case, with or without a space before them.
+        if rule.filters_stop_words:
             texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
             banned = [
                 token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS
@@ -167,19 +168,19 @@ class ClozeTask(Task):
         )
         self._lengths = [len(with_first(tokenizer, ids)) for ids, _ in examples]
 
-    def text(self, place: int) -> str:
-        """The passage."""
-        return self._passages[self.chosen[place]]
+    def text(self, index: int) -> str:
+        """Return the passage of the request at an index of `requests`."""
+        return self._passages[self.chosen[index]]
 
     @property
     def counts(self) -> JSON:
-        """Counts of the result that need no scores."""
+        """Numbers of passages, sub-words and shortened passages, which need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
-        """Accuracy over examples; the perplexity is of the whole target."""
+        """Return the accuracy over examples and the perplexity of whole targets."""
         losses, correct, counts = scores.nll, self.correct(scores), self.counts
         truncated = counts["num_truncated"]
         examples = "1 example" if truncated == 1 else f"{truncated:,} examples"
@@ -193,7 +194,7 @@ class ClozeTask(Task):
         )
 
     def correct(self, scores: Scores) -> Flags:
-        """True for each example that is right by the rule."""
+        """Return whether each example is right by the rule."""
         if self.banned is None:
             return scores.all_greedy
         right = scores.greedy.copy()
@@ -202,8 +203,8 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Numbers of a result that follow from the loss of each target in nats, and from whether it is
-    right."""
+    """Return accuracy and perplexity with their standard errors and counts, from each target's loss
+    in nats and whether it is right."""
     target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
         "perplexity": target,
@@ -212,7 +213,7 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Two counts, the share of right answers and its standard error."""
+    """Return both counts, the share of right answers and its standard error."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

@@ -1,4 +1,4 @@
-"""WikiText-103's detokenizer of Megatron-LM.
+"""Megatron-LM's detokenizer of WikiText-103.
 
 It has 24 rules, in order, on the whole file as a string (`tasks/zeroshot_gpt2/detokenizer.py` of
 Megatron-LM v1.0). The published perplexities depend on its defects, so they are kept: quotes and
@@ -23,12 +23,10 @@ def _substitute(pattern: str, replacement: str) -> Rule:
 
 
 WIKITEXT_RULES: tuple[Rule, ...] = (
-    _replace(
-        "s '", "s'"
-    ),  # plural possessive: "boys ' club"; also hits an opening quote after any final s
-    _substitute(
-        "/' [0-9]/", "/'[0-9]/"
-    ),  # meant for "' 90s"; its slashes are literal, so it never matches
+    # plural possessive: "boys ' club"; also hits an opening quote after any final s
+    _replace("s '", "s'"),
+    # meant for "' 90s"; its slashes are literal, so it never matches
+    _substitute("/' [0-9]/", "/'[0-9]/"),
     _replace(" @-@ ", "-"),  # WikiText's mark for a hyphen inside a word
     _replace(" @,@ ", ","),  # and for a thousands separator
     _replace(" @.@ ", "."),  # and for a decimal point
@@ -41,12 +39,10 @@ WIKITEXT_RULES: tuple[Rule, ...] = (
     _substitute(r"\(\s*([^\)]*?)\s*\)", r"(\1)"),  # no white space inside brackets
     _substitute(r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
     _substitute(r"{\s*([^}]*?)\s*}", r"{\1}"),  # no brace stands in the test file
-    _substitute(
-        r'"\s*([^"]*?)\s*"', r'"\1"'
-    ),  # quotes, paired left to right over the whole file, newlines too
-    _substitute(
-        r"'\s*([^']*?)\s*'", r"'\1'"
-    ),  # every second apostrophe closes, contractions included
+    # quotes, paired left to right over the whole file, newlines too
+    _substitute(r'"\s*([^"]*?)\s*"', r'"\1"'),
+    # every second apostrophe closes, contractions included
+    _substitute(r"'\s*([^']*?)\s*'", r"'\1'"),
     _replace("= = = =", "===="),  # headings, the deepest first
     _replace("= = =", "==="),
     _replace("= =", "=="),
@@ -59,8 +55,8 @@ WIKITEXT_RULES: tuple[Rule, ...] = (
 
 
 def detokenize_wikitext(text: str) -> str:
-    """`text` after every rule of `WIKITEXT_RULES` in turn; give it the whole file, not single
-    lines."""
+    """Apply every rule of `WIKITEXT_RULES` in turn to a text, which must be the whole file, not
+    single lines."""
     for rule in WIKITEXT_RULES:
         text = rule(text)
     return text

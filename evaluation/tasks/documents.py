@@ -24,7 +24,7 @@ _UNSTABLE = "@"
 
 @dataclass(frozen=True)
 class RunningText:
-    """A text to measure perplexity on, as published."""
+    """A published text on which perplexity is measured, with its articles."""
 
     source: SourceText
     text: str
@@ -36,14 +36,14 @@ class RunningText:
 
     @classmethod
     def of_wikitext(cls, source: SourceText, text: str) -> Self:
-        """A WikiText file."""
+        """Build the text of a WikiText file, cut into articles at first-level headings."""
         starts = [(match[1], match.start()) for match in _HEADING.finditer(text)]
         articles = [(title, start if number else 0) for number, (title, start) in enumerate(starts)]
         return cls(source, text, articles, sum(map(lm_eval_words, lm_eval_documents(text))))
 
     @classmethod
     def of_documents(cls, source: SourceText, documents: Sequence[str]) -> Self:
-        """Documents joined by blank lines, each an article; a single document has no articles."""
+        """Join documents by blank lines, each an article. A single document has no articles."""
         starts = [*accumulate((len(text) + 2 for text in documents), initial=0)][:-1]
         articles = (
             [(f"document {number}", start) for number, start in enumerate(starts)]
@@ -54,18 +54,18 @@ class RunningText:
 
     @property
     def num_original_tokens(self) -> int:
-        """T_o, see `count_original_tokens`."""
+        """Number of the text's words T_o, as `count_original_tokens` counts them."""
         return count_original_tokens(self.text)
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes."""
+        """Number of bytes of the text in UTF-8."""
         return len(self.text.encode("utf-8"))
 
 
 def read_official(path: Path, sha256: str, name: str) -> str:
-    """The text of the file at `path`. Raises IntegrityFailure unless its content is the published
-    one."""
+    """Read a published file. Raises IntegrityFailure if its content has another SHA-256, BadInput
+    if it cannot be read."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -79,17 +79,18 @@ def read_official(path: Path, sha256: str, name: str) -> str:
 
 
 def count_original_tokens(text: str) -> int:
-    """Space-separated tokens of the text as published, T_o; a newline between spaces counts as
-    one."""
+    """Count the space-separated tokens T_o of a text as published; a newline between spaces counts
+    as one."""
     return text.strip().count(" ") + 1
 
 
 def lm_eval_documents(text: str) -> Iterator[str]:
-    """WikiText's documents as lm-evaluation-harness cuts them: 62 for the test file, which has 60
-    articles.
+    """Yield WikiText's documents as lm-evaluation-harness cuts them: 62 in the test file, which has
+    60 articles.
 
-    A line that begins and ends like a first-level heading starts one, wherever it stands; two
-    equations do (`wikitext_document_level.py` of the data set EleutherAI/wikitext_document_level).
+    A line that begins and ends like a first-level heading starts a document, wherever it occurs;
+    two equations do (`wikitext_document_level.py` of the data set
+    EleutherAI/wikitext_document_level).
     """
     lines: list[str] = []
     for line in text.split("\n"):
@@ -103,8 +104,8 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
 
 def join_rows(text: str) -> str:
-    """A WikiText file's rows, as the hub's data set has them, joined by blank lines; an empty line
-    is an empty row."""
+    """Join a WikiText file's rows, as the hub's data set has them, by blank lines; an empty line is
+    an empty row."""
     return "\n\n".join("" if line == " \n" else line for line in text.splitlines(keepends=True))
 
 
@@ -115,21 +116,23 @@ def lm_eval_words(document: str) -> int:
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
-    """The articles of a text after a detokenizer; together they are `detokenized`.
+    """Return the articles of a text after a detokenizer; joined, they are `detokenized`.
 
     Detokenizers change white space and marks only, so an article begins after as many other
     characters as in the original. The cut is before white space, where byte-level BPE never joins.
     """
     stable = np.cumsum(_is_stable(text.text))
-    places = np.flatnonzero(_is_stable(detokenized))  # of each stable character
+    stable_indices = np.flatnonzero(_is_stable(detokenized))  # of each stable character
     counts = [int(stable[start - 1]) if start else 0 for _, start in text.articles]
-    starts = [int(places[count - 1]) + 1 if count else 0 for count in counts]
+    starts = [int(stable_indices[count - 1]) + 1 if count else 0 for count in counts]
     return [
         detokenized[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True)
     ]
 
 
 def _is_stable(text: str) -> NDArray[np.bool_]:
+    """Return, for each character, whether a detokenizer keeps it: neither white space nor a mark of
+    WikiText."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     unstable = [
         ord(character) for character in set(text) if character.isspace() or character in _UNSTABLE

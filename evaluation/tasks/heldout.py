@@ -1,5 +1,5 @@
-"""Texts without published numbers: a checkpoint's own validation documents and a user's files,
-through the same code.
+"""Tasks on texts without published numbers: a checkpoint's own validation documents, and a user's
+files.
 
 If a published test file is missing, the validation documents stand in for it, under their own name
 and with a note.
@@ -33,7 +33,8 @@ MOST_BYTES = 64 << 20
 def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, context: int, reason: str
 ) -> PerplexityTask:
-    """Sliding-window perplexity of all validation documents, joined by blank lines."""
+    """Build the task of sliding-window perplexity on all validation documents, joined by blank
+    lines."""
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
     text = RunningText.of_documents(source, read_documents(dataset))
     stream = sliding_stream(
@@ -43,7 +44,10 @@ def heldout_perplexity(
 
 
 def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
-    """Strict last-word accuracy on passages cut from the validation documents."""
+    """Build the task of strict last-word accuracy on passages cut from the validation documents.
+
+    Raises DataMissing if no document is long enough.
+    """
     passages = [passage for text in read_documents(dataset) for passage in cut_passages(text)]
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
@@ -61,12 +65,13 @@ def file_perplexity(
     name: str = "perplexity",
     first: First = "once",
 ) -> PerplexityTask:
-    """Sliding-window perplexity of a text file, or of the documents of a .jsonl or .json file
+    """Build the task of perplexity on a text file, or on the documents of a .jsonl or .json file
     joined by blank lines.
 
-    The window is the context and the stride a 32nd of it, or of the name `perplexity-huggingface`
-    half of it, unless they are given; the protocol's name says so then. Names of `PROGRAMS` have
-    their own.
+    `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, which have their own
+    windows. The window is the context and the stride a 32nd of it, for `perplexity-huggingface`
+    half, unless they are given; then the task's name says so. Raises BadInput for a stride or
+    `first` that the name does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(
@@ -93,8 +98,11 @@ def file_perplexity(
 def file_cloze(
     path: Path, tokenizer: Encoder, context: int, window: int | None = None
 ) -> ClozeTask:
-    """Strict last-word accuracy on the lines of a text file, or on the documents of a .jsonl or
-    .json file."""
+    """Build the task of strict last-word accuracy on the lines of a text file, or on the documents
+    of a .jsonl or .json file.
+
+    Raises BadInput for a passage of one word.
+    """
     passages, remarks = read_texts(path)
     passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
     passages = [passage for passage in passages if passage.strip()]
@@ -113,8 +121,10 @@ def file_cloze(
 
 
 def read_documents(dataset: Path) -> list[str]:
-    """Texts of a dataset directory's validation documents, in order. Raises DataMissing if there
-    are none."""
+    """Return the texts of a dataset directory's validation documents, in order.
+
+    Raises DataMissing if the dataset has no such text, IntegrityFailure if the file is damaged.
+    """
     path = dataset / VALIDATION_DOCUMENTS
     if not path.is_file():
         raise DataMissing(f"the checkpoint's validation documents are not at {path}")
@@ -128,8 +138,8 @@ def read_documents(dataset: Path) -> list[str]:
 
 
 def cut_passages(text: str) -> Iterator[str]:
-    """Consecutive passages of 64 words, the last one of 40 to 64 or left out; white space inside is
-    kept."""
+    """Yield consecutive passages of 64 words. The last one has 40 to 64 words or is left out. White
+    space inside is kept."""
     words: Sequence[re.Match[str]] = list(re.finditer(r"\S+", text))
     for first in range(0, len(words), PASSAGE_WORDS):
         passage = words[first : first + PASSAGE_WORDS]
@@ -138,8 +148,8 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The documents of a file of {"text": ...}, or the text of any other file, and a remark on each
-    oddity.
+    """Return the documents of a file of {"text": ...}, or the text of any other file, and a remark
+    on each oddity.
 
     Raises BadInput for a file that cannot be read or has no text.
     """
@@ -203,6 +213,7 @@ def _text_of(value: object, where: str) -> str:
 
 
 def _source(task: str, dataset: Path, reason: str, published: str) -> SourceText:
+    """Describe validation documents as the source of a task that stands in for a published one."""
     note = (
         f"This is NOT {published}. It is the held-out validation split of the data this checkpoint"
         f" was trained on, and its numbers cannot be compared with published {published} results"

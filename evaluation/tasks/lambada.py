@@ -23,7 +23,8 @@ from mlm_repro.lineage.atomic import parse_json
 
 
 def openai_passages(path: Path) -> list[str]:
-    """The texts of OpenAI's file."""
+    """Read the passages in OpenAI's LAMBADA file. Raises IntegrityFailure for a file of other
+    content."""
     text = read_official(
         path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl"
     )
@@ -33,7 +34,7 @@ def openai_passages(path: Path) -> list[str]:
 def openai_lambada(
     name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT
 ) -> ClozeTask:
-    """OpenAI's file (lm-evaluation-harness's `lambada_openai`) by a rule."""
+    """Build the task of a rule on OpenAI's file (lm-evaluation-harness's `lambada_openai`)."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
 
@@ -44,7 +45,8 @@ stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
-    """The original authors' plain text, lower-cased and tokenised, by the strict rule."""
+    """Build the task of the strict rule on the original authors' plain text, lower-cased and
+    tokenised."""
     source = SourceText(
         name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256
     )

@@ -14,24 +14,25 @@ if TYPE_CHECKING:
 
 
 class NamedProtocol(NamedTuple):
-    """A protocol of protocols.toml."""
+    """One entry of protocols.toml: a protocol's title, test file, and function that builds its
+    task."""
 
     title: str
     test_set: str
     """Name of the test file in `mlm_repro.data_pipeline.contamination.testsets.TEST_SETS`."""
     function: str
-    """`module:function` of this folder, of (protocol's name, test file, tokenizer, context of the
+    """`module:function` in this folder: (protocol's name, test file, tokenizer, context of the
     model) → task."""
     settings: dict[str, Any] = {}  # noqa: RUF012
-    """More arguments of it."""
+    """Further arguments of the function."""
     usual_window: int | None = None
-    """Longest window without another that is asked for; None for the model's context."""
+    """Longest window unless another is requested; None for the model's context."""
     stand_in: str = ""
-    """`module:function` of (dataset directory, tokenizer, context, reason) → task, for a machine
-    without the file."""
+    """`module:function` for a machine without the file: (dataset directory, tokenizer, context,
+    reason) → task."""
 
     def task(self, *arguments: Any) -> "Task":
-        """The task of the function's arguments."""
+        """Build the protocol's task from the arguments of `function` and its settings."""
         return _made_by(self.function, *arguments, **self.settings)
 
 
@@ -52,11 +53,11 @@ def check_task_name(name: str) -> None:
 def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
-    """The task of a protocol for a checkpoint, on the test file at a path, or its stand-in if the
-    file is missing.
+    """Build a protocol's task for a checkpoint, on the test file at `path` or its usual place;
+    without a file, its stand-in.
 
-    The name of the task says which window was asked for. Raises DataMissing if the dataset that the
-    checkpoint was trained on is not here either.
+    The name of the task says which window was requested. Raises DataMissing if the dataset that the
+    checkpoint was trained on is missing too.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
@@ -80,6 +81,7 @@ def build_task(
 
 
 def _made_by(function: str, *arguments: Any, **settings: Any) -> "Task":
+    """Import a function of this folder and return the task that it builds."""
     module, _, name = function.partition(":")
     task: Task = getattr(import_module(f"mlm_repro.evaluation.tasks.{module}"), name)(
         *arguments, **settings

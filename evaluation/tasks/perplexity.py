@@ -28,11 +28,11 @@ from mlm_repro.lineage.errors import BadInput
 
 MEGATRON_LARGEST_EXPONENT = 20.0
 FEW = 50
-"""Sub-words of a text whose first one counts."""
+"""Texts of fewer sub-words get a warning that the first one is not scored."""
 STRETCH = "sub-words "
-"""Begins the title of a block that is a stretch of a text."""
+"""Beginning of the title of a block that is a stretch of a text."""
 MOST_STRETCHES = 1 << 14
-"""Most stretches of a text without articles; the bootstrap draws from all of them."""
+"""Largest number of stretches in a text without articles; the bootstrap draws from all of them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Detokenizer:
 
 UNCHANGED = Detokenizer("none", lambda text: text)
 First = Literal["once", "every"]
-"""Places of the tokenizer's first tokens: before the text, or in every window."""
+"""Position of the tokenizer's first tokens: before the text, or in every window."""
 Divisor = Literal["original tokens", "lm-eval words", "sub-words", "transformers labels"]
 """Divisor of the summed loss. The last is transformers' recipe, which counts one target too few in
 every window but the first, and weights the window's mean loss accordingly."""
@@ -61,13 +61,13 @@ class Stream:
     """Sub-words of the text."""
     requests: Sequence[Request]
     first_targets: Sequence[int]
-    """Number of each request's first scored target, from 0."""
+    """Index of each request's first scored target, from 0."""
     blocks: list[Block]
     """Consecutive parts of the text, taken as independent for the standard error."""
     window: int
     """Longest input."""
     stride: int
-    """Sub-words from window to window."""
+    """Sub-words between the starts of windows."""
 
 
 def sliding_stream(
@@ -78,13 +78,14 @@ def sliding_stream(
     stride: int,
     first: First = "once",
 ) -> Stream:
-    """The whole text in one stream by sliding windows, nothing between documents.
+    """Cut the whole text into sliding windows, with nothing between documents.
 
-    What the tokenizer puts before every text stands before it once, or in every window, and is
-    never scored. Without such tokens the text's first sub-word is not scored.
+    The tokenizer's first tokens come before the text once, or in every window, and are never
+    scored. Without such tokens the text's first sub-word is not scored.
 
-    Its blocks are its articles. A text without any has stretches, of one window or as many as make
-    MOST_STRETCHES.
+    Its blocks are its articles. A text without articles is cut into stretches of a window each, or
+    longer ones so that there are at most MOST_STRETCHES. Raises BadInput if the first tokens fill a
+    window.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
@@ -114,9 +115,11 @@ def sliding_stream(
     if text.articles:
         encoded = tokenizer.encode_batch(cut_articles(text, detokenized))
         bounds = np.minimum(np.cumsum([0, *map(len, encoded)]), num_tokens)
-        bounds[-1] = num_tokens  # should a cut have changed a sub-word or two
+        # A cut may have changed a sub-word or two; the last article takes the difference.
+        bounds[-1] = num_tokens
         sizes = np.diff(bounds).tolist()
-        sizes[next(index for index, size in enumerate(sizes) if size)] -= not len(before)  # token 0
+        # Without first tokens, token 0 is not a target.
+        sizes[next(index for index, size in enumerate(sizes) if size)] -= not len(before)
         ends = [*(start for _, start in text.articles[1:]), None]
         blocks = [
             Block(
@@ -136,8 +139,8 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Blocks of a text without articles: of one window, or as many targets as make
-    MOST_STRETCHES."""
+    """Cut a text without articles into blocks of one window each, or longer ones so that there are
+    at most MOST_STRETCHES."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     return [
         Block(
@@ -151,8 +154,8 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:
-    """Share of each block in the divisor of a result, [blocks]: by its words, or by its sub-words
-    where these divide.
+    """Return each block's share of a result's divisor, [blocks]: by its words, or by its sub-words
+    if the divisor counts these.
 
     A divisor by sub-words counts all that were scored, or one less in some windows.
     """
@@ -165,7 +168,7 @@ def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) 
 
 
 class PerplexityTask(Task):
-    """The task for one text and one stream of it."""
+    """Task of the perplexity of one text, cut into one stream."""
 
     unit = "windows"
 
@@ -186,7 +189,7 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Counts of the result that need no scores."""
+        """Numbers of the text's words and sub-words, which need no scores."""
         words, tokens = self.running_text.num_lm_eval_words, self.stream.num_tokens
         return {
             "num_original_tokens": self._num_original_tokens,
@@ -194,14 +197,15 @@ class PerplexityTask(Task):
             "num_tokens": tokens,
         }
 
-    def text(self, place: int) -> str:
-        """The scored part of a window."""
+    def text(self, index: int) -> str:
+        """Return the text of a window's scored tokens, given the window's index in `requests`."""
         return self.tokenizer.decode(
-            self.requests[place].tokens[-self.requests[place].num_scored :]
+            self.requests[index].tokens[-self.requests[index].num_scored :]
         )
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Perplexity = exp(summed loss / words), with the columns of every convention beside it.
+        """Return the perplexity, exp(summed loss / words), with the columns of every convention
+        beside it.
 
         A text of too few words has no number by words, and a warning says why.
         """
@@ -210,11 +214,11 @@ class PerplexityTask(Task):
         stream = self.stream
         nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
         share, loss = self._share(scores), nll / num_scored
-        targets, others = (
+        targets, words_less_one = (
             sum(block.num_targets for block in stream.blocks),
             self._num_original_tokens - 1,
         )
-        token_ratio = targets / others if others else None
+        token_ratio = targets / words_less_one if words_less_one else None
         divided, normaliser = self._divided(scores)
         blocks = self._scored_blocks(scores)
         sums = np.array([block.nll for block in blocks])
@@ -225,7 +229,7 @@ class PerplexityTask(Task):
         if too_few:
             facts["warnings"].append(
                 f"{text.source.title} has {self._num_original_tokens:,} words between spaces for"
-                f" {stream.num_tokens:,} sub-words: its perplexity by words is no number"
+                f" {stream.num_tokens:,} sub-words: it has no perplexity by words"
             )
         if stream.num_tokens < FEW and not self.tokenizer.first_tokens:
             facts["warnings"].append(
@@ -262,6 +266,7 @@ class PerplexityTask(Task):
         )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
+        """Return the summed loss and its divisor by the protocol's convention."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
@@ -275,17 +280,18 @@ class PerplexityTask(Task):
         return math.fsum(scores.nll), words * self._share(scores)
 
     def _share(self, scores: Scores) -> float:
-        """Scored share of all targets."""
+        """Return the share of the text's targets that were scored."""
         return len(scores.log_probabilities) / sum(
             block.num_targets for block in self.stream.blocks
         )
 
     def _scored_blocks(self, scores: Scores) -> list[Block]:
+        """Return the blocks that have scored targets, with their losses."""
         blocks = self.stream.blocks
         firsts = [self.stream.first_targets[index] for index in self.chosen]
         ranges = [
-            np.arange(first, first + each.num_scored)
-            for first, each in zip(firsts, self.requests, strict=True)
+            np.arange(first, first + request.num_scored)
+            for first, request in zip(firsts, self.requests, strict=True)
         ]
         owner = np.repeat(np.arange(len(blocks)), [block.num_targets for block in blocks])[
             np.concatenate(ranges)
@@ -299,6 +305,7 @@ class PerplexityTask(Task):
         ]
 
     def _describe(self, dtype: str) -> str:
+        """Describe the recipe for the result's protocol line."""
         divisor = {
             "original tokens": (
                 f"{self._num_original_tokens} space-separated tokens of the original"

@@ -1,4 +1,4 @@
-"""A text of a user's by the recipes of programs, each under the program's name.
+"""A user's text scored by the recipes of other programs, each under the program's name.
 
 Sources: GPTQ's `llama.py` (`llama_eval`, copied by most papers on quantisation), llama.cpp's
 `tools/perplexity/perplexity.cpp`, nanochat's `loss_eval.py`, and lm-evaluation-harness's
@@ -23,13 +23,14 @@ LLAMA_CPP = "perplexity-llama.cpp"
 NANOCHAT = "perplexity-nanochat"
 LM_EVAL, LM_EVAL_TWICE = "perplexity-lm-eval", "perplexity-lm-eval-bos-twice"
 PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
-"""Longest window without another by name; None for the model's context."""
+"""Name → longest window unless another is requested; None for the model's context."""
 
 
 def program_perplexity(
     text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
-    """The task of a program for documents, counted by the words of `text`, which they are made of.
+    """Build the task of scoring documents by the recipe of `program`. Words are counted in `text`,
+    the documents joined.
 
     Raises BadInput for a text that is shorter than a window.
     """
@@ -68,30 +69,30 @@ def program_perplexity(
 def _windows(
     program: str, ends: Sequence[int], c: int, tokenizer: Encoder
 ) -> tuple[list[Window], str]:
-    """The windows over all tokens, and a sentence on them."""
+    """Return the windows over all tokens, and a sentence on them. `c` is the window's length."""
     count, before = ends[-1], shown_first(tokenizer)
     if program == GPTQ:
-        said = (
+        sentence = (
             f"whole disjoint windows of {c}, the first sub-word of each not scored; {before} before"
             " the text (GPTQ)"
         )
-        return whole_windows(count, c), said
+        return whole_windows(count, c), sentence
     if program == LLAMA_CPP:
-        said = (
+        sentence = (
             f"whole disjoint windows of {c}, the second half of each scored; {before} in place of"
             " its first sub-word"
         )
-        return whole_windows(count, c, c // 2 + 1), f"{said} (llama.cpp)"
+        return whole_windows(count, c, c // 2 + 1), f"{sentence} (llama.cpp)"
     cut: list[Window] = []  # a document's first token is no target
-    for each in sliding_windows(count, c, c):
+    for window in sliding_windows(count, c, c):
         bounds = [
-            each.first_scored,
-            *(end for end in ends[:-1] if each.first_scored <= end < each.stop),
-            each.stop,
+            window.first_scored,
+            *(end for end in ends[:-1] if window.first_scored <= end < window.stop),
+            window.stop,
         ]
         starts = [bounds[0], *(end + 1 for end in bounds[1:-1])]
         cut += [
-            Window(each.start, start, stop)
+            Window(window.start, start, stop)
             for start, stop in zip(starts, bounds[1:], strict=True)
             if stop > start
         ]
@@ -112,18 +113,18 @@ def document_stream(
     is_double: bool = False,
     detokenizer: str = "none",
 ) -> Stream:
-    """Documents one by one as lm-evaluation-harness rolls over them, each after one token, in
+    """Cut documents as lm-evaluation-harness rolls over them: one by one, each after one token, in
     disjoint windows.
 
-    Release 0.4.13 and those before it encode a document with what the tokenizer puts before a text,
-    and put the start of a document before that: `is_double` scores the second as they do.
+    Up to release 0.4.13 it encodes a document with the tokenizer's first tokens and puts the start
+    of a document before these: `is_double` scores the second token as it does.
     """
     start = tokenizer.document_start
     encoded = tokenizer.encode_batch(list(rewritten))
     encoded = [with_first(tokenizer, ids) for ids in encoded] if is_double else encoded
     requests = [request for ids in encoded for request in Request.rolling(ids, start, seq_length)]
     first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
-    again = (
+    twice = (
         f" and {shown_first(tokenizer)} scored after it, as in lm-evaluation-harness 0.4.13"
         if is_double
         else ""
@@ -131,7 +132,7 @@ def document_stream(
     sizes = zip(documents, encoded, strict=True)
     return Stream(
         recipe=(
-            f"{len(documents)} documents, detokenizer {detokenizer} on each, {first} first{again};"
+            f"{len(documents)} documents, detokenizer {detokenizer} on each, {first} first{twice};"
             f" disjoint windows of {seq_length}, the last extended to the left"
         ),
         num_tokens=sum(map(len, encoded)),

@@ -16,15 +16,16 @@ RESAMPLES = 2_000
 
 
 def ratio_standard_error(sums: Floats, weights: Floats) -> float | None:
-    """Block bootstrap of Σ sums / Σ weights, each [blocks]. None for fewer than two blocks."""
+    """Return the standard error of Σ sums / Σ weights, each [blocks], by a block bootstrap. None
+    for fewer than two blocks."""
     return difference_standard_error((sums, weights), (np.zeros_like(sums), weights))
 
 
 def difference_standard_error(
     first: tuple[Floats, Floats], second: tuple[Floats, Floats]
 ) -> float | None:
-    """Standard error of the difference of two such ratios over the same blocks, resampled in
-    pairs."""
+    """Return the standard error of the difference of two ratios over the same blocks, resampled in
+    pairs. None for fewer than two blocks."""
     num_blocks = len(first[0])
     if num_blocks < 2:
         return None
@@ -35,7 +36,7 @@ def difference_standard_error(
 
 @lru_cache(maxsize=2)
 def _times_drawn(num_blocks: int) -> Floats:
-    """Count of each block in each resample, [RESAMPLES, blocks]."""
+    """Return how often each resample draws each block, [RESAMPLES, blocks]."""
     generator = np.random.default_rng(SEED)
     return generator.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), RESAMPLES).astype(
         np.float64
@@ -43,5 +44,5 @@ def _times_drawn(num_blocks: int) -> Floats:
 
 
 def mean_standard_error(values: Floats) -> float | None:
-    """Standard error of the mean of independent values. None for fewer than two."""
+    """Return the standard error of the mean of independent values. None for fewer than two."""
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None

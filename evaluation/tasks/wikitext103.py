@@ -48,9 +48,9 @@ GPT2_VOCAB_SIZE = 50_257
 
 
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
-    """The official file of a test set at `path`, for the protocol `name`.
+    """Read the official file of a test set at `path`, for the protocol `name`.
 
-    Raises IntegrityFailure if the file is another, or if WikiText-103's counts are not the
+    Raises IntegrityFailure if it is not that file, or if WikiText-103's counts are not the
     published ones.
     """
     file, title = TEST_SETS[test_set], f"{FILES[test_set]} file"
@@ -72,8 +72,8 @@ def sliding_wikitext103(
     detokenizer: Detokenizer = MEGATRON,
     stride: int = 32,
 ) -> PerplexityTask:
-    """The whole file in one stream by sliding windows, with `stride` new tokens in each window of
-    1024."""
+    """Build the task on the whole file in sliding windows, with `stride` new tokens in each window
+    of 1024."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -81,15 +81,15 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """The unchanged file in disjoint windows of the model's segment, each with the memory of
-    earlier ones."""
+    """Build the task on the unchanged file in disjoint windows of the model's segment, each with
+    the memory of earlier ones."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
 def huggingface_wikitext(
     name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
 ) -> PerplexityTask:
-    """A file in transformers' strided recipe (`docs/source/en/perplexity.md`), which counts
+    """Build the task of transformers' strided recipe (`docs/source/en/perplexity.md`), which counts
     sub-words.
 
     Its windows hold the whole context, the target included, so the first target has one token less
@@ -104,7 +104,8 @@ def huggingface_wikitext(
 
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """WikiText-2 as GPTQ's `datautils.py` joins its rows and its `llama.py` scores them."""
+    """Build the task of GPTQ's recipe on WikiText-2: its `datautils.py` joins the rows, its
+    `llama.py` scores them."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -120,8 +121,8 @@ def lm_eval_wikitext(
     is_double: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """lm-evaluation-harness's recipe of `wikitext`, whose text is WikiText-2; the window is the
-    whole context."""
+    """Build the task of lm-evaluation-harness's `wikitext`, whose text is WikiText-2; the window is
+    the whole context."""
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
@@ -142,6 +143,7 @@ def _in_windows(
     with_memory: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
+    """Build the task on a test set in sliding windows, and check GPT-2's number of sub-words."""
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
     counted = (
@@ -152,7 +154,7 @@ def _in_windows(
 
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
-    """True if the tokenizer has the ids of OpenAI's GPT-2."""
+    """Return True if the tokenizer has the ids of OpenAI's GPT-2."""
     return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [
         15496,
         995,
@@ -160,10 +162,13 @@ def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
 
 
 def _expect_gpt2(tokenizer: Encoder, stream: Stream, published: int) -> None:
+    """Raise IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the
+    published one."""
     if has_gpt2_vocabulary(tokenizer):
         _expect(stream.num_tokens, published, "GPT-2 tokens")
 
 
 def _expect(count: int, published: int, what: str) -> None:
+    """Raise IntegrityFailure if a count is not the published one."""
     if count != published:
         raise IntegrityFailure(f"WikiText gives {count} {what} here, not the published {published}")

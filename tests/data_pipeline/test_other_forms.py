@@ -89,7 +89,7 @@ def test_records_of_plain_text_are_documents(name: str, tmp_path: Path) -> None:
     assert documents[0].source == f"{name}:2"
     assert documents[0].metadata == {"WARC-Type": "conversion"}
     (page,) = (each for each in found if isinstance(each, Malformed))
-    assert page.reason == "text/html, of which no text is taken"
+    assert page.reason == "text/html, whose text is not read"
 
 
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_server_without_ranges_is_refused(folder: Path) -> None:
     ("source", "code", "said"),
     [
         ("s3://bucket/a.jsonl", 2, "did you mean 'jsonl:s3://bucket/a.jsonl'"),
-        ("jsonl:nowhere://bucket/a.jsonl", 2, "is not at a place that can be read"),
+        ("jsonl:nowhere://bucket/a.jsonl", 2, "is not an address that can be read"),
         ("jsonl:http://127.0.0.1:9/a.jsonl", 7, "http://127.0.0.1:9/a.jsonl does not answer"),
         ("documents:s3://bucket/dataset", 2, "a dataset is read from this machine"),
     ],

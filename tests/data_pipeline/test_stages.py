@@ -106,7 +106,7 @@ PLAIN = ["clean", "language", "length", "deduplicate", "decontaminate"]
     [
         (
             ["lenght", "split", "tokenize"],
-            "names 'lenght', which is no stage; did you mean 'length'",
+            "names 'lenght', which is not a stage; did you mean 'length'",
         ),
         (["clean", "language", "clean", "split", "tokenize"], "names 'clean' twice"),
         (["length", "clean", "split", "tokenize"], "cannot have 'length' before 'clean'"),

@@ -369,7 +369,7 @@ def test_no_line_is_lost_in_silence(cli: Command) -> None:
     Path("a.jsonl").write_text("\n".join(lines) + "\n")
     error = cli("clean", "jsonl:a.jsonl", "out", "--workers", 1, ends=2).error
     assert (
-        "3 of 30 lines are no documents, more than sources.max_bad_fraction = 0.01 allows" in error
+        "3 of 30 lines are not documents, more than sources.max_bad_fraction = 0.01 allows" in error
     )
     assert "a.jsonl, line 4: not JSON: " in error
     assert "a.jsonl, line 5: no text, but content, url; " in error
@@ -386,7 +386,7 @@ def test_no_line_is_lost_in_silence(cli: Command) -> None:
         ends=0,
     )
     assert made.out.startswith("clean out: 27 documents of 30, ")
-    assert made.out.endswith("; warning: 3 of 30 lines are no documents, see quarantine.jsonl\n")
+    assert made.out.endswith("; warning: 3 of 30 lines are not documents, see quarantine.jsonl\n")
 
 
 def test_overlap_is_measured(cli: Command) -> None:

@@ -407,7 +407,7 @@ def test_files_that_are_not_there_or_not_right_are_named(checkpoint: Path, tmp_p
         (
             read_mnli,
             f"{MNLI_HEAD}\n{mnli_line(1, 'a', 'b', 'maybe')}\n",
-            "line 2: 'maybe' is none of",
+            "line 2: 'maybe' is not one of",
         ),
         (read_squad, "[1]", "is not a SQuAD file"),
         (read_squad, "{", "is not a SQuAD file"),

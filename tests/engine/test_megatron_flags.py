@@ -251,7 +251,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path, command: Command) -> None:
     assert (
         load_config(tmp_path / "config.toml", RunConfig) == from_megatron(shlex.split(SMALL)).config
     )
-    assert "# without effect on what is computed: --num-workers 8\n" in done.out
+    assert "# without effect on the result: --num-workers 8\n" in done.out
     assert not (tmp_path / "run").exists()
     assert read_script("--lr 1 --fp16") == ["--lr", "1", "--fp16"]
 

@@ -399,7 +399,7 @@ def test_a_wrong_plan_answers_otherwise(
         return plan
 
     monkeypatch.setattr("mlm_repro.engine.formats.model_shards.make_plan", wrong)
-    with pytest.raises(BadInput, match="its parts answer otherwise, by"):
+    with pytest.raises(BadInput, match="its parts give other outputs, by"):
         shard_model(saved("gpt2"), saved("gpt2").parent / "out", 2)
 
 

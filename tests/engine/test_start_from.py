@@ -196,7 +196,7 @@ def test_more_iterations_of_a_complete_run_ask_to_continue_it(
     run = ("run", toml, "--runs", tmp_path, "--ranks", 1)
     assert mlm_train(*run)[0] == 0
     code, _, err = mlm_train(*run, "--set", "train.iterations=12")
-    assert (code, f"--continue {tmp_path / 'small'} trains the others" in err) == (2, True)
+    assert (code, f"--continue {tmp_path / 'small'} trains the rest" in err) == (2, True)
     assert mlm_train(*run, "--set", "train.iterations=12", "--continue", tmp_path / "small")[0] == 0
     assert [step.iteration for step in read_steps(tmp_path / "small")] == list(range(1, 13))
     assert mlm_train("resume", tmp_path / "small")[:2] == (

@@ -593,10 +593,7 @@ def test_files_of_other_kinds(
     for name in ("a.gguf", "b.gguf"):
         (folder / name).write_bytes((oracle / "model.gguf").read_bytes())
     several = mlm_eval("perplexity", text, "--ckpt", folder, *SETTINGS, ends=2)
-    assert (
-        "several GGUF files, of which one is scored: give its path (a.gguf, b.gguf)"
-        in several.error
-    )
+    assert "several GGUF files: give the path of the one to score (a.gguf, b.gguf)" in several.error
     one, other = (
         evaluated("perplexity", text, "--ckpt", each, "--window", 16)
         for each in (folder / "a.gguf", oracle / "model")

@@ -229,14 +229,14 @@ PLANTS: dict[str, tuple[Plant, str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "masks of the first iteration": (
         masks_of_the_first_iteration,
-        "masks are reused: those of the first iteration",
+        "masks are reused in every iteration",
         {"dropout": 0.1},
         {},
         "serial",
     ),
     "masks of the first microbatch": (
         masks_of_the_first_microbatch,
-        "reused: those of the first microbatch",
+        "masks are reused in every microbatch",
         {"dropout": 0.1},
         {},
         "serial",

@@ -278,9 +278,9 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
         "records.jsonl: 355m ",
     ),
     (RECORDS, record("training_loss", kind="published"), "(published)"),
-    (RECORDS, lambda lines: lines.clear(), " is None; what it is made of gives "),
+    (RECORDS, lambda lines: lines.clear(), " is None; its inputs give "),
     (RECORDS, lambda lines: lines.insert(-2, lines.pop()), "records.jsonl: "),
-    (RECORDS, lambda lines: lines.append(lines[-1]), "; what it is made of gives None"),
+    (RECORDS, lambda lines: lines.append(lines[-1]), "; its inputs give None"),
     (SUMMARY, put(mode="full"), "summary.json: mode is full; "),
     (SUMMARY, put(target="8.3b"), "summary.json: target is 8.3b"),
     (
@@ -552,7 +552,7 @@ def kind_in(run: Path) -> str:
 
 
 EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "unknown kind": (as_a_forger_would(put(kind="work")), "of which nothing is known"),
+    "unknown kind": (as_a_forger_would(put(kind="work")), "of the unknown kind 'work'"),
     "no identity's sections": (
         as_a_forger_would(lambda it: it.pop("outside_identity")),
         "'outside_identity' is missing",

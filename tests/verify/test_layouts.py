@@ -347,7 +347,7 @@ def test_a_program_of_the_readers_is_examined_as_the_page_says(
     code = on_the_page("def add_up")
     wrong = 'add_up(model["down"](torch.relu(model["up"](x))))'
     right = 'add_up(torch.relu(model["up"](x)) @ model["down"].weight.T) + model["down"].bias'
-    assert len(code.splitlines()) <= 35
+    assert len(code.splitlines()) <= 40
     assert wrong in code
     (tmp_path / "mine.py").write_text(code)
     (tmp_path / "mended.py").write_text(code.replace(wrong, f"({right})"))

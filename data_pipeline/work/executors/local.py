@@ -1,4 +1,4 @@
-"""Tasks in processes of this machine. Processes that are killed are replaced and their tasks
+"""Runs tasks in processes of this machine. Killed processes are replaced and their tasks
 repeated."""
 
 import contextlib
@@ -25,18 +25,18 @@ from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.lineage.processes import held_back
 
 ATTEMPTS = 3
-"""A task is given up when processes were lost this many times and none finished a task
-meanwhile."""
+"""Number of times that processes may be lost, while no task finishes in between, before the work is
+given up."""
 PRELOADED = ("mlm_repro.data_pipeline.pipeline", "datasketch")
 AHEAD = 4
-"""Tasks that each process may finish before their turn."""
+"""Number of tasks that each process may finish before their results are taken."""
 
 
 class LocalExecutor:
-    """Runs tasks in at most `count` processes, 0 meaning one for each core; with one, in this
-    process itself.
+    """Runs tasks in at most `count` processes, 0 meaning one for each core. With one, tasks run in
+    this process itself.
 
-    They are forked from a process that has imported the modules of PRELOADED, and of `preload`.
+    The processes are forked from a server that has imported PRELOADED and `preload`.
     """
 
     def __init__(self, count: int = 0, preload: Sequence[str] = ()) -> None:
@@ -55,8 +55,8 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted for a task whose process is killed again
-        and again."""
+        """Yield the tasks' results in order. Raises Interrupted if processes are killed ATTEMPTS
+        times in a row."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -93,6 +93,8 @@ class LocalExecutor:
                 self._end()
 
     def _submit(self, task: WorkTask) -> "Future[Done]":
+        """Give a task to the pool, which is started for the first task and replaced if it is
+        broken."""
         with _not_interrupted():
             self._pool = self._pool or ProcessPoolExecutor(
                 self.count, get_context("forkserver"), _watch_parent
@@ -104,8 +106,7 @@ class LocalExecutor:
                 return self._submit(task)
 
     def _end(self) -> None:
-        """Kill the processes and wait until they are gone, so that nothing writes to their files
-        any more."""
+        """Kill the processes and wait until they are gone, so that none still writes files."""
         if self._pool:
             for process in active_children():
                 process.kill()
@@ -120,13 +121,13 @@ def _is_done(future: "Future[Done]") -> bool:
 @contextlib.contextmanager
 def _not_interrupted() -> Iterator[None]:
     """Start processes inside this block to keep Ctrl-C from them; only this process receives it."""
-    resource_tracker.ensure_running()  # to start it lets Ctrl-C through again
+    resource_tracker.ensure_running()  # started in the block, it would unblock Ctrl-C
     with held_back({signal.SIGINT}):
         yield
 
 
 def _watch_parent() -> None:
-    """End this process when the one that started it has ended."""
+    """Start a thread that ends this process when its parent has ended."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

@@ -1,5 +1,5 @@
-"""One part of an array of jobs: the same command on several machines that share the folder of the
-run."""
+"""Runs one part of an array of jobs: the same command on several machines that share the folder of
+the run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,11 +12,11 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Gives `workers` every task of a stage whose turn is that of this part of the `meeting`, and
-    awaits the others.
+    """Runs every `parts`-th task of a stage on `workers`, and waits for the other parts of the
+    `meeting` to do theirs.
 
-    Tasks are gone when `is_over`: the first part has written the dataset, perhaps while this part
-    did not look.
+    The files of tasks are gone once `is_over` returns True: the first part has then written the
+    dataset, perhaps between two looks.
     """
 
     def __init__(
@@ -27,21 +27,24 @@ class PartExecutor:
         self.is_over = is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted when another part ends without its tasks,
-        or all is over."""
-        every, part, parts = list(tasks), self.meeting.part, self.meeting.parts
-        own = dict(enumerate(self.workers.run(every[part - 1 :: parts], at_once)))
-        for number, task in enumerate(every):
-            place, turn = divmod(number, parts)
+        """Yield the tasks' results in order. Raises Interrupted if another part ends without its
+        tasks, or the dataset is already written."""
+        all_tasks, part, parts = list(tasks), self.meeting.part, self.meeting.parts
+        # All own tasks are done before any waiting, because other parts may wait for them.
+        own_results = dict(enumerate(self.workers.run(all_tasks[part - 1 :: parts], at_once)))
+        for number, task in enumerate(all_tasks):
+            index, turn = divmod(number, parts)
             if turn == part - 1:
-                yield own[place]
+                yield own_results[index]
             else:
                 yield self.meeting.wait_for(
-                    partial(self._made, task), turn + 1, partial(_state, every)
+                    partial(self._made, task), turn + 1, partial(_state, all_tasks)
                 )
 
     def _made(self, task: WorkTask) -> Done | None:
         done = finished(task, is_new=True)
+        # The first part removes the tasks with the work: a part that did not look in time once
+        # waited for them until it gave up.
         if done is None and self.is_over():
             raise Interrupted("the dataset was written by the other parts")
         return done
@@ -53,7 +56,8 @@ def _state(tasks: list[WorkTask]) -> str:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Number of the part and of all parts. Raises BadInput unless the text is such as 2/8."""
+    """Return the number of the part and the number of all parts. Raises BadInput unless the text
+    has the form 2/8."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise BadInput(

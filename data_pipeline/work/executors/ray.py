@@ -1,4 +1,5 @@
-"""Tasks on a Ray cluster, whose nodes share the file system that holds the output and the input."""
+"""Runs tasks on a Ray cluster, whose nodes share the file system that holds the output and the
+input."""
 
 import logging
 import os
@@ -18,7 +19,7 @@ ANSWER_SECONDS = 10
 
 
 class RayExecutor:
-    """Ray core tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers`
+    """Runs tasks on the cluster that `RAY_ADDRESS` names, or on one started here with `workers`
     processes.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
@@ -26,7 +27,7 @@ class RayExecutor:
     """
 
     def __init__(self, workers: int = 0) -> None:
-        # Without a cluster Ray then listens to this machine alone, on any system.
+        # Ray that is started here then listens to this machine alone, on any system.
         if "RAY_ADDRESS" not in os.environ:
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         self._ray: Any = import_extra("ray", "ray")
@@ -37,7 +38,7 @@ class RayExecutor:
         address = os.environ.get("RAY_ADDRESS")
         if address:
             _check_answer(address)
-        own: dict[str, Any] = (
+        local_options: dict[str, Any] = (
             {}
             if address
             else {
@@ -46,7 +47,9 @@ class RayExecutor:
             }
         )
         try:
-            self._ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **own)
+            self._ray.init(
+                address=address, logging_level=logging.ERROR, log_to_driver=False, **local_options
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise BadInput(
                 f"the Ray cluster {address or 'of this machine'} cannot be used: {error}"
@@ -57,9 +60,10 @@ class RayExecutor:
         self._ray.shutdown()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """The tasks' results in order. Raises Interrupted for a task that is lost again and
-        again."""
+        """Yield the tasks' results in order. Raises Interrupted if a task is lost more than RETRIES
+        times, BadInput if the nodes do not share the output."""
         ray = self._ray
+        # The digest goes with each task, so that a node with other code refuses it.
         remote = ray.remote(max_retries=RETRIES, num_cpus=1)(run_task)
         window = at_once or AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
         iterator = iter(tasks)

@@ -26,19 +26,20 @@ class BertForms(ClosedForms):
     is_causal = False
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler and sentence
-        order."""
+        """Count the parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler
+        and sentence order."""
         h = self.h
         head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
 
     def head_columns(self) -> float:
-        """The dense layer runs at every token, the logits only at the masked ones."""
+        """Return the head's average output width per token: h for its dense layer, plus the
+        vocabulary at the masked share of tokens."""
         return self.v * MASKED_SHARE + self.h
 
 
 def pairs_of(samples: PairSamples) -> Take:
-    """Microbatches of sentence pairs."""
+    """Return a function that builds a microbatch of sentence pairs from their sample numbers."""
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]
@@ -48,16 +49,22 @@ def pairs_of(samples: PairSamples) -> Take:
 
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
-    """The word table of a tokenizer's directory. Without one, every fourth token ends a sentence,
-    for random tokens."""
+    """Return the word table of a tokenizer's directory. Without a tokenizer, for random tokens,
+    every fourth token ends a sentence."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
-    every, special = (
+    all_tokens, special = (
         np.ones(vocab_size, np.bool_),
         range(vocab_size, vocab_size + len(SPECIAL_TOKENS)),
     )
     return Vocabulary(
-        ~every, ~every, every, np.arange(vocab_size) % 4 == 1, ~every, 0, tuple(special)
+        ~all_tokens,
+        ~all_tokens,
+        all_tokens,
+        np.arange(vocab_size) % 4 == 1,
+        ~all_tokens,
+        0,
+        tuple(special),
     )
 
 

@@ -75,8 +75,8 @@ class ExactMLP(MLP):
 
 
 class BertLayer(TransformerLayer):
-    """Attention and MLP, each after a norm. The residual is taken before the norm, in the original
-    order after it."""
+    """Attention and MLP, each after a norm. The residual is taken before the norm, or in the
+    original order after it."""
 
     attention_class, mlp_class = BidirectionalAttention, ExactMLP
 
@@ -128,7 +128,7 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
-        """Logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word
+        """Return logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word
         embedding [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
@@ -160,11 +160,11 @@ class BERT(StageModel):
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """Summary of each pair, [b, h], from the first position of states [s, b, h]."""
+        """Return the summary of each pair, [b, h], from the first position of states [s, b, h]."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Logits [s, v/t] of the word at every place of one sequence of token ids [1, s] without
+        """Return the logits [s, v/t] at every position of one sequence of token ids [1, s] without
         padding."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(
@@ -172,7 +172,8 @@ class BERT(StageModel):
         )
 
     def masked_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy at each masked position, [b, s]; zero where the target is negative."""
+        """Return the cross-entropy at each masked position, [b, s], and 0 where the target is
+        negative."""
         where = targets.T >= 0  # [s, b]
         logits = self.masked_head(hidden, self.embedding.word_embeddings.weight, where)  # [m, v/t]
         masked_losses = vocab_parallel_cross_entropy(
@@ -183,8 +184,8 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Loss at masked positions, divided by their number (`train.normalise`), plus that of
-        sentence order, a scalar.
+        """Return the scalar loss: over masked positions, divided by their number
+        (`train.normalise`), plus the loss of sentence order.
 
         Evaluation leaves sentence order out and averages over each sequence, then over sequences.
         So the exponential is the masked-LM perplexity and does not depend on batches.
@@ -205,6 +206,7 @@ class BERT(StageModel):
 
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
-    """The batch's own; else each sequence is one part without padding."""
-    none = torch.zeros_like(batch.tokens)
-    return batch.pairs or SentencePairs(none, none == 0, none[:, 0])
+    """Return the batch's sentence pairs. A batch without any has one segment per sequence and no
+    padding."""
+    zeros = torch.zeros_like(batch.tokens)
+    return batch.pairs or SentencePairs(zeros, zeros == 0, zeros[:, 0])

@@ -27,7 +27,8 @@ class TransformerXLForms(ClosedForms):
     the segment."""
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Parameters of the layers and of the embedding, which is adaptive if there are cutoffs."""
+        """Count the parameters of the layers and of the embedding, which is adaptive if there are
+        cutoffs."""
         model, h, xl = self.model, self.h, self.model.transformer_xl
         width, inner = model.num_heads * model.head_dim, model.inner_size
         count = len(stage.layers) * (
@@ -45,15 +46,18 @@ class TransformerXLForms(ClosedForms):
         return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
 
     def score_bytes(self) -> int:
-        """Scores by content and by distance, over memory and segment."""
+        """Return the bytes kept of a query's scores in 16 bits: scores by content and by distance,
+        over memory and segment."""
         return 7 * (self.model.transformer_xl.memory_length + self.s)
 
     def head_columns(self) -> float:
-        """Columns of the head of an adaptive softmax. Its tails are neglected."""
+        """Return the number of columns of the output head. An adaptive softmax counts its head
+        alone; its tails are neglected."""
         return min((*self.model.transformer_xl.cutoffs, self.v))
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """Products with weights, scores by content and by distance, values, output head."""
+        """Return the FLOPs of products with weights, of scores by content and by distance, of
+        values and of the output head."""
         model, s, h, width = self.model, self.s, self.h, self.model.num_heads * self.model.head_dim
         keys = model.transformer_xl.memory_length + s
         attention = 6 * s * (keys - (s / 2 if causal else 0)) * width
@@ -64,12 +68,12 @@ class TransformerXLForms(ClosedForms):
 
 @dataclass(frozen=True)
 class TrainingStreams(TrainingOrder):
-    """Training sequences of a model with memory: each place of the global batch continues where it
-    stopped.
+    """Order of training sequences for a model with memory: each row of the global batch continues
+    where it stopped.
 
-    The documents, shuffled as for other models, are one line of tokens; place p reads the p-th of
-    equal parts of it. A place that a growing batch adds later begins as far into its part as the
-    other places are.
+    The documents, shuffled as for other models, form one line of tokens, cut into equal streams;
+    row p reads stream p. A row that a growing batch adds later begins as far into its stream as the
+    other rows are.
     """
 
     iterations: int
@@ -80,8 +84,8 @@ class TrainingStreams(TrainingOrder):
 
 @dataclass(frozen=True)
 class ValidationStreams(ValidationOrder):
-    """The validation split for a model with memory: each place of the batch reads its own part from
-    end to end."""
+    """Order of validation sequences for a model with memory: each row of the batch reads its own
+    stream from end to end."""
 
     are_streams: ClassVar = True
     global_batch_size: int
@@ -90,8 +94,11 @@ class ValidationStreams(ValidationOrder):
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """This rank's share of `num_samples` sequences in whole rows; microbatches are those of
-        training."""
+        """Yield this rank's microbatches, of training's size.
+
+        The ranks together read `num_samples` sequences, rounded down to whole global batches, but
+        at least one batch.
+        """
         rows = max(min(num_samples, self.num_samples) // self.global_batch_size, 1)
         for places in place_groups(self.global_batch_size, self.microbatch_size, dp_rank, dp):
             for row in range(rows):
@@ -101,7 +108,7 @@ class ValidationStreams(ValidationOrder):
 def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
-    """The training sequences of a token file."""
+    """Return the order of training sequences in a token file."""
     train, schedule = config.train, BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
     samples = PackedSamples(parts[0][0], count, config.model.seq_length, train.seed)
@@ -111,8 +118,8 @@ def training_streams(
 
 
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
-    """The validation sequences of a token file. Raises BadInput if it is too short for one row of
-    streams."""
+    """Return the order of validation sequences in a token file. Raises BadInput if it is too short
+    for one sequence per stream."""
     file, s, streams = parts[0][0], config.model.seq_length, config.train.global_batch_size
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:

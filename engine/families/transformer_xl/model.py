@@ -48,7 +48,7 @@ class TiedEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings of token ids [b, s], [s, b, h]."""
+        """Return the embeddings [s, b, h] of token ids [b, s]."""
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of each target [n] from states [n, h]."""
+        """Return the cross-entropy of each target [n] from states [n, h]."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
@@ -92,26 +92,26 @@ class AdaptiveEmbedding(nn.Module):
         self.clusters = nn.Parameter(torch.empty(len(xl.cutoffs), config.hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings of token ids [b, s], [s, b, h]."""
+        """Return the embeddings [s, b, h] of token ids [b, s]."""
         flat = tokens.transpose(0, 1).flatten()
         embedded = self.words[0].new_zeros(len(flat), self.words[0].size(1))
         for cluster, words in enumerate(self.words):
             rows, local = self._members(flat, cluster)
-            part = F.embedding(local, words)
-            part = linear(part, self.projections[cluster - 1]) if cluster else part
-            embedded = embedded.index_copy(0, rows, part)
+            vectors = F.embedding(local, words)
+            vectors = linear(vectors, self.projections[cluster - 1]) if cluster else vectors
+            embedded = embedded.index_copy(0, rows, vectors)
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of each target [n] from states [n, h]. A tail computes logits for its own
-        targets only."""
+        """Return the cross-entropy of each target [n] from states [n, h]. A tail computes logits
+        for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
-        places = targets.clamp(max=self.bounds[1])
+        columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
-            places = torch.where(
-                targets >= self.bounds[cluster], self.bounds[1] + cluster - 1, places
+            columns = torch.where(
+                targets >= self.bounds[cluster], self.bounds[1] + cluster - 1, columns
             )
-        losses = -head.gather(1, places[:, None]).squeeze(1)
+        losses = -head.gather(1, columns[:, None]).squeeze(1)
         for cluster in range(1, len(self.words)):
             rows, local = self._members(targets, cluster)
             tail = self._tail(hidden[rows], cluster)
@@ -119,7 +119,7 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of all words, [..., h] → [..., v]."""
+        """Return the log-probabilities of all words: [..., h] → [..., v]."""
         first, head, clusters = self.bounds[1], self._head(hidden), range(1, len(self.words))
         tails = [
             head[..., first + cluster - 1, None] + self._tail(hidden, cluster)
@@ -134,7 +134,7 @@ class AdaptiveEmbedding(nn.Module):
         return _log_softmax(linear(hidden @ self.projections[cluster - 1], self.words[cluster]))
 
     def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
-        """Indices of the tokens in the cluster, and their ids within it."""
+        """Return the indices of the tokens in a cluster, and their ids within it."""
         low, high = self.bounds[cluster], self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
         return rows, tokens[rows] - low
@@ -147,8 +147,8 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 
 def distance_encoding(length: int, hidden_size: int, device: torch.device) -> Tensor:
-    """Encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines, of
-    10000^(−2i/h) · distance.
+    """Return the encoding R of distances length − 1 … 0, [length, h] float64: sines, then cosines,
+    of 10000^(−2i/h) · distance.
 
     Dai et al. 2019, from Vaswani et al. 2017, Section 3.5, in the order of the authors' code.
     """
@@ -289,7 +289,8 @@ class TransformerXL(CausalModel):
     def forward(
         self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> Tensor:
-        """Output of the stage, [s, b, h]. Without a recurrence the segment has no memory."""
+        """Return the output of the stage, [s, b, h]. Without a recurrence the segment has no
+        memory."""
         x = inputs
         if self.stage.is_first:
             x = drop(
@@ -311,6 +312,6 @@ class TransformerXL(CausalModel):
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """States [..., h] → this rank's logits [..., v/t], or log-probabilities of an adaptive
-        softmax."""
+        """Turn states [..., h] into this rank's logits [..., v/t], or with an adaptive softmax into
+        log-probabilities."""
         return self.embedding.logits(hidden)

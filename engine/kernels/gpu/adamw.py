@@ -1,8 +1,8 @@
 """AdamW's update over flat storage in one Triton pass: 30 bytes a weight with a copy in 16 bits, 28
 without.
 
-Torch's, which clips by `grad_scale`, moves 38: it writes the gradient back, and the copy is a pass
-of its own.
+torch's fused AdamW, which clips by `grad_scale`, moves 38: it writes the gradient back, and the
+copy is a pass of its own.
 """
 
 import math
@@ -14,7 +14,7 @@ import triton.language as tl
 from mlm_repro.engine.kernels.adam import AdamStep
 
 BLOCK = 1024
-"""Weights of a program."""
+"""Number of weights that a program updates."""
 
 
 def fused(
@@ -26,7 +26,7 @@ def fused(
     step: AdamStep,
 ) -> None:
     """Update flat weights and moments, and `copy` in its own dtype; the gradient stays as it is."""
-    # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight
+    # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight.
     root = math.sqrt(1 - step.beta2**step.steps)
     rate = step.learning_rate * root / (1 - step.beta1**step.steps)
     _adamw[triton.cdiv(len(weights), BLOCK),](
@@ -66,12 +66,14 @@ def _adamw(
 ):
     at = tl.program_id(0).to(tl.int64) * c + tl.arange(0, c)
     inside = at < count
+    # The division that the reducer left and the clipping are one factor, so the gradient is only
+    # read.
     slope = tl.load(gradient + at, inside, 0.0).to(tl.float32) * clipping
     mean = tl.load(exp_avg + at, inside, 0.0).to(tl.float32)
     mean += (slope - mean) * share
     square = tl.load(exp_avg_sq + at, inside, 0.0).to(tl.float32) * beta2 + slope * slope * share_sq
     value = tl.load(weights + at, inside, 0.0).to(tl.float32)
-    # not value · (1 − decay): that factor has room for few digits of a small decay
+    # Not value · (1 − decay): that factor has room for few digits of a small decay.
     value -= value * decay + rate * tl.div_rn(mean, tl.sqrt_rn(square) + epsilon)
     tl.store(exp_avg + at, mean, inside)
     tl.store(exp_avg_sq + at, square, inside)

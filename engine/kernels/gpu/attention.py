@@ -43,8 +43,8 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product is of
-    padding; 0 for no second.
+    """Return the columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product
+    has padding; the second is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
     not suffice.
@@ -56,7 +56,8 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def compute_capability() -> int:
-    """Compute capability of the current GPU. Under Triton's interpreter it is an H100's."""
+    """Return the current GPU's compute capability, times 10. Under Triton's interpreter it is an
+    H100's."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -64,7 +65,7 @@ def compute_capability() -> int:
 
 
 def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
-    """Tiles for outputs, for gradients of queries, and for gradients of keys and values.
+    """Return the tiles for outputs, for gradients of queries, and for gradients of keys and values.
 
     For 16-bit numbers and head dims up to 128 they were the fastest of those tried on an H200, or
     within a twentieth of it, where a head had one part. Others are chosen by registers and memory.
@@ -81,11 +82,8 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
 
 
 def flash(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
-    """Outputs of all heads, [s, b, n·d], of causal attention from queries, keys and values [s, b,
-    n, 3, d].
-
-    Without dropout it is torch's own, by the fastest of its backends that takes the shape.
-    """
+    """Return causal attention's outputs of all heads, [s, b, n·d], from queries, keys and values
+    [s, b, n, 3, d]."""
     if mask is None:
         with sdpa_kernel(BACKENDS, set_priority=True):
             return reference(query_key_value, None)
@@ -102,6 +100,7 @@ class _Flash(torch.autograd.Function):
         sums = torch.empty(b * n, s, dtype=torch.float32, device=qkv.device)
         keys, first_row, threshold, keep_scale = mask_arguments(mask, qkv.device)
         blocks = triton.cdiv(s, BLOCK)
+        # Drawn once, an eighth of a byte for each score, for the forward and both backward kernels.
         bits = torch.empty(b * n, s, blocks * BLOCK // 8, dtype=torch.uint8, device=qkv.device)
         _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](
             keys, bits, first_row, threshold, s, n, DRAWN_ROWS
@@ -131,6 +130,7 @@ class _Flash(torch.autograd.Function):
         qkv, context, sums, bits = ctx.saved_tensors
         gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
+        # Written by `_to_query` and read by `_to_key_value`, which runs after it.
         inner = torch.empty_like(sums)
         given: tuple[Any, ...] = (
             qkv,
@@ -145,11 +145,11 @@ class _Flash(torch.autograd.Function):
             d,
         )
         to_query, to_key = ctx.tiles
-        for kernel, tiles, each in (
+        for kernel, tiles, rows in (
             (_to_query, to_query, to_query.queries),
             (_to_key_value, to_key, to_key.keys),
         ):
-            kernel[triton.cdiv(s, each), b * n](
+            kernel[triton.cdiv(s, rows), b * n](
                 *given,
                 tiles.queries,
                 tiles.keys,
@@ -167,6 +167,7 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
     group, start = tl.program_id(2), tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
         query = start + tl.arange(0, r)
+        # One key for all rows of a head, as `packed` takes a key for each row.
         key = tl.load(keys + group // n) + query.to(tl.int64) * 0
         drawn = packed(key, first_row + group % n * s + query, tl.program_id(1), threshold)
         at = (group.to(tl.int64) * s + query[:, None]) * (tl.num_programs(1) * 16)
@@ -176,8 +177,8 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 
 @triton.jit
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
-    """Places of `w` columns of one head's rows from `first` on, [r, w], and which of them the head
-    has."""
+    """Return the addresses of `w` columns of one head's rows from `first` on, [r, w], and which of
+    them the head has."""
     row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
     return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
         column < d
@@ -222,12 +223,14 @@ def _put(
 
 @triton.jit
 def _zeros(r: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
+    # A column stands for no second part, because Triton has no empty tensors.
     return tl.zeros([r, w], tl.float32), tl.zeros([r, v if v else 1], tl.float32)
 
 
 @triton.jit
 def _along(a, b, v: tl.constexpr):
-    """Products of the rows of two tiles, [rows of a, rows of b]."""
+    """Return the products of the rows of two tiles, [rows of a, rows of b]."""
+    # Not TF32, which would leave fp32 heads ten bits.
     product = tl.dot(a[0], tl.trans(b[0]), input_precision="ieee")
     if v:
         product = tl.dot(a[1], tl.trans(b[1]), product, input_precision="ieee")
@@ -236,7 +239,7 @@ def _along(a, b, v: tl.constexpr):
 
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
-    """total + weights · tile."""
+    """Return total + weights · tile."""
     first, second = tl.dot(weights, tile[0], total[0], input_precision="ieee"), total[1]
     if v:
         second = tl.dot(weights, tile[1], second, input_precision="ieee")
@@ -245,8 +248,10 @@ def _add(total, weights, tile, v: tl.constexpr):
 
 @triton.jit
 def _stays(bits, group, query, key, s):
-    """True where a weight is not dropped. Queries are a column and keys a row, or the reverse."""
+    """Return True where a weight is not dropped. Queries are a column and keys a row, or the
+    reverse."""
     row = (s + 127) // 128 * 16
+    # Rows beyond the sequence read the bits of the last one; nothing of them is stored.
     at = tl.minimum(query, s - 1) * row + key // 128 * 16 + key % 16
     return (
         tl.load(bits + group.to(tl.int64) * s * row + at) >> (key % 128 // 16).to(tl.uint8)
@@ -270,15 +275,21 @@ def _forward(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
+    # The last queries first: they see the most keys and take longest, and short programs fill the
+    # end.
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
     q = _tile(base, first, stride, s, m, d, w, v)
+    # Exponentials to the base 2, which a GPU has as an instruction.
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
     total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
+    # Keys before it are visible to every query of the tile.
     edge = (first + 1) // c * c
-    for is_edge in tl.static_range(2):  # at the edge some keys are later than their query
+    # Twice, so that only the tiles at the edge, where a key may be later than its query, are
+    # masked.
+    for is_edge in tl.static_range(2):
         for start in range(is_edge * edge, tl.minimum(first + m, s) if is_edge else edge, c):
             key = start + tl.arange(0, c)
             keys = _tile(base + d, start, stride, s, c, d, w, v)
@@ -287,6 +298,7 @@ def _forward(
             if is_edge:
                 scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
+            # A higher maximum shrinks what was added before it.
             weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 1)
             weights = tl.where(
@@ -329,8 +341,8 @@ def _to_query(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Also write the inner product of each query's output and the output's gradient, which
-    `_to_key_value` reads."""
+    """Write the gradient of the queries, and each query's inner product of output and output
+    gradient, which `_to_key_value` reads."""
     group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
     query = first + tl.arange(0, m)
@@ -342,6 +354,7 @@ def _to_query(
     if v:
         inner += tl.sum(given[1].to(tl.float32) * output[1].to(tl.float32), 1)
     tl.store(inners + at + query, inner, query < s)
+    # Infinity for rows beyond the sequence, so that their weights are 0.
     log_sum = tl.load(sums + at + query, query < s, float("inf"))
     total = _zeros(m, w, v)
     edge = (first + 1) // c * c

@@ -14,10 +14,10 @@ from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays, warps
 
 ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
-"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward. A
-norm has whole rows."""
+"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward. With
+a norm a tile has one whole row."""
 WIDEST = 8192
-"""Columns of a row that a program of a norm holds in registers."""
+"""Widest row that a program with a norm holds in registers."""
 
 
 class _AddNorm(torch.autograd.Function):
@@ -34,10 +34,10 @@ class _AddNorm(torch.autograd.Function):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         x, h = x.contiguous(), x.size(-1)
         bias, residual, weight, shift = (
-            x.new_empty(0) if each is None else each.contiguous()
-            for each in (bias, residual, weight, shift)
+            x.new_empty(0) if tensor is None else tensor.contiguous()
+            for tensor in (bias, residual, weight, shift)
         )
-        has_bias, has_residual, has_norm = (len(each) > 0 for each in (bias, residual, weight))
+        has_bias, has_residual, has_norm = (len(tensor) > 0 for tensor in (bias, residual, weight))
         columns = triton.next_power_of_2(max(h, BLOCK)) if has_norm else MASK_BLOCKS * BLOCK
         ctx.mask, ctx.rows, ctx.epsilon = (
             mask_arguments(mask, x.device),
@@ -45,6 +45,7 @@ class _AddNorm(torch.autograd.Function):
             epsilon,
         )
         ctx.has, ctx.columns = (has_bias, mask is not None, has_norm), columns
+        # With nothing to add the sum is x itself, which needs no copy.
         adds = has_bias or has_residual or mask is not None
         output, normed = (
             torch.empty_like(x) if adds else x,
@@ -72,6 +73,7 @@ class _AddNorm(torch.autograd.Function):
             num_warps=warps(columns) if has_norm else 4,
         )
         ctx.dtype, ctx.has_residual = x.dtype, has_residual
+        # Only a norm's backward reads the sum, which is there anyway as the residual stream.
         ctx.save_for_backward(output if has_norm else weight, weight)
         return (output, normed) if has_norm else output
 
@@ -87,6 +89,7 @@ class _AddNorm(torch.autograd.Function):
         rows = gradient.numel() // h
         grid = triton.cdiv(rows, ctx.rows * STEPS), triton.cdiv(h, ctx.columns)
         count = 3 if has_norm else int(has_bias)
+        # Partial sums, added afterwards, because atomic additions have another order in each run.
         parts = torch.empty(grid[0], count, h, dtype=torch.float32, device=gradient.device)
         _gradient[grid](
             gradient,
@@ -115,12 +118,13 @@ class _AddNorm(torch.autograd.Function):
 
 
 fused = _AddNorm.apply
-"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; (x, bias, residual,
-mask)."""
+"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; arguments are x, bias,
+residual and mask."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 − p)."""
+    """Return x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 −
+    p)."""
     output: torch.Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 
@@ -134,7 +138,9 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b, h]."""
+    """Return x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b,
+    h]."""
+    # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)
     given = (x, None, None) if branch is None else (branch, bias, x)
@@ -144,7 +150,7 @@ def add_norm(
 
 @triton.jit
 def _centred(value, inside, h, epsilon):
-    """Rows less their mean, zero outside, and the inverse of each row's deviation."""
+    """Return rows less their mean, zero outside, and the inverse of each row's deviation."""
     value = tl.where(inside, value - tl.sum(value, 1)[:, None] / h, 0.0)
     return value, 1.0 / tl.sqrt_rn(tl.sum(value * value, 1) / h + epsilon)[:, None]
 
@@ -166,6 +172,7 @@ def _bias_dropout_add(
     b,
     h,
     epsilon,
+    # Known when the kernel is compiled, so that what is absent costs nothing.
     has_bias: tl.constexpr,
     has_mask: tl.constexpr,
     has_norm: tl.constexpr,
@@ -190,6 +197,8 @@ def _bias_dropout_add(
     if adds:
         tl.store(output + at, value, inside)
     if has_norm:
+        # The norm is of the rounded sum, as if it were read from memory, so that backward meets the
+        # same numbers.
         value = value.to(output.dtype.element_ty).to(tl.float32)
         centred, inverse = _centred(value, inside, h, epsilon)
         value = centred * inverse * tl.load(weight + column, column < h, 0.0).to(tl.float32)

@@ -35,6 +35,7 @@ class _BiasGelu(torch.autograd.Function):
         h = len(bias)
         rows = x.numel() // h
         grid = (triton.cdiv(rows, ROWS * STEPS), triton.cdiv(h, COLUMNS))
+        # Partial sums, added afterwards, because atomic additions have another order in each run.
         parts = torch.empty(grid[0], h, dtype=torch.float32, device=x.device)
         _bias_gelu_gradient[grid](
             x, bias, gradient.contiguous(), to_x, parts, rows, h, ROWS, COLUMNS, STEPS
@@ -43,13 +44,14 @@ class _BiasGelu(torch.autograd.Function):
 
 
 fused = _BiasGelu.apply
-"""GeLU(x + bias) for x [..., h] and bias [h]. Only x is kept for backward."""
+"""GeLU(x + bias) for x [..., h] and bias [h]. Only x and bias are kept for backward."""
 
 
 @triton.jit
 def _odds(x):
-    """e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
+    """Return e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
     exponent = (x + x * x * x * CUBIC) * -SLOPE
+    # Bounded, because an infinite exponential times 0 would make a gradient NaN.
     return tl.exp(tl.where(exponent > 80.0, 80.0, exponent))
 
 

@@ -1,5 +1,5 @@
-"""Triton kernels for the logits of the chunked output projection and cross-entropy. A program
-handles one row."""
+"""Triton kernels for the logits of the chunked output projection and cross-entropy. A program has
+one row."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ import triton.language as tl
 from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chunks
 
 COLUMNS = 4096
-"""Logits that a program handles at a time."""
+"""Number of logits that a program reads at a time."""
 CHUNK_BYTES = 1 << 30
 """Largest block of logits in memory: ten thousand positions of GPT-2's vocabulary. The weight's
 gradient is added up in fp32 over the blocks, which takes longer than a block's softmax."""
@@ -21,8 +21,8 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are computed along
-    with the loss."""
+    """Return the mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are
+    computed along with the loss."""
     return in_chunks(
         hidden,
         weight,
@@ -88,7 +88,9 @@ def _log_sum(
         column = start + tl.arange(0, c)
         value = tl.load(logits + row * v + column, column < columns, float("-inf")).to(tl.float32)
         higher = tl.where(value > most, value, most)
+        # A NaN is never greater; taken over here, it reaches the loss.
         higher = tl.where(value == value, higher, value)
+        # −∞ less −∞ would be NaN where a column is padding throughout.
         shift = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(most - shift) + tl.exp(value - shift)
         most = higher
@@ -100,6 +102,7 @@ def _log_sum(
     tl.store(own + row, total)
     tl.store(own + n + row, logit)
     if has_factor:
+        # Every thread has to have read the row before any overwrites it.
         tl.debug_barrier()
         _row_gradient(logits + row * v, target, columns, v, largest, total, factor, c)
 
@@ -121,6 +124,8 @@ def _softmax_gradient(logits, targets, top, totals, columns, v, factor, c: tl.co
 
 @triton.jit
 def _row_gradient(row, target, columns, v, top, total, factor, c: tl.constexpr):
+    # By maximum and sum, not by their logarithm, which would round the difference of two large
+    # numbers.
     share = factor / total
     for start in range(0, v, c):
         column = start + tl.arange(0, c)

@@ -12,7 +12,7 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Keeps the scores for backward, because the weights are rounded."""
+    """Softmax that keeps the scores for backward, because the weights are rounded."""
 
     @staticmethod
     def forward(
@@ -21,6 +21,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         scores = scores.contiguous()
         b, n, s, k = scores.shape
         seen = (
+            # Expanded and not copied: strides of 0 read one mask for all queries.
             scores.new_empty(0, dtype=torch.bool) if visible is None else visible.expand(b, 1, s, k)
         )
         strides = (0, 0, 0) if visible is None else (seen.stride(0), seen.stride(2), seen.stride(3))
@@ -46,7 +47,8 @@ fused = _MaskedSoftmax.apply
 """Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1,
 k] is True.
 
-A query without any key gives 0. (scores, scale, visible), the last by place, or left out.
+A query without any key gives 0. Arguments are scores, scale and visible, all by position; `visible`
+may be left out.
 """
 
 
@@ -64,7 +66,7 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """One row of weights, [width], in fp32."""
+    """Return one row of weights, [width], in fp32."""
     row = tl.program_id(0).to(tl.int64)
     query, sample = row % s, row // (n * s)
     key = tl.arange(0, width)
@@ -78,6 +80,7 @@ def _weights(
     value = tl.load(scores + row * k + key, seen, 0.0).to(tl.float32) * scale
     value = tl.where(seen, value, float("-inf"))
     top = tl.max(value, 0)
+    # A query that sees no key has a maximum of −∞, and −∞ less −∞ is NaN.
     value = tl.exp(value - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(value, 0)
     return value / tl.where(total == 0.0, 1.0, total)

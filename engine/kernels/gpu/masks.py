@@ -18,14 +18,14 @@ BLOCK = 128
 
 
 def warps(columns: int) -> int:
-    """Number of warps for a program that holds a whole row in registers."""
+    """Return the number of warps for a program that holds a whole row in registers."""
     return min(max(triton.next_power_of_2(columns) // 256, 1), 16)
 
 
 @triton.jit
 def _words(keys, rows, block, c: tl.constexpr):
-    """Four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and rows
-    [r]."""
+    """Return four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and
+    rows [r]."""
     lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
     zero, low, high = lanes * 0, keys[:, None].to(tl.uint32), (keys[:, None] >> 32).to(tl.uint32)
     return tl.philox_impl(lanes, rows[:, None].to(tl.uint32), zero, zero, low, high, 10)
@@ -38,12 +38,13 @@ def _halves(word, threshold):
 
 @triton.jit
 def stays(keys, rows, block, threshold, r: tl.constexpr, c: tl.constexpr):
-    """True where an element stays, [r, 128·c], for rows [r] with keys [r], starting at column
-    128·`block`."""
+    """Return True where an element stays, [r, 128·c], for rows [r] with keys [r], starting at
+    column 128·`block`."""
     w0, w1, w2, w3 = _words(keys, rows, block, c)
     even = tl.join(_halves(w0, threshold), _halves(w2, threshold))
     odd = tl.join(_halves(w1, threshold), _halves(w3, threshold))
-    # Row, block, lane, half, word // 2, word % 2.
+    # Joined dims come last: row, block, lane, half, word // 2, word % 2. Columns of a block are in
+    # the order word, half, lane.
     pieces = tl.reshape(tl.join(even, odd), [r, c, 16, 2, 2, 2])
     return tl.reshape(tl.permute(pieces, [0, 1, 4, 5, 3, 2]), [r, 128 * c])
 
@@ -57,8 +58,8 @@ def _bits(word, threshold, power: tl.constexpr):
 
 @triton.jit
 def packed(keys, rows, block, threshold):
-    """Bytes [r, 16] for rows [r] with keys [r]. Bit j of byte l is 1 if column 128·`block` + 16·j +
-    l stays."""
+    """Return bytes [r, 16] for rows [r] with keys [r]. Bit j of byte l is 1 if column 128·`block` +
+    16·j + l stays."""
     w0, w1, w2, w3 = _words(keys, rows, block, 1)
     return (
         _bits(w0, threshold, 0)
@@ -71,8 +72,8 @@ def packed(keys, rows, block, threshold):
 def mask_arguments(
     mask: DropoutMask | None, device: torch.device
 ) -> tuple[torch.Tensor, int, int, float]:
-    """A dropout mask as arguments of a kernel: keys int64 (empty without dropout), first row,
-    threshold, scale."""
+    """Return a dropout mask as arguments of a kernel: keys int64 (empty without dropout), first
+    row, threshold, scale."""
     if mask is None:
         return torch.empty(0, dtype=torch.int64, device=device), 0, 0, 1.0
     return keys_on(mask.keys, device), mask.first_row, mask.threshold, mask.scale
