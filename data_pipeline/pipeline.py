@@ -153,11 +153,9 @@ class Pipeline:
     def _check_malformed(self) -> None:
         """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
         allows. All of them are then kept beside the run."""
-        bad, lines, limit = (
-            self.ledger.malformed_lines,
-            self.ledger.lines,
-            self.config.sources.max_bad_fraction,
-        )
+        bad = self.ledger.malformed_lines
+        lines = self.ledger.lines
+        limit = self.config.sources.max_bad_fraction
         if bad <= limit * lines:
             return
         run = self.workspace.path.parent
@@ -213,7 +211,8 @@ class Pipeline:
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
         """Run the second pass over all shards and enter it in the ledger. Raises BadInput if no
         document is left."""
-        config, search = self.config.deduplicate, self.config.decontaminate
+        config = self.config.deduplicate
+        search = self.config.decontaminate
         bands, rows = config.banding
         # The tasks rebuild this section without its threshold, so its recall is not checked there.
         banding = {
@@ -325,10 +324,8 @@ class Pipeline:
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, and describe the search in the
         ledger."""
-        counts, frequent = (
-            [task_counts["documents"] for task_counts in measured.counts],
-            self.config.decontaminate.frequent,
-        )
+        counts = [task_counts["documents"] for task_counts in measured.counts]
+        frequent = self.config.decontaminate.frequent
         settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
         searched = [name for name, path in self.test_sets.items() if path is not None]
@@ -351,7 +348,8 @@ class Pipeline:
     ) -> list[Job]:
         """Return the tasks that write the slices of the splits, and note the split and the
         vocabulary in the ledger. Raises BadInput if one document is left to split."""
-        config, counts = self.config.split, [each["documents"] for each in selected.counts]
+        config = self.config.split
+        counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput(

@@ -41,7 +41,8 @@ def card(run: Path) -> Comparisons:
 
     Up to SAMPLED_DOCUMENTS documents of each token file are tokenized anew.
     """
-    card, sealed = read_document(run / DATASET, DataCard), sealed_files(run)
+    card = read_document(run / DATASET, DataCard)
+    sealed = sealed_files(run)
     files = {name: file.to_json() for name, file in card.files.items()}
     held = {
         *files,
@@ -80,7 +81,8 @@ def card(run: Path) -> Comparisons:
             of_tokens += len(tokens.document_index) - 1, len(tokens.tokens)
             if not documents.is_file():
                 continue
-            are_there, texts = True, [document.text for document in written_documents(documents)]
+            are_there = True
+            texts = [document.text for document in written_documents(documents)]
             of_texts += _amount(texts)
             # The draw depends on the seal and on chance: nobody can know beforehand which documents
             # to leave intact.
@@ -148,7 +150,8 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
                     min(amount, came) if is_cut else amount,
                 )
     for (before, after), unit in product(pairwise(ledger.stages), AMOUNTS):
-        came, went = getattr(after, f"{unit}_in"), getattr(before.kept, unit)
+        came = getattr(after, f"{unit}_in")
+        went = getattr(before.kept, unit)
         if None not in (came, went):
             yield Remade(f"{LEDGER}: {unit} into {after.name}", came, went, f"{before.name} kept")
     if (run / QUARANTINE).is_file():

@@ -288,7 +288,8 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         for number, size in enumerate(
             (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
         ):
-            sample_file, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
+            sample_file = Path(name, f"{number}.jsonl")
+            work = Path(name, str(number))
             with sample_file.open("wb") as file:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):

@@ -154,10 +154,12 @@ def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
             c1 = np.uint64(row)
             c2 = np.uint64(0)
             c3 = np.uint64(0)
-            k0, k1 = key & low, key >> half
+            k0 = key & low
+            k1 = key >> half
             for _ in range(10):
                 # Products in 64 bits, because Philox takes both halves of each.
-                first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+                first = np.uint64(0xD2511F53) * c0
+                second = np.uint64(0xCD9E8D57) * c2
                 c0 = (second >> half) ^ c1 ^ k0
                 c2 = (first >> half) ^ c3 ^ k1
                 c1 = second & low

@@ -35,14 +35,17 @@ class TrainingInputs:
     ) -> None:
         """Take token files with their weights; a BERT also needs the directory of their
         tokenizer."""
-        self._config, self._mesh = config, mesh
+        self._config = config
+        self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
         self.streams = StreamMemory(config.model, mesh)
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
         of their streams."""
-        model, train, mesh = self._config.model, self._config.train, self._mesh
+        model = self._config.model
+        train = self._config.train
+        mesh = self._mesh
         inputs = [
             to_input(
                 # Checked here: a divided embedding would take an unknown token for another rank's,

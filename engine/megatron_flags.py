@@ -242,7 +242,9 @@ def _count_in_batches(given: _Given) -> JSON:
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set the values that follow from several flags; return a sentence for each flag without a
     counterpart."""
-    model, train, parallel = values["model"], values["train"], values["parallel"]
+    model = values["model"]
+    train = values["train"]
+    parallel = values["parallel"]
     if train["precision"] != "fp16":
         del train["initial_loss_scale"]
     if rampup := given.flags.get("rampup-batch-size"):

@@ -182,7 +182,8 @@ class Task(ABC):
     def limited(self, limit: int | None) -> Self:
         """Return the task with at most `limit` requests, spread evenly over the test, or with
         memory the first ones."""
-        limited, chosen = copy.copy(self), evenly_spread(self.whole, limit)
+        limited = copy.copy(self)
+        chosen = evenly_spread(self.whole, limit)
         limited.chosen = range(len(chosen)) if self.with_memory else chosen
         limited.requests = [self.requests[number] for number in limited.chosen]
         return limited

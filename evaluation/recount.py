@@ -55,10 +55,8 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     }
     if (spread := ratio_standard_error(scored, weights)) is not None:
         given["log_perplexity_standard_error"] = spread
-    words, targets = (
-        sum(block.num_original_tokens for block in blocks),
-        sum(block.num_targets for block in blocks),
-    )
+    words = sum(block.num_original_tokens for block in blocks)
+    targets = sum(block.num_targets for block in blocks)
     largest = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
     # Without spaces between two blocks, the last word of one and the first of the next are one.
     smallest = words - (len(blocks) - 1) - SAME * words

@@ -207,7 +207,8 @@ class Claim(Config):
     def _tolerances(self) -> tuple[float, float]:
         """Allowed distance below and above the value, in the claim's unit, beyond which rounding
         may still go."""
-        text, value = self.allowed.tolerance, abs(float(self.value))
+        text = self.allowed.tolerance
+        value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
         if not ends:
             return 0.0, 0.0

@@ -22,9 +22,13 @@ from mlm_repro.lineage.files import (
 )
 from mlm_repro.lineage.run import MANIFEST
 
-NOT_RUN, FORECAST, SWEEPS = "not_run.json", "forecast.json", "sweeps"
-SCORES, VERDICTS = "scores.json", "verdicts.json"
-RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
+NOT_RUN = "not_run.json"
+FORECAST = "forecast.json"
+SWEEPS = "sweeps"
+SCORES = "scores.json"
+VERDICTS = "verdicts.json"
+RUNS = "runs.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"

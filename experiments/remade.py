@@ -69,7 +69,9 @@ from mlm_repro.lineage.shipped import model_file
 
 def models(run: Path) -> Comparisons:
     """Check that the summary describes the models that the manifest asks for."""
-    summary, config, started = _summary(run), _manifest(run).config, _manifest(run).environment
+    summary = _summary(run)
+    config = _manifest(run).config
+    started = _manifest(run).environment
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
@@ -131,7 +133,8 @@ def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
     """Count what the text and the tokenizer give, and the answers that are kept."""
-    training, config = training_place(model.run, run.parent), _manifest(run).config
+    training = training_place(model.run, run.parent)
+    config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
     if is_sealed(training) and (
         places := [each.place for each in named_datasets(training) if each.is_here]
@@ -210,7 +213,8 @@ def _summary(run: Path) -> ReproductionSummary:
 
 def trainings(run: Path) -> Comparisons:
     """Compare the summary and the kept curves with the training run of every model."""
-    summary, parents = _summary(run), _manifest(run).parents
+    summary = _summary(run)
+    parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}
     runs = read_runs(run)
     yield Remade(f"{MANIFEST}: parents", sorted(parents), sorted({"dataset", *models}))

@@ -279,7 +279,8 @@ def named(outcome: str) -> str:
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
     """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of
     `WORDS`."""
-    every, rows = list(verdicts), []
+    every = list(verdicts)
+    rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
         for scale in (*SCALES, ""):
             mine = [
@@ -512,7 +513,8 @@ def _verdict(
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """The records at the claim's place, first the one that speaks for it. A twin's x is taken as
     the same share of its training."""
-    mine, at = (claim.series, claim.quantity), list[Record]()
+    mine = (claim.series, claim.quantity)
+    at = list[Record]()
     curve = [
         each.x
         for each in experiment.claims

@@ -57,7 +57,8 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 def to_toml(config: BaseModel) -> str:
     """Return a TOML file of the values that differ from the defaults. Reading it gives an equal
     configuration."""
-    lines, sections = [], []
+    lines = []
+    sections = []
     for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(value, dict):
             sections += [

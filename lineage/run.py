@@ -129,7 +129,8 @@ class RunDirectory:
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
         """Append an attempt to the manifest: this process continues a training from an iteration,
         at a layout on some ranks."""
-        values, here = read_object(self.path / MANIFEST), describe_environment()
+        values = read_object(self.path / MANIFEST)
+        here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
         attempt = Attempt(
             iteration=iteration,
@@ -195,10 +196,8 @@ class RunDirectory:
         damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            name, runs = (
-                self.path.name,
-                [manifest.parent.name for manifest in self.path.parent.glob(f"*/{MANIFEST}")],
-            )
+            name = self.path.name
+            runs = [manifest.parent.name for manifest in self.path.parent.glob(f"*/{MANIFEST}")]
             begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(
                 name, runs, 1
             )

@@ -165,7 +165,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:
         color, marker = look(layer.rank)
-        line, count = dict(LINES[layer.kind]), len(layer.points)
+        line = dict(LINES[layer.kind])
+        count = len(layer.points)
         if panel.has_curves:  # larger models are thinner, so that a curve under another still shows
             line["label"] = f"{layer.series}, at the end {show(layer.final)}"
             if layer.kind != "published":

@@ -197,7 +197,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Results of the run's checkpoints, and text by them, in the JSON files of `mlm-eval` beside
     the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
-    evaluations, samples = dict[str, Result](), []
+    evaluations = dict[str, Result]()
+    samples = []
     for path in sorted(run.parent.glob("*.json")):
         values: JSON = {}
         with suppress(UserError):

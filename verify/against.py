@@ -46,7 +46,8 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is
     NaN.
     """
-    kind, layers = engine_class(theirs), config.model.num_layers
+    kind = engine_class(theirs)
+    layers = config.model.num_layers
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, theirs) as (work, chosen):
         announce(

@@ -181,7 +181,8 @@ class Engine:
 
         Every rank calls it, for whole parameters.
         """
-        shards, norms = self.shards(dict(self.parameters())), dict[str, float]()
+        shards = self.shards(dict(self.parameters()))
+        norms = dict[str, float]()
         for tensor in tensors:
             holders = {shard.parameter for shard in shards if shard.key == tensor}
             for name, _ in self.parameters():
@@ -336,11 +337,9 @@ class Ours(Engine):
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
         """Record a chunk's modules and its loss, which is not the output of a module. Return a
         function that ends the recording."""
-        end_hooks, batch_loss, waiting = (
-            recorder.watch(chunk, firsts),
-            chunk.batch_loss,
-            iter(firsts),
-        )
+        end_hooks = recorder.watch(chunk, firsts)
+        batch_loss = chunk.batch_loss
+        waiting = iter(firsts)
 
         def watched_loss(*args: Any) -> torch.Tensor:
             value: torch.Tensor = batch_loss(*args)
@@ -368,10 +367,8 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Context manager: the training on the dataset's files, or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        scratch, facts = (
-            Path(folder),
-            DatasetFacts.read(config.data.dataset) if config.data.dataset else None,
-        )
+        scratch = Path(folder)
+        facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None
         if facts:
             tokens = tuple(facts.prefixes("train"))
         else:

@@ -105,7 +105,8 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Train an iteration in both replays, and judge the iteration `SEEN_AHEAD` before it."""
-        numbers, loose = self.truth.numbers(iteration), self.native.numbers(iteration)
+        numbers = self.truth.numbers(iteration)
+        loose = self.native.numbers(iteration)
         # Bounds never fall: what rounding has once moved stays moved.
         bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
         for name in [name for name in numbers if name in loose]:
@@ -132,14 +133,13 @@ class Judged:
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """Yield the recorded numbers of an iteration that are farther from `numbers` than rounding
         explains."""
-        recorded, bounds = (
-            self.run.numbers(iteration),
-            self.bounds[min(iteration + SEEN_AHEAD, self.last)],
-        )
+        recorded = self.run.numbers(iteration)
+        bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
             part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
-            distance, allowed = abs(recorded[name] - numbers[name]), part * abs(numbers[name])
+            distance = abs(recorded[name] - numbers[name])
+            allowed = part * abs(numbers[name])
             # Not `distance > allowed`, which a NaN would pass.
             if not distance <= allowed:
                 detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
@@ -169,14 +169,16 @@ class Judged:
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
         """Yield the tensors of a checkpoint that are farther from a replay's than rounding
         explains, in the order of computation."""
-        due, precision = replay.tensors(), self.run.config.train.precision
+        due = replay.tensors()
+        precision = self.run.config.train.precision
         for tensor, value in (
             SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items()
         ):
             stored = value.double()
             true = due[tensor].double()
             size = float(true.norm())
-            off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
+            off = stored - true
+            allowed = self.spread[iteration].get(tensor, 0.0) * size
             # Not `>`, which a NaN would pass.
             if not float(off.norm()) <= allowed:
                 row = (
@@ -237,7 +239,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if a run differs from the computation
     that its settings describe."""
     for run in (first, second):
-        layout, train = run.run.layout, run.config.train
+        layout = run.run.layout
+        train = run.config.train
         print(
             f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} ×"
             f" pp {layout.pp} × dp {layout.dp}, microbatches of {train.microbatch_size}"

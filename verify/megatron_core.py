@@ -224,7 +224,8 @@ def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
     """Wrap the module in DistributedDataParallel; return it with its optimizer and its schedule."""
-    distributed, optimizers = core("distributed"), core("optimizer")
+    distributed = core("distributed")
+    optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
         config, distributed.DistributedDataParallelConfig(**values["distributed"]), module
     )
@@ -246,7 +247,8 @@ def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
     for the parameters while the package describes its checkpoint."""
-    own, held = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}, {}
+    own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
+    held = {}
     by_storage: dict[int, str] = {}
     for name, parameter in own.items():
         held[name] = parameter.data
@@ -311,7 +313,8 @@ def backward(
 
     def total(counts: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
         take(output.detach() * counts)
-        loss, number = (output.float() * counts).sum(), counts.sum()
+        loss = (output.float() * counts).sum()
+        number = counts.sum()
         if not model.config.calculate_per_token_loss:  # then the ranks' gradients are averaged
             torch.distributed.all_reduce(number, group=group)
             loss = loss * group.size()
@@ -340,8 +343,11 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Return the settings of a rank, with the fields that the work sets, by the package's own
     names."""
-    model, train = work.config.model, work.config.train
-    dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
+    model = work.config.model
+    train = work.config.train
+    dtype = DTYPES[train.precision]
+    batch = train.global_batch_size
+    sharded = layout.shard_optimizer
     sizes = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -472,7 +478,8 @@ class MegatronCore(Engine):
         self.samples = self._samples(count) if work.tokens else self._random_samples(count)
 
     def _random_samples(self, count: int) -> list[dict[str, torch.Tensor]]:
-        model, generator = self.work.config.model, torch.Generator().manual_seed(self.train.seed)
+        model = self.work.config.model
+        generator = torch.Generator().manual_seed(self.train.seed)
         words = model.vocab_size * 7 // 8  # the last rows of the vocabulary are padding
         tokens = torch.randint(words, (count, model.seq_length + 1), generator=generator)
         lengths = torch.randint(
@@ -486,7 +493,8 @@ class MegatronCore(Engine):
 
     def _samples(self, count: int) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
-        config, model = core("datasets.gpt_dataset"), self.work.config.model
+        config = core("datasets.gpt_dataset")
+        model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
         weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
         described = config.GPTDatasetConfig(

@@ -67,7 +67,9 @@ class Program(Engine):
         compared, by default AdamW's. `save` writes a checkpoint into a new directory, `restore`
         loads one of any layout; every rank calls them.
         """
-        self.module, self.gradient, self.starts = model, gradient, starts or {}
+        self.module = model
+        self.gradient = gradient
+        self.starts = starts or {}
         self.own = dict(named or model.named_parameters())
         self.optimizer = optimizer
         if optimizer is None and step is None:
@@ -265,7 +267,8 @@ def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
 
     # Each element is numbered, and the numbers are gathered: torch alone knows how it divides
     # twice.
-    own, first = like.to_local(), dist.get_rank() * 2.0**32
+    own = like.to_local()
+    first = dist.get_rank() * 2.0**32
     numbers = first + torch.arange(own.numel(), dtype=torch.float64).view(own.shape)
     of = DTensor.from_local(
         numbers, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()

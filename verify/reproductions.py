@@ -95,7 +95,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
     """Return the program of a finding; empty if it cannot be shown without this suite."""
-    layout, key = parse_layout(finding.layout), parameter_of(finding.parameter)
+    layout = parse_layout(finding.layout)
+    key = parameter_of(finding.parameter)
     told: JSON = {
         "subject": report.subject,
         "title": f"{finding.probe} of {key}",

@@ -99,7 +99,8 @@ def train(
 ) -> Computed:
     """Train on one rank and compare every tensor with the reference, or the final weights alone.
     Forked ranks inherit the reference."""
-    engine, computed = kind(work, layout), Computed()
+    engine = kind(work, layout)
+    computed = Computed()
     if work.initial:
         engine.load(work.initial)
     recorder = engine.recorder(computed.take(engine, reference))
@@ -174,7 +175,8 @@ def compare_layout(
             timeout_seconds=seconds,
         )
     except RanksFailed as raised:
-        failure, lost = raised.sentence, raised.lost
+        failure = raised.sentence
+        lost = raised.lost
     # A rank that is a thread raises its own error here.
     except Exception as error:
         traceback.print_exc()
@@ -263,7 +265,8 @@ def run_parity(
         )
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
-        patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
+        patience = 120 + PATIENCE * serial.seconds
+        run = run_threads if threads else run_forked
         for layout in chosen:
             outcome = compare_layout(
                 train, Ours, work, layout, reference, run=run, seconds=patience

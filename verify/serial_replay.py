@@ -64,7 +64,8 @@ class RecordedRun:
         """Read the run. Raises BadInput for a directory that is not a training or has no iteration
         yet."""
         directory = RunDirectory.open(path, "training")
-        self.path, self.run = directory.path, resolve_begun(directory)
+        self.path = directory.path
+        self.run = resolve_begun(directory)
         self.name, self.config, lines = str(path), self.run.config, read_metrics(self.path)
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
@@ -132,11 +133,10 @@ class SerialReplay(Trainer, Guard):
     ) -> None:
         """Build the model at its start; with `is_moved` master weights are moved by up to half a
         unit in their last place."""
-        config, changed = recorded.config, {"precision": precision, **fault.train}
-        train, model = (
-            config.train.model_copy(update=changed),
-            config.model.model_copy(update=fault.model),
-        )
+        config = recorded.config
+        changed = {"precision": precision, **fault.train}
+        train = config.train.model_copy(update=changed)
+        model = config.model.model_copy(update=fault.model)
         config = config.model_copy(update={"parallel": SERIAL, "train": train, "model": model})
         super().__init__(
             replace(recorded.run, config=config),
@@ -287,7 +287,9 @@ def _named(validation: Validation) -> str:
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
     """Yield the known faults that this run can have; `row` is the row of the word embedding that is
     farthest off."""
-    model, train, dp = recorded.config.model, recorded.config.train, recorded.run.layout.dp
+    model = recorded.config.model
+    train = recorded.config.train
+    dp = recorded.run.layout.dp
     batch = train.global_batch_size
     count = train.global_batch_size // (train.microbatch_size * dp)
     other = "samples" if train.clock == "updates" else "updates"
@@ -325,7 +327,8 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
             clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay))
         )
     if model.dropout:
-        first, each = tuple(range(train.microbatch_size)), batch // dp
+        first = tuple(range(train.microbatch_size))
+        each = batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
             "iteration": lambda dropout: replace(dropout, iteration=0),
             "microbatch": lambda dropout: replace(dropout, samples=first),

@@ -231,14 +231,16 @@ class Builder:
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Build this rank's stages of torch.distributed.pipelining and the step over their
         microbatches."""
-        rank, count = dist.get_rank(), max(self.microbatches, 2 * layout.pp)
+        rank = dist.get_rank()
+        count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
         each = 1 if issubclass(schedule, PipelineScheduleSingle) else 2
         numbers = [rank + layout.pp * turn for turn in range(each)]
         # These run from the first rank to the last and back, so a rank has two stages that mirror.
         if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):
             numbers = [rank, 2 * layout.pp - 1 - rank]
-        of, device = layout.pp * each, torch.device("cpu")
+        of = layout.pp * each
+        device = torch.device("cpu")
         stages = [
             PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers
         ]

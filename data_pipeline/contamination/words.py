@@ -94,7 +94,8 @@ class Ngrams:
 def _without_marks(text: str) -> list[tuple[int, str]]:
     """Return the text in parts, each with its position: soft hyphens are left out, tags and targets
     of links become spaces."""
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for mark in MARK.finditer(text):
         pieces.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
         end = mark.end()

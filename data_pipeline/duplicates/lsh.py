@@ -48,7 +48,8 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Equal
     bands have equal hashes."""
-    documents, rows = minima.shape[0], minima.shape[1] // bands
+    documents = minima.shape[0]
+    rows = minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
     for document in range(documents):
         for band in range(bands):

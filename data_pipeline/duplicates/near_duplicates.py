@@ -58,7 +58,8 @@ def _first(forest: Forest, document: int) -> int:
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
     """Join the sets of two documents, in place."""
-    left, right = _first(forest, left), _first(forest, right)
+    left = _first(forest, left)
+    right = _first(forest, right)
     forest[max(left, right)] = min(left, right)
 
 
@@ -213,7 +214,8 @@ class _Held:
         self._members = members
         self._required = required_agreement(config)
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
-        self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
+        self._found = np.empty(size, np.int64)
+        self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int]:
         """Return the held documents, ascending, that share a bucket with this document and agree
@@ -327,7 +329,8 @@ def resolve(
     order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
     text without shingles has a similarity of 0 to all others.
     """
-    is_published, size = config.rule == "megatron-2019", len(members)
+    is_published = config.rule == "megatron-2019"
+    size = len(members)
     held = _Held(members, starts, keys_of, sketches, config, scratch)
 
     def text(place: int) -> str:

@@ -205,7 +205,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     def repaired_with(text: str, entities: bool) -> str:
         """Return the text with all repairs, as `ftfy.fix_and_explain` makes them. Raises Unfit if
         that takes too many passes."""
-        passes, before = _passes(), ""
+        passes = _passes()
+        before = ""
         while text != before:
             next(passes)
             before = text

@@ -262,10 +262,8 @@ def _probabilities(
             )
             draw += 4
             radius = math.sqrt(-2.0 * math.log(1.0 - y))
-            gauss, spare = (
-                math.cos(x * (2.0 * math.pi)) * radius,
-                math.sin(x * (2.0 * math.pi)) * radius,
-            )
+            gauss = math.cos(x * (2.0 * math.pi)) * radius
+            spare = math.sin(x * (2.0 * math.pi)) * radius
         else:
             gauss = spare
         weight = (0.5 + gauss * 0.05) / 10000

@@ -188,7 +188,8 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
     """Return one 64-bit word of the digests of all texts, [documents]."""
-    words, start = np.empty(sum(counts), np.uint64), 0
+    words = np.empty(sum(counts), np.uint64)
+    start = 0
     for shard, count in enumerate(counts):
         digests = np.fromfile(measured / f"{shard:05d}" / DIGESTS, np.uint64).reshape(-1, 2)
         words[start : start + count] = digests[:, word]
@@ -199,7 +200,8 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the numbers of distinct documents, their sketches and their keys of each band,
     each into a file of its own."""
-    config, measured = DeduplicateConfig(**settings["config"]), inputs[0]
+    config = DeduplicateConfig(**settings["config"])
+    measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
     number = 0
     with ExitStack() as stack:
@@ -243,7 +245,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     Documents that were compared with only a part of a bucket are written beside it. Sketches are
     read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets.
     """
-    config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
+    config = DeduplicateConfig(**settings["config"])
+    folder = inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
     forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)

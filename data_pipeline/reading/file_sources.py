@@ -235,7 +235,8 @@ class FileSource:
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         """Yield name and path of the files of this kind below a directory, and warn of other files.
         Raises BadInput for a link that leads out of it or to nothing."""
-        resolved, others = path.resolve(), list[Path]()
+        resolved = path.resolve()
+        others = list[Path]()
         snapshots = [
             folder for folder in (resolved, *resolved.parents) if folder.name == "snapshots"
         ]

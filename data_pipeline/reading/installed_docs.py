@@ -102,7 +102,8 @@ class InstalledDocs:
     def describe(self) -> str:
         """Return the versions of the documentation for the ledger, with the size of the sample once
         it is drawn."""
-        version, count = platform.python_version(), len(self._distributions)
+        version = platform.python_version()
+        count = len(self._distributions)
         return (
             f"{self.name}: documentation of Python {version} and {count} installed"
             f" packages{self._sample}"

@@ -72,7 +72,9 @@ def survey(
 
     The last cut is the end of the file. A single frame and a damaged file have no cuts.
     """
-    digest, newlines, kind = hashlib.sha256(), [0], compression(path) if is_of_lines else ""
+    digest = hashlib.sha256()
+    newlines = [0]
+    kind = compression(path) if is_of_lines else ""
     cuts, frame, content, lines, is_inside, is_whole = [Cut(0, 0, 0, False)], 0, 0, 0, False, False
     with path.open("rb") as file:
 
@@ -138,7 +140,9 @@ def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
 def expanded_bytes(path: Path | Remote) -> int:
     """Return the size of a file's content in bytes, estimated from the first megabyte if it is
     compressed."""
-    size, kind, content = path.stat().st_size, compression(path), 0
+    size = path.stat().st_size
+    kind = compression(path)
+    content = 0
     if not kind:
         return size
     with path.open("rb") as file:

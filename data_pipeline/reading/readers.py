@@ -208,7 +208,8 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     """Yield the items of the lines that begin in the piece, and None for each blank line."""
-    number, is_framed = piece.before, piece.is_inside is not None
+    number = piece.before
+    is_framed = piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
     with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:
         position = skip_line(file, end) if piece.is_inside else 0
@@ -266,7 +267,8 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    text, position = _value(value, piece.text_key), f"{piece.name}:{number}"
+    text = _value(value, piece.text_key)
+    position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
         raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))

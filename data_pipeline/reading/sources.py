@@ -77,7 +77,8 @@ class OpenedSources:
     @property
     def total_bytes(self) -> int:
         """Approximate bytes of text to read, within the limits."""
-        config, total = self.config, 0
+        config = self.config
+        total = 0
         for size in (source.total_bytes for source in self.sources):
             total += min(
                 size,

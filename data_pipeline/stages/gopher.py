@@ -79,7 +79,8 @@ def _repeated(parts: list[str], n: int) -> float:
     """Return the share of the characters that lie in the most frequent n-gram of parts, for n from
     2 to 4, or in repeated n-grams, for any other n."""
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
-    first, often = dict[tuple[str, ...], int](), Counter(grams).most_common(1)[0][0]
+    first = dict[tuple[str, ...], int]()
+    often = Counter(grams).most_common(1)[0][0]
     again = {
         place + part
         for place, gram in enumerate(grams)

@@ -183,7 +183,8 @@ def blending_indices(
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
     """
-    datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
+    datasets = np.empty(size, np.int16)
+    numbers = np.empty(size, np.int64)
     # Megatron-LM divides by the sum a second time, which can change the last bit.
     _compiled_blend()(normalized(weights), datasets, numbers)
     return datasets, numbers

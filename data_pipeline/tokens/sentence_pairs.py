@@ -201,7 +201,8 @@ def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: An
     """Write the samples of one epoch to `index` and return their number: Megatron-LM's
     build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
-    count, drawn = 0, 0
+    count = 0
+    drawn = 0
     for document in range(len(documents) - 1):
         start = documents[document]
         last = documents[document + 1]

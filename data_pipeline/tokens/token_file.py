@@ -120,7 +120,8 @@ class TokenFile:
     def _check(self, bin_path: Path, idx_path: Path) -> None:
         """Raise IntegrityFailure unless sequences lie back to back, fill the `.bin`, and are
         covered by the documents in order."""
-        end, starts = 0, self.document_index
+        end = 0
+        starts = self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
             batch = slice(low, low + CHECKED_AT_ONCE)
             ends = end + np.cumsum(self.sizes[batch], dtype=np.int64) * self.dtype.itemsize
@@ -176,7 +177,8 @@ class TokenFileWriter:
         document. Raises ValueError for a token that the dtype cannot hold, or if sizes and tokens
         disagree.
         """
-        values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
+        values = np.asarray(tokens)
+        lengths = np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
         if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
             raise ValueError(f"a token lies outside {self._dtype}")

@@ -77,7 +77,8 @@ class Meeting:
         """Add facts to the sign of this part. Raises BadInput, with the differences, if a living
         part works on other facts."""
         facts = self._sign["facts"] | facts
-        until, before = time.monotonic() + LOOK_SECONDS, read_signs(self._folder)
+        until = time.monotonic() + LOOK_SECONDS
+        before = read_signs(self._folder)
         while any(_differing(facts, sign) for sign in before.values()) and time.monotonic() < until:
             self._check(facts, before, read_signs(self._folder))
             time.sleep(ASK_SECONDS)

@@ -171,7 +171,8 @@ class Recorder:
         # Within a backward pass the module is recomputed; its output was recorded before.
         if torch._C._current_graph_task_id() != -1:
             return
-        tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
+        tensor = output[0] if isinstance(output, tuple) else output
+        first = next(starts)
         self._show_output(OUTPUT + name, tensor, first)
         if tensor.requires_grad:
             tensor.register_hook(

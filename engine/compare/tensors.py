@@ -36,7 +36,8 @@ Key = tuple[int, str]
 """Iteration, from 0, and tensor name."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Begin and end of a part in the whole tensor."""
-OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
+OUTPUT = "output of "
+OUTPUT_GRADIENT = "gradient of output of "
 PHASES = (
     OUTPUT,
     "loss",
@@ -222,10 +223,8 @@ def tolerances(
     """Return the tolerance T of every tensor in `whole`, from the same tensors in the perturbed
     runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
-    layers, draws = (
-        max(numbers, default=-1) + 1,
-        {key: [draw[key] for draw in moved] for key in whole},
-    )
+    layers = max(numbers, default=-1) + 1
+    draws = {key: [draw[key] for draw in moved] for key in whole}
     return {
         key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole
     }

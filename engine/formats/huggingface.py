@@ -151,7 +151,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
     tokenizer differ in vocabulary size.
     """
-    config, is_bert = loaded.config, loaded.config.family == "bert"
+    config = loaded.config
+    is_bert = loaded.config.family == "bert"
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
             f"{loaded.directory} is a {config.family}; {' and '.join(FORMATS)} are written in other"
@@ -189,7 +190,8 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
     Raises BadInput for an invalid twin scale.
     """
     values = values if isinstance(values, dict) else {}
-    name, twin = values.get("name"), values.get("twin")
+    name = values.get("name")
+    twin = values.get("twin")
     known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
     return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
@@ -356,7 +358,8 @@ def read_weights(
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
     tensors: dict[str, Tensor] = {}
-    single, index = directory / WEIGHTS, directory / INDEX
+    single = directory / WEIGHTS
+    index = directory / INDEX
     file_of = None if single.is_file() else _read_index(index)
     files = (
         [single]

@@ -200,7 +200,8 @@ def _read_config(
     Raises BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each
     other.
     """
-    first, stages = files[0][0], files[0]
+    first = files[0][0]
+    stages = files[0]
     for file in stages:
         for name in (WORDS, POSITIONS):
             if name not in file.tensors or file.tensors[name].dim() != 2:

@@ -131,7 +131,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     keyed, so the same values come up. Outputs are named in the order of the forward pass, gradients
     in the order of the backward pass.
     """
-    model, mesh = step.model, step.mesh
+    model = step.model
+    mesh = step.mesh
     outputs: list[str] = []
     gradients: list[str] = []
     with ExitStack() as hooks:
@@ -269,7 +270,8 @@ class ReplicaGuard(Guard):
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
         axis, the tied embedding also between first and last stage.
         """
-        mesh, layout = self._mesh, self._mesh.layout
+        mesh = self._mesh
+        layout = self._mesh.layout
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)

@@ -89,7 +89,8 @@ class _Blocked(torch.autograd.Function):
             mixed = scores @ value[heads, keys]
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(by_head, context, sums)
-        ctx.arguments, ctx.shape = arguments, qkv.shape
+        ctx.arguments = arguments
+        ctx.shape = qkv.shape
         return context.view(s, b, n * d)
 
     @staticmethod
@@ -123,7 +124,8 @@ class _Blocked(torch.autograd.Function):
             # The last queries come first and see all keys, so their terms begin the sums and no
             # zeros have to be written.
             if queries.stop == s:
-                value_sum, key_sum = to_value_here.float(), to_key_here.float()
+                value_sum = to_value_here.float()
+                key_sum = to_key_here.float()
             else:
                 value_sum[:, keys] += to_value_here
                 key_sum[:, keys] += to_key_here

@@ -178,7 +178,8 @@ class _Chunked(torch.autograd.Function):
             if not is_whole:
                 # Exponentials are taken once, from this rank's own maximum, and rows scaled when
                 # all maxima are known: taking them again was 4 % of an iteration on two ranks.
-                own_top, top = top, axis.all_reduce(top.clone(), ReduceOp.MAX)
+                own_top = top
+                top = axis.all_reduce(top.clone(), ReduceOp.MAX)
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
                 if is_trained:

@@ -124,9 +124,11 @@ def reference_bits(
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
     """Return four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
-    low, high = key & LOW, key >> 32
+    low = key & LOW
+    high = key >> 32
     for _ in range(ROUNDS):
-        first, second = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
+        first = words[0] * MULTIPLIERS[0]
+        second = words[2] * MULTIPLIERS[1]
         words = [
             # A product may reach the sign of int64, which the mask takes off again.
             ((second >> 32) & LOW) ^ words[1] ^ low,

@@ -104,7 +104,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        rows, others = gradient.reshape(-1, gradient.size(-1)), x.reshape(-1, x.size(-1))
+        rows = gradient.reshape(-1, gradient.size(-1))
+        others = x.reshape(-1, x.size(-1))
         # The product goes to the flat gradient in fp32, and autograd gets none.
         if add := to_weight and ctx.add_product:
             add(rows.t(), others)

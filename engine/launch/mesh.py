@@ -174,7 +174,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 def _hanging(error: RuntimeError) -> RankLost:
     """Print where this rank waits, and return a RankLost that names the ranks that hang: they do
     not report that they wait too."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
     traceback.print_tb(error.__traceback__)
     try:
@@ -228,7 +229,9 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         raise BadInput(
             f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
         )
-    thread, device, waiting = current_rank(), local_device(), Waiting()
+    thread = current_rank()
+    device = local_device()
+    waiting = Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()

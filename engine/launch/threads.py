@@ -57,7 +57,8 @@ def run_threads(
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
     stack of a rank that is still computing, after `timeout_seconds`.
     """
-    world, results = World(ranks), [None] * ranks
+    world = World(ranks)
+    results = [None] * ranks
 
     def be_rank(rank: int) -> None:
         _local.rank = ThreadRank(world, rank)
@@ -205,7 +206,8 @@ class ThreadAxis(Axis):
     def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Return combine(values of all ranks). The last rank to come computes it while the others
         wait."""
-        meeting, me = self.world.meetings[self.members], self.members[self.rank]
+        meeting = self.world.meetings[self.members]
+        me = self.members[self.rank]
         meeting.values[me] = value
         with self.waiting:
             if len(meeting.values) == self.size:

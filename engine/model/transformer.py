@@ -60,7 +60,8 @@ class SelfAttention(nn.Module):
             return self.dense(cache.attend(self.layer, qkv), add_bias=False)  # [q, b, h]
         # Rows of a mask are numbered over the heads of all ranks, so that every layout drops the
         # same.
-        attend, first_row = kernel("attention", qkv), self.axis.rank * self.heads * len(qkv)
+        attend = kernel("attention", qkv)
+        first_row = self.axis.rank * self.heads * len(qkv)
         mask = dropout.mask(f"layers.{self.layer}.attention", first_row) if dropout else None
         # Only the reference keeps its scores; the faster kernels recompute them in any case.
         context = recomputed(
@@ -204,7 +205,8 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
     """Apply dropout to a layer's attention weights, [b, n/t, s, k]."""
     if dropout is None:
         return weights
-    rows, k = weights.size(1) * weights.size(2), weights.size(3)
+    rows = weights.size(1) * weights.size(2)
+    k = weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
     # The kernel drops while it reads; the factors below would be a second tensor of the size of the
     # scores.

@@ -22,10 +22,8 @@ class FlatAdamW(FlatOptimizer):
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         # The division that the reducer has left joins the clipping, and saves a pass over the
         # gradient.
-        step, gradient = (
-            replace(step, clipping=step.clipping / group.divisor),
-            group.main_gradient[group.own],
-        )
+        step = replace(step, clipping=step.clipping / group.divisor)
+        gradient = group.main_gradient[group.own]
         kernel("adamw", group.master)(
             group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step
         )

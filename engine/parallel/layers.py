@@ -139,10 +139,8 @@ class _EnteredLinear(torch.autograd.Function):
         whole = axis.all_gather(x, dim=0) if is_divided else x
         # The input's gradient comes first, because its all-reduce then runs beside the weight's
         # product.
-        rows, to_x = (
-            gradient.reshape(-1, gradient.size(-1)),
-            linear(gradient, weight.t()).contiguous(),
-        )
+        rows = gradient.reshape(-1, gradient.size(-1))
+        to_x = linear(gradient, weight.t()).contiguous()
         work = DONE if is_divided else axis.start_all_reduce(to_x)
         # An axis can begin an all-reduce, but not a reduce-scatter, which therefore overlaps
         # nothing.

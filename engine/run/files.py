@@ -138,7 +138,8 @@ def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
 def describe_end(run: Path) -> str:
     """Describe a complete training for the console: its losses, its rate, its checkpoint, and
     commands to type next."""
-    summary, metrics = read_summary(run), read_metrics(run)
+    summary = read_summary(run)
+    metrics = read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]
     validations = validations_in(metrics)
     count = max(len(trained) // 20, 1)

@@ -28,7 +28,9 @@ OWN = "scored after what the tokenizer puts before a text"
 TWICE = "what the tokenizer puts before a text, itself scored"
 IN_EVERY, IN_PLACE = " in every window", " in place of each window's first"
 """Endings of a value of `first` if later windows have the first tokens too."""
-END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
+END = "\0"
+LITERAL = "<|endoftext|>"
+ACCURACY = "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {
     "as it stands": lambda text: text,
     "detokenised": detokenize_wikitext,
@@ -256,7 +258,8 @@ class ReadText:
         self.tokens = [np.asarray(piece, dtype=np.int64) for piece in ids]
         repeated = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
         in_place = first.endswith(IN_PLACE)
-        self.requests, owners = list[Request](), []
+        self.requests = list[Request]()
+        owners = []
         for owner, tokens in enumerate(self.tokens):
             longest = context - (not in_place) * len(repeated)
             for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
@@ -277,7 +280,8 @@ class ReadText:
         """Yield the name and the loss in nats of every average of the scores that programs
         print."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
-        counts, owners = np.add.reduceat(self._counts, scores.starts, dtype=np.int64), self._owners
+        counts = np.add.reduceat(self._counts, scores.starts, dtype=np.int64)
+        owners = self._owners
         nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]
         total = math.fsum(nll)
         scored = np.bincount(owners, counts)
@@ -303,10 +307,8 @@ class ReadText:
             "sub-words, those not scored too": sum(map(len, self.tokens)),
             "original tokens less one": counts["original tokens"] - 1,
         }
-        decode, special = (
-            self._tokenizer.decode,
-            {self._tokenizer.end_of_text, *self._tokenizer.first_tokens},
-        )
+        decode = self._tokenizer.decode
+        special = {self._tokenizer.end_of_text, *self._tokenizer.first_tokens}
         # If a single sub-word is decoded without its space, the counts below would be wrong.
         if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):
             return counts
@@ -323,10 +325,8 @@ class ReadText:
 
 def _encode_without_space(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     contexts, words = zip(*map(split_last_word, passages), strict=True)
-    before, after = (
-        tokenizer.encode_batch([f"{context} " for context in contexts]),
-        tokenizer.encode_batch([*words]),
-    )
+    before = tokenizer.encode_batch([f"{context} " for context in contexts])
+    after = tokenizer.encode_batch([*words])
     return [([*context, *word], len(word)) for context, word in zip(before, after, strict=True)]
 
 

@@ -304,7 +304,8 @@ def score_batch(
         lengths[:, None] - q + np.arange(q), 0
     )  # [b, q], those at the end are scored
     tokens, indices = (torch.from_numpy(array).to(device) for array in (inputs, positions))
-    network, last = model.network, partial(model.network.hidden_states_at, positions=indices)
+    network = model.network
+    last = partial(model.network.hidden_states_at, positions=indices)
     if (hidden := forward(network, model.mesh, tokens, network, last)) is None:  # [q, b, h]
         return None
     is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
@@ -422,7 +423,8 @@ def forward(
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """
-    stage, stages = mesh.pp.rank, mesh.pp.size
+    stage = mesh.pp.rank
+    stages = mesh.pp.size
     inputs = tokens
     if stage > 0:
         parameter = next(network.parameters())
@@ -440,7 +442,8 @@ def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
 
     Both are [n]; without columns they are −∞ and 0.
     """
-    n, count = len(logits), columns.stop - columns.start
+    n = len(logits)
+    count = columns.stop - columns.start
     highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)
     total = logits.new_zeros(n, dtype=torch.float64)
     if count <= 0:

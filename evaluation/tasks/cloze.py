@@ -81,7 +81,8 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
     """Encode passages; the target is every sub-word after as many as the context alone has."""
-    whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
+    whole = tokenizer.encode_batch([*passages])
+    before = tokenizer.encode_batch([*contexts])
     return [
         (tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)
     ]
@@ -181,7 +182,9 @@ class ClozeTask(Task):
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Return the accuracy over examples and the perplexity of whole targets."""
-        losses, correct, counts = scores.nll, self.correct(scores), self.counts
+        losses = scores.nll
+        correct = self.correct(scores)
+        counts = self.counts
         truncated = counts["num_truncated"]
         examples = "1 example" if truncated == 1 else f"{truncated:,} examples"
         cut = f"; {examples} cut at the left to the model's context" if truncated else ""
@@ -205,7 +208,8 @@ class ClozeTask(Task):
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
     """Return accuracy and perplexity with their standard errors and counts, from each target's loss
     in nats and whether it is right."""
-    target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
+    target = perplexity(math.fsum(losses), len(losses))
+    spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
         "perplexity": target,
         "perplexity_standard_error": None if spread is None else target * spread,

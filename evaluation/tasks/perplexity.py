@@ -190,7 +190,8 @@ class PerplexityTask(Task):
     @property
     def counts(self) -> dict[str, Any]:
         """Numbers of the text's words and sub-words, which need no scores."""
-        words, tokens = self.running_text.num_lm_eval_words, self.stream.num_tokens
+        words = self.running_text.num_lm_eval_words
+        tokens = self.stream.num_tokens
         return {
             "num_original_tokens": self._num_original_tokens,
             "num_lm_eval_words": words,
@@ -212,12 +213,12 @@ class PerplexityTask(Task):
         facts = self.facts(scores, provenance)
         text = self.running_text
         stream = self.stream
-        nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
-        share, loss = self._share(scores), nll / num_scored
-        targets, words_less_one = (
-            sum(block.num_targets for block in stream.blocks),
-            self._num_original_tokens - 1,
-        )
+        nll = math.fsum(scores.nll)
+        num_scored = len(scores.log_probabilities)
+        share = self._share(scores)
+        loss = nll / num_scored
+        targets = sum(block.num_targets for block in stream.blocks)
+        words_less_one = self._num_original_tokens - 1
         token_ratio = targets / words_less_one if words_less_one else None
         divided, normaliser = self._divided(scores)
         blocks = self._scored_blocks(scores)

@@ -78,7 +78,8 @@ def searched_rates(
     `datasets` are digests. The finder's rate is where its smoothed loss was lowest. Raises
     IntegrityFailure if an arm was not searched, or the finder's loss never fell.
     """
-    rates, searched = {}, []
+    rates = {}
+    searched = []
     found_rates: dict[str, float] = {}
     for arm in ablation.arms:
         trials = trained.of(trials_of(experiment, ablation, arm), datasets[arm.dataset])
@@ -110,10 +111,8 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     forecast says, or its seed is not one that the forecast gives: then the forecast was changed or
     made after the trainings.
     """
-    manifest, forecast = (
-        read_document(folder / MANIFEST, Manifest),
-        read_document(folder / FORECAST, EffectForecast),
-    )
+    manifest = read_document(folder / MANIFEST, Manifest)
+    forecast = read_document(folder / FORECAST, EffectForecast)
     name = forecast.experiment
     ablation = parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}")
     if (name, forecast.ablation) != (
@@ -153,9 +152,12 @@ def doubts_of(
     or the arm that is claimed to be better has a mean final loss not below that of bigrams counted
     in its own training text. An arm that is claimed to be worse may learn as little as it will.
     """
-    doubts, by_name = [], {arm.name: arm for arm in ablation.arms}
+    doubts = []
+    by_name = {arm.name: arm for arm in ablation.arms}
     for arm in (by_name[effect.of], by_name[effect.less]):
-        trained, rate, grid = arms[arm.name], forecast.rates[arm.name], arm.rates or ablation.rates
+        trained = arms[arm.name]
+        rate = forecast.rates[arm.name]
+        grid = arm.rates or ablation.rates
         lost, loss = (
             sum(each.is_diverged for each in trained),
             float(np.mean([each.final for each in trained])),

@@ -60,7 +60,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     without an ablation, and for too few, too many or unequal datasets, StepFailed if a training
     fails, Interrupted after SIGTERM or Ctrl-C.
     """
-    ablation, name = ablation_of(experiment), experiment.name
+    ablation = ablation_of(experiment)
+    name = experiment.name
     needed = 1 + max(arm.dataset for arm in ablation.arms)
     if len(datasets) != needed:
         raise BadInput(f"{name} takes --dataset {needed} times; it was given {len(datasets)}")
@@ -158,7 +159,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if it failed, after stopping the others.
     """
-    done_before, start = read_runs(folder), time.monotonic()
+    done_before = read_runs(folder)
+    start = time.monotonic()
     waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
     pool = ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork"), _begin_alone)
     try:
@@ -222,7 +224,8 @@ def bigram_loss(dataset: Path) -> float:
     pairs, counts = np.unique(train[:-1] * size + train[1:], return_counts=True)
     before = np.bincount(train[:-1], minlength=size)
     kinds = np.bincount(pairs // size, minlength=size)
-    first, second = valid[:-1], valid[1:]
+    first = valid[:-1]
+    second = valid[1:]
     asked = first * size + second
     place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
     seen = np.where(pairs[place] == asked, counts[place], 0)

@@ -226,7 +226,9 @@ def describe_job(job: Job) -> str:
     Raises BadInput where a checkpoint takes longer than the ranks have before the time limit, or
     comes too late.
     """
-    config, failures, interval = job.config(), failures_of(job), saved_seconds(job)
+    config = job.config()
+    failures = failures_of(job)
+    interval = saved_seconds(job)
     layout = layout_of(config, job.ranks)
     line = (
         f"{job.name}: {job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks, "
@@ -282,7 +284,8 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 
     Raises BadInput where it cannot.
     """
-    slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
+    slurm = out / "slurm.sh"
+    torchrun = out / "torchrun.sh"
     check_place("--out", slurm, "#SBATCH")
     claim(out)
     write_text(slurm, slurm_script(job, out))

@@ -106,7 +106,8 @@ class ReproductionSummary(FileSchema):
         """Parameters of the target as published and as trained; None where they are the same or not
         known."""
         for model in self.models:
-            theirs, ours = model.published.parameters, model.trained.parameters
+            theirs = model.published.parameters
+            ours = model.trained.parameters
             if model.series == self.target and theirs and ours and theirs != ours:
                 return theirs, ours
         return None

@@ -216,7 +216,8 @@ def results_of(
 
     Raises IntegrityFailure for one that is not there, or that is not what its protocol gives.
     """
-    lines, results = read_evaluations(reproduction), {}
+    lines = read_evaluations(reproduction)
+    results = {}
     for model in summary.models:
         for task, of in RESULTS.items():
             name = steps.evaluation_name(model.name, task)

@@ -120,7 +120,9 @@ class AdaptiveEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all words: [..., h] → [..., v]."""
-        first, head, clusters = self.bounds[1], self._head(hidden), range(1, len(self.words))
+        first = self.bounds[1]
+        head = self._head(hidden)
+        clusters = range(1, len(self.words))
         tails = [
             head[..., first + cluster - 1, None] + self._tail(hidden, cluster)
             for cluster in clusters
@@ -135,7 +137,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
         """Return the indices of the tokens in a cluster, and their ids within it."""
-        low, high = self.bounds[cluster], self.bounds[cluster + 1]
+        low = self.bounds[cluster]
+        high = self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
         return rows, tokens[rows] - low
 

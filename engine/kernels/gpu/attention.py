@@ -128,7 +128,8 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         qkv, context, sums, bits = ctx.saved_tensors
-        gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
+        gradient = gradient.contiguous()
+        qkv_gradient = torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         # Written by `_to_query` and read by `_to_key_value`, which runs after it.
         inner = torch.empty_like(sums)
@@ -164,7 +165,8 @@ class _Flash(torch.autograd.Function):
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
     """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles of later keys are
     skipped."""
-    group, start = tl.program_id(2), tl.program_id(0) * r
+    group = tl.program_id(2)
+    start = tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
         query = start + tl.arange(0, r)
         # One key for all rows of a head, as `packed` takes a key for each row.
@@ -179,7 +181,8 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
     """Return the addresses of `w` columns of one head's rows from `first` on, [r, w], and which of
     them the head has."""
-    row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
+    row = tl.arange(0, r)[:, None]
+    column = tl.arange(0, w)[None, :]
     return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
         column < d
     )
@@ -240,7 +243,8 @@ def _along(a, b, v: tl.constexpr):
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
     """Return total + weights · tile."""
-    first, second = tl.dot(weights, tile[0], total[0], input_precision="ieee"), total[1]
+    first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
+    second = total[1]
     if v:
         second = tl.dot(weights, tile[1], second, input_precision="ieee")
     return first, second
@@ -277,14 +281,17 @@ def _forward(
 ):
     # The last queries first: they see the most keys and take longest, and short programs fill the
     # end.
-    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    group = tl.program_id(1)
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
     q = _tile(base, first, stride, s, m, d, w, v)
     # Exponentials to the base 2, which a GPU has as an instruction.
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
-    total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
+    total = tl.zeros([m], tl.float32)
+    mixed = _zeros(m, w, v)
     # Keys before it are visible to every query of the tile.
     edge = (first + 1) // c * c
     # Twice, so that only the tiles at the edge, where a key may be later than its query, are
@@ -299,7 +306,8 @@ def _forward(
                 scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             # A higher maximum shrinks what was added before it.
-            weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+            weights = tl.exp2(scores - higher[:, None])
+            fade = tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 1)
             weights = tl.where(
                 _stays(bits, group, query[:, None], key[None, :], s), weights, 0.0
@@ -343,8 +351,11 @@ def _to_query(
 ):
     """Write the gradient of the queries, and each query's inner product of output and output
     gradient, which `_to_key_value` reads."""
-    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
+    group = tl.program_id(1)
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
+    at = group.to(tl.int64) * s
     query = first + tl.arange(0, m)
     head = group.to(tl.int64) * d
     q = _tile(base, first, stride, s, m, d, w, v)

@@ -68,7 +68,8 @@ def _weights(
 ):
     """Return one row of weights, [width], in fp32."""
     row = tl.program_id(0).to(tl.int64)
-    query, sample = row % s, row // (n * s)
+    query = row % s
+    sample = row // (n * s)
     key = tl.arange(0, width)
     seen = key < k
     if is_causal:
