@@ -1,1 +1,1 @@
-"""Speed beside other programs: each number is a ratio obtained in one run on one machine."""
+"""Speed beside other programs: each number is a ratio that one run on one machine gave."""

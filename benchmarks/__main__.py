@@ -39,8 +39,8 @@ def data(
     ] = None,
     json: Json = None,
 ) -> None:
-    """The data pipeline on one core: stage by stage beside the plain libraries, and whole beside
-    these together.
+    """Time the data pipeline on one core: stage by stage beside the plain libraries, and whole
+    beside these together.
 
     Every answer is compared. Takes about seven seconds for each megabyte. Ends with code 3 if any
     answer differs.
@@ -62,7 +62,8 @@ def train(
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
     json: Json = None,
 ) -> None:
-    """Training on one core beside nanoGPT, stock and tuned, and the core's limit; kernels.
+    """Time training on one core beside nanoGPT, stock and tuned, and the core's limit; also
+    kernels.
 
     Takes about half an hour a round. Ends with code 3 if a contender's losses show that it computed
     something else.
@@ -74,8 +75,8 @@ def train(
 
 @app.command()
 def checkpoints(rounds: Rounds = 9, json: Json = None) -> None:
-    """A training that writes checkpoints beside itself, ten iterations with one and ten without in
-    turn."""
+    """Time a training that writes checkpoints beside itself: ten iterations with a checkpoint and
+    ten without, in turn."""
     from benchmarks.beside import measure
 
     carry_out(partial(measure, rounds), json)
@@ -83,7 +84,7 @@ def checkpoints(rounds: Rounds = 9, json: Json = None) -> None:
 
 @app.command("eval")
 def evaluate(rounds: Rounds = 9, json: Json = None) -> None:
-    """Scoring on one core beside the plain loop and transformers, by processor time.
+    """Time scoring on one core beside the plain loop and transformers, by processor time.
 
     Ends with code 3 if the answers differ by more than rounding.
     """
@@ -110,14 +111,14 @@ def gpu(
         ),
     ] = None,
     deadline: Annotated[
-        float | None, typer.Option(min=1, help="End after so many seconds.")
+        float | None, typer.Option(min=1, help="End after this many seconds.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the items with their seconds.")
     ] = False,
     json: Json = None,
 ) -> None:
-    """Kernels and training on one GPU beside torch.compile, nanoGPT and the GPU's own limits.
+    """Time kernels and training on one GPU beside torch.compile, nanoGPT and the GPU's own limits.
 
     Ends with code 4 without a GPU, and with 3 if a kernel is not exact or losses differ.
     """
@@ -154,8 +155,8 @@ def fixes(
         Path | None, typer.Option(help="Keep the rows in this file, and go on where it ends.")
     ] = None,
 ) -> None:
-    """Hold `mlm-verify layouts` against upstream's fixes of silent parallel faults: found before,
-    silent after.
+    """Test `mlm-verify layouts` on upstream's fixes of silent parallel faults: a finding before
+    each fix, silence after it.
 
     Takes about a minute a case. Ends with code 3 if a fix is followed by a finding that the table
     does not explain.
@@ -172,7 +173,7 @@ def fixes(
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of the benchmarks."""
     sys.argv[0] = "benchmarks"
     os.environ[KEEPS_NOTHING] = "1"
     run_command(app)

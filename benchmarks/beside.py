@@ -25,11 +25,12 @@ GOAL = 1.02
 
 
 def measure(rounds: int) -> Benchmark:
-    """Train in a process of its own; a round is twenty iterations, after the first ten."""
+    """Train in a process of its own and compare ten iterations that write a checkpoint with ten
+    that do not. A round is twenty iterations, after the first ten."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [
-        [b - a for a, b in zip(*each, strict=True)] for each in pairwise(ends[EVERY - 1 :: EVERY])
+        [b - a for a, b in zip(*marks, strict=True)] for marks in pairwise(ends[EVERY - 1 :: EVERY])
     ]
     without, beside = blocks[: 2 * rounds : 2], blocks[1 : 2 * rounds + 1 : 2]
     case.ratios.append(
@@ -42,10 +43,14 @@ def measure(rounds: int) -> Benchmark:
         )
     )
     for number, what in enumerate(("thread", "wall")):
-        more, less = ([block[number] for block in each] for each in (beside, without))
-        for name, each in (("with", more), ("without", less)):
-            case.series.append(series(name, f"{what} time of {EVERY} iterations", "s", *each))
-        case.ratios.append(ratio(f"{what} time × the ten without", more, less, less_is_better=True))
+        with_save, without_save = (
+            [block[number] for block in chosen] for chosen in (beside, without)
+        )
+        for name, times in (("with", with_save), ("without", without_save)):
+            case.series.append(series(name, f"{what} time of {EVERY} iterations", "s", *times))
+        case.ratios.append(
+            ratio(f"{what} time × the ten without", with_save, without_save, less_is_better=True)
+        )
     return Benchmark(
         benchmark="checkpoints",
         title="Checkpoints written beside training",
@@ -61,8 +66,8 @@ def measure(rounds: int) -> Benchmark:
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float]]:
-    """Processor time of this thread, time of the wall, and what saving took of the first, as each
-    iteration ends.
+    """Return, as each iteration ends, this thread's processor time, the wall time, and the
+    processor time that saving has taken so far.
 
     Every other ten iterations end in a save.
     """
@@ -85,7 +90,7 @@ def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float]]:
         setattr(Trainer, name, noted(getattr(Trainer, name)))
     with tempfile.TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
-        stated = [f"model.{each}" for each in SIZE]
+        stated = [f"model.{setting}" for setting in SIZE]
         stated += [
             f"train.iterations={iterations}",
             f"train.checkpoint_interval={2 * EVERY}",

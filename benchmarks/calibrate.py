@@ -60,21 +60,25 @@ SOFTWARE_OF_2019 = (
     "network_share",
 )
 """The constants that are fitted again on the 2019 paper: its kernels were not fused, its host code
-was slower, and sixteen GPUs share a node's adapters. All others are those of the A100 fit."""
+was slower, and sixteen GPUs share a node's adapters. All others come from the A100 fit."""
 ONE_NODE, SEVERAL_NODES, FIGURES = 1.0, 5.0, 2.5
-"""Weights of a row: the 61 of several nodes are to count beside 724 of one node, and published
-rows, rounded to a TFLOP/s, half as much as those."""
+"""Weights of a row on one node, on several nodes, and of a published figure.
+
+The 61 rows of several nodes are to count beside 724 of one node. Published rows, rounded to a
+TFLOP/s, count half as much as rows of several nodes.
+"""
 SOFT = 0.02
-"""Relative error from which a row's pull stops growing (soft L1): some measured rows are twice what
-their like take."""
+"""Relative error from which a row's pull stops growing (soft L1): some measured rows take twice the
+time of rows like them."""
 FOLDS = 5
 SEED = 1234
 FEW = 20
-"""Ratios from which an interval is between their quantiles; of fewer it is Student's, of another
-like them."""
+"""Number of ratios from which an interval lies between their quantiles; with fewer it is Student's
+interval for one more ratio."""
 HELD_OUT = [("fold", np.float64), ("ratio", np.float64), ("constant", np.float64)]
-"""A row predicted by constants that it was not fitted with: the number of its fold, measured over
-predicted time, and measured over the time at the other rows' median share of the peak."""
+"""Fields of a row that is predicted by constants fitted without it: the number of its fold,
+measured over predicted time, and measured over the time at the other rows' median share of the
+peak."""
 MISSED = 20.0
 """Cost of a miss in the score of a 90 % interval: 2 over its 10 %."""
 HeldOut = NDArray[np.void]
@@ -88,7 +92,8 @@ def fit(
     weights: Floats,
     **how: Any,
 ) -> Machine:
-    """The machine with the constants fitted to weighted log errors; `how` goes to `least`."""
+    """Return the machine with the constants fitted to weighted log errors; `how` goes to
+    `least`."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
@@ -98,8 +103,8 @@ def fit(
 
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
-    """The machine with the latency and bandwidth of all-reduces inside a node fitted on timed
-    ones."""
+    """Return the machine with the latency and bandwidth of all-reduces inside a node, fitted on
+    timed all-reduces."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -112,7 +117,7 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """The machine with the constants where their fit starts."""
+    """Return the machine with the constants where their fit starts."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -122,10 +127,13 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """The machine with the constants that, within their bounds, minimize `errors` under a soft L1
-    loss."""
-    low, high = (np.array([each[side] for each in constants.values()]) for side in ("low", "high"))
+    """Return the machine with the constants that, within their bounds, minimize `errors` under a
+    soft L1 loss."""
+    low, high = (
+        np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
+    )
     start = np.array([getattr(machine, name) for name in constants])
+    # The constants differ by many orders of magnitude; the solver sees each in a unit of its own.
     unit = np.where(start > 0, start, high / 100)
 
     def moved(point: Floats) -> Machine:
@@ -145,7 +153,7 @@ def least(
 
 
 def zero_3() -> list[Observation]:
-    """2021 paper, Table 2: the rows of ZeRO-3."""
+    """Return the rows of ZeRO-3 in the 2021 paper's Table 2."""
     return [
         row._replace(experiment="2021/table-2, ZeRO-3")
         for row in observed("2021/table-2")
@@ -154,8 +162,8 @@ def zero_3() -> list[Observation]:
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n]; by
-    default of all ranks."""
+    """Return ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n];
+    by default of all numbers of ranks."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -166,7 +174,7 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """The constants of a cluster that are of a datasheet."""
+    """Return the constants of a cluster that come from a datasheet."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -175,14 +183,14 @@ def datasheet(cluster: str) -> dict[str, float]:
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """The simulator's iteration times."""
+    """Return the simulator's iteration times."""
     return iteration_parts(machine, workloads).total
 
 
 def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Iteration times if every GPU reached its peak."""
+    """Return the iteration times if every GPU reached its peak."""
     return (
-        np.array([flops_of(each) / each.gpus for each in workloads])
+        np.array([flops_of(workload) / workload.gpus for workload in workloads])
         / machine.matmul_flops_per_second
     )
 
@@ -190,17 +198,17 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """The rule's values of the same quantities, in order, each by the datasheet of its own
-    cluster."""
+    """Return the rule's values of the observed quantities, in order. The datasheet of a row's own
+    cluster replaces the machine's."""
     workloads, seconds = (
         [observation.workload for observation in observations],
         np.empty(len(observations)),
     )
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
-        (places,) = np.nonzero(clusters == name)
+        (indices,) = np.nonzero(clusters == name)
         own = machine.replaced(**datasheet(name)) if name else machine
-        seconds[places] = rule(own, [workloads[place] for place in places])
+        seconds[indices] = rule(own, [workloads[index] for index in indices])
     return np.array(
         [
             QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
@@ -212,19 +220,19 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Measured over predicted time; for a ratio, relative to the first row."""
+    """Return measured over predicted time; for a ratio, relative to the first row."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """The measured or published values in order."""
+    """Return the measured or published values in order."""
     return np.array([observation.value for observation in observations])
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Weight of each row of the A100 fit."""
+    """Return the weight of each row in the A100 fit."""
     return np.array(
         [
             (
@@ -245,13 +253,13 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Predict the rows of each key by a machine that is fitted on all other rows, those without a
-    key included."""
+    """Predict the rows of each key by a machine that is fitted on all other rows, including rows
+    without a key."""
     held, ratio = np.zeros(len(rows), HELD_OUT), np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
     with Progress(title, len(every), "fits") as progress:
         for number, key in enumerate(every):
-            left = np.array([each == key for each in keys])
+            left = np.array([fold == key for fold in keys])
             machine = refit([*compress(rows, ~left)])
             ideal = time_ratios(machine, rows, ideal_seconds)
             known = np.median(ideal[~left & ~ratio]) if (~left & ~ratio).any() else 1.0
@@ -262,8 +270,8 @@ def held_out(
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """The range of 90 % of measurements; coverage and score of the intervals that the other folds
-    give."""
+    """Return the range of 90 % of measurements. Its coverage and score are those that each fold
+    gets from the others' range."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -279,7 +287,7 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Coverage and mean score of each fold's measurements by the range of the others."""
+    """Return coverage and mean score of each fold's measurements by the range of the others."""
     inside, scores = np.empty(len(ratios)), np.empty(len(ratios))
     for number in np.unique(folds):
         left = folds == number
@@ -310,7 +318,7 @@ CORE, STATED = (
     "megatron-core",
     ("host_layer_seconds", "host_microbatch_seconds", "gradient_overlap"),
 )
-"""Software of the H100 rows, and what its file states itself of what others' fits give."""
+"""Software of the H100 rows, and the constants that its own file states instead of a fit."""
 TRANSFERRED = ("transferred", f"the fit of {A100}")
 NOTES = [
     (
@@ -336,15 +344,15 @@ class Fit(NamedTuple):
     """Folds by name: the key of each row's fold, None for a row that is never left out. Intervals
     use the first."""
     apart: Sequence[Observation]
-    """Rows that no constant is fitted on; of ratios, behind the row that they refer to."""
+    """Rows that no constant is fitted on; rows of ratios follow the row that they refer to."""
     sources: Mapping[str, tuple[str, str]]
     """Kind and source of each constant that its files state."""
 
 
 def calibrate(out: Path) -> Benchmark:
-    """Fit the clusters and their software, write their files below `out`, and give every error.
+    """Fit the clusters and their software, write their files below `out`, and return every error.
 
-    The files are what stands below `FITTED`. Raises BadInput when `out` cannot be a folder.
+    The files have the names of those below `FITTED`. Raises BadInput if `out` cannot be a folder.
     """
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
@@ -381,7 +389,7 @@ def calibrate(out: Path) -> Benchmark:
 
 
 def a100_fit() -> Fit:
-    """Megatron of 2021 on A100s."""
+    """Return the fit of Megatron of 2021 on A100s."""
     rows, alone = a100_rows(), fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
     count = sum(row.quantity == "iteration_seconds" for row in rows)
@@ -412,8 +420,8 @@ def a100_fit() -> Fit:
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Megatron-Core and FSDP on H100s, each source with one weight; what is neither fitted nor
-    stated is the A100s'."""
+    """Return the fit of Megatron-Core and FSDP on H100s, in which each source has one weight.
+    Constants that are neither fitted nor stated are the A100s'."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
@@ -437,8 +445,8 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to the first row,
-    which has no weight."""
+    """Return the fit of Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to
+    the first row, which has no weight."""
     rows = v100_rows()
     figures = ("2019/figure-1", "2019/figure-5")
     apart = [row for row in megatron_2019() if row.experiment in figures and row.value != 100]
@@ -467,8 +475,8 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Megatron-DeepSpeed on A100s: the A100 fit's constants, and what its pipeline takes longer for
-    each microbatch."""
+    """Return the fit of Megatron-DeepSpeed on A100s: the A100 fit's constants, and the host time
+    that its pipeline adds to each microbatch."""
     rows, names = deepspeed_rows(), ("host_microbatch_seconds",)
     moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
     source = (
@@ -488,8 +496,8 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Intervals of runs on one node and on several, or of all where a fold has few of either, and
-    of ratios if any."""
+    """Return the intervals of runs on one node and on several, and of ratios if there are any. If a
+    fold has few rows of either, both intervals are over all rows."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -512,9 +520,12 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """The range that holds 90 % of each source's measurements: of the A100 and the H100 sources
-    each predicted by a fit on the others, of the V100 tables by the A100's hardware constants; and
-    the intervals of what is not extrapolated. Its coverage is of each source by the others' range.
+    """Return the range that covers 90 % of every source's measurements, and all the intervals
+    `within`.
+
+    Each A100 and H100 source is predicted by a fit on the other sources of its cluster; each V100
+    row by a fit of the software's constants on the other rows, with the A100 fit's constants for
+    the rest. Its coverage is of each source by the others' range.
     """
     ratios = [
         held["ratio"][held["fold"] == fold]
@@ -523,8 +534,8 @@ def widest(
     ]
     ratios.append(v100["ratio"])
     ends, inside = np.array([_ends(each) for each in ratios]), []
-    for place, each in enumerate(ratios):
-        low, high = _union(np.delete(ends, place, axis=0))
+    for index, each in enumerate(ratios):
+        low, high = _union(np.delete(ends, index, axis=0))
         inside.append(((low <= each) & (each <= high)).mean())
     low, high = map(rounded, _union(np.array([*ends, *((each.low, each.high) for each in within)])))
     return ErrorInterval(
@@ -540,8 +551,10 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """The texts that the cluster's and the software's own files extend, by path; and of A100s what
-    is transferred."""
+    """Return the texts, by path, that the cluster's and the software's own files extend.
+
+    The H100 fit also gives the constants that are transferred to clusters without measurements.
+    """
     software = _constants(fit.sources, machine, SoftwareConstants)
     for name, interval in intervals.items():
         stated = interval.model_dump(exclude_none=True).items()
@@ -561,13 +574,14 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
     if fit.cluster == H100:
         moved = dict.fromkeys(fit.sources, ("transferred", f"the fit of {H100}"))
         lines["clusters/fitted/transferred.toml"] = _constants(moved, machine, Hardware)
-    return {path: "\n".join(each) + "\n" for path, each in lines.items()}
+    return {path: "\n".join(text_lines) + "\n" for path, text_lines in lines.items()}
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
+    """Return the processors of a fit's rows, and the minimum and maximum of their nodes, positions
+    and parameters."""
     cluster = load_cluster(fit.cluster)
-    each: dict[str, list[float]] = {
+    sizes: dict[str, list[float]] = {
         "nodes": [
             max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows
         ],
@@ -575,14 +589,14 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
         "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
     }
     return {"processors": [cluster.processor]} | {
-        name: [min(values), max(values)] for name, values in each.items()
+        name: [min(values), max(values)] for name, values in sizes.items()
     }
 
 
 def _constants(
     sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]
 ) -> list[str]:
-    """Lines of a file with those of the constants that are fitted."""
+    """Return the lines of a file with the fitted constants that `of` has."""
     lines = ["# Written by `python -m benchmarks calibrate`.", "[constants]"]
     for name in of.model_fields:
         if name in sources:
@@ -595,7 +609,7 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """The value to the digits that are kept."""
+    """Return the value to the four digits that are kept."""
     return float(f"{value:.4g}")
 
 
@@ -606,19 +620,22 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Errors of each set, table or figure, left out or apart, and the coverage of the intervals."""
-    of, inside = defaultdict(list), defaultdict(list)
+    """Return, as series, the relative errors of the predictions in each set, table or figure, held
+    out or apart, and the coverage and score of the intervals."""
+    errors_of, inside = defaultdict(list), defaultdict(list)
     for way, fold in held.items():
         for row, ratio in zip(_left_out(fit, way), fold["ratio"].tolist(), strict=True):
-            of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
+            errors_of[f"{row.experiment}, {way} left out"].append(1 / ratio - 1)
     for row, ratio in zip(
         fit.apart, time_ratios(machine, fit.apart).tolist() if fit.apart else [], strict=True
     ):
-        of[f"{row.experiment}, apart"].append(1 / ratio - 1)
+        errors_of[f"{row.experiment}, apart"].append(1 / ratio - 1)
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
-    series = [each for name, errors in of.items() for each in _scored(name, np.array(errors))]
+    series = [
+        each for name, errors in errors_of.items() for each in _scored(name, np.array(errors))
+    ]
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
         for measure in ("coverage", "score", "baseline"):

@@ -40,7 +40,7 @@ rank."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
-    """transformers' GPT2LMHeadModel, with its own initial values."""
+    """Return transformers' GPT2LMHeadModel, with its own initial values."""
     transformers = import_extra("transformers", "bench")
     settings = transformers.GPT2Config(
         **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
@@ -50,7 +50,7 @@ def huggingface(config: ModelConfig) -> torch.nn.Module:
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    """Return torch's optimizer as such programs set it: parameters of one dim are not decayed."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -73,12 +73,13 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one iteration over all ranks."""
+        """Return the tokens of one iteration over all ranks."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The model and the recipe where they differ from their defaults, and the warm-up."""
+        """Return the model and the recipe where they differ from their defaults, and the
+        warm-up."""
         recipes = {"model": self.model, "train": self.train}
         changed = {
             name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()
@@ -86,8 +87,8 @@ class TrainingSize:
         return changed | {"warm_up": self.warm_up}
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
-        """Token ids of an iteration's global batch, [B, s + 1]: few words are frequent, as in
-        text."""
+        """Return the token ids of an iteration's global batch, [B, s + 1]: few words are frequent,
+        as in text."""
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
@@ -102,7 +103,7 @@ class Timed:
     losses: list[float]
     """Losses of every iteration."""
     peak_bytes: int = 0
-    """Memory of the first rank."""
+    """Peak memory of the first rank."""
 
 
 @dataclass(frozen=True)
@@ -127,20 +128,20 @@ class OurLayout:
         )[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
-        """Return a step of such a model, whose batch may have another size."""
+        """Return a step of a model that was built already; the batch may have another size."""
         train, mesh = size.train, training.mesh
-        each = train.global_batch_size // self.microbatches
+        microbatch = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
             batch = torch.from_numpy(size.batch(iteration)).to(mesh.device)
             inputs = []
-            for start in range(0, train.global_batch_size, each):
+            for start in range(0, train.global_batch_size, microbatch):
                 masks = (
-                    Dropout(dropout, train.seed, iteration, tuple(range(start, start + each)))
+                    Dropout(dropout, train.seed, iteration, tuple(range(start, start + microbatch)))
                     if dropout
                     else None
                 )
-                tokens = batch[start : start + each]
+                tokens = batch[start : start + microbatch]
                 inputs.append(PipelineInput(tokens[:, :-1], tokens[:, 1:], masks))
             if self.is_captured and iteration == 0:
                 training.capture(inputs)
@@ -159,7 +160,7 @@ class _Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = self.attn["c_attn"](self.ln_1(x)).chunk(3, dim=2)
-        q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in rows)
+        q, k, v = (chunk.unflatten(2, (self.heads, -1)).transpose(1, 2) for chunk in rows)
         mixed = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout.p, is_causal=True
         )  # [b, n, s, d]
@@ -209,17 +210,17 @@ class Peer:
         weights = named_as_theirs(dict(network.named_parameters()), network.config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                whole = weights[f"transformer.{name}"]
-                parameter.copy_(whole.T if ".c_" in name and whole.dim() == 2 else whole)
+                weight = weights[f"transformer.{name}"]
+                parameter.copy_(weight.T if ".c_" in name and weight.dim() == 2 else weight)
         optimizer = adamw(model, train, fused=self.is_tuned)
-        dropouts = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
+        dropouts = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
         if self.is_compiled:
             model.compile()
         torch.manual_seed(train.seed)
 
         def step(iteration: int, dropout: float) -> float:
-            for each in dropouts:
-                each.p = dropout
+            for module in dropouts:
+                module.p = dropout
             rows = torch.from_numpy(size.batch(iteration)).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
                 value = model(rows[:, :-1], rows[:, 1:])
@@ -242,7 +243,8 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Run the iterations of one round, of a model that is there if it is given."""
+    """Run the iterations of one round, with the model `training` if it is given, else with a new
+    one."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -277,7 +279,7 @@ def in_turn(
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
     """Return a function's result in a new process. Raises UserError with the measurement's name if
-    it fails."""
+    the function fails."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

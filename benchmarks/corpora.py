@@ -1,8 +1,7 @@
-"""Corpora of given shapes: what a build of each takes of memory, disk and time, beside what a dry
-run promises.
+"""Memory, disk and time of building corpora of given shapes, beside the promise of a dry run.
 
-Texts are invented, the same at every call, and made in a fresh process, as the promise is: its peak
-is its own.
+Texts are invented, and the same at every call. They and the promise are made in a fresh process,
+whose peak of memory is its own.
 """
 
 import json
@@ -51,17 +50,18 @@ NOTES = [
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Invented words, `count` of them."""
+    """Return `count` invented words."""
     return " ".join("".join(rng.choices(LETTERS, k=rng.randrange(2, 9))) for _ in range(count))
 
 
 def crawl(rng: random.Random, number: int) -> str:
-    """A line; every second one is the same error page."""
+    """Return a line; every second one is the same error page."""
     return words(rng, 7) if number % 2 else "page not found"
 
 
 def templates(rng: random.Random, number: int) -> str:
-    """A page of one of three templates, alike and no duplicate, but for one in fifty."""
+    """Return a page of one of three templates. Pages of a template are alike and no duplicates, but
+    for one in fifty."""
     if number % 50 == 49:
         return templates(random.Random(number - 3), number - 3).replace(" ", "  ", 1)
     vocabulary = _vocabulary()
@@ -74,7 +74,8 @@ def _vocabulary() -> list[str]:
 
 
 class Shape(NamedTuple):
-    """A kind of text by a generator and a number, and how many documents of it are built."""
+    """A kind of text: the function that makes a text from a generator and a number, and how many
+    documents are built."""
 
     text: Callable[[random.Random, int], str]
     documents: int
@@ -84,6 +85,7 @@ SHAPES = {
     "crawl": Shape(crawl, 2_000_000),
     "templates": Shape(templates, 200_000),
     "tweets": Shape(lambda rng, _: words(rng, rng.randrange(4, 30)), 300_000),
+    # A book is so short that the smallest rehearsal of a dry run holds two.
     "books": Shape(
         lambda rng, _: "\n\n".join(words(rng, 90) for _ in range(rng.randrange(50, 80))), 1_000
     ),
@@ -97,12 +99,12 @@ SHAPES = {
 
 
 def texts(name: str, documents: int) -> Iterator[str]:
-    """Texts of a shape, `documents` of them."""
+    """Return the first `documents` texts of a shape, one at a time."""
     return (SHAPES[name].text(random.Random(number), number) for number in range(documents))
 
 
 def write_corpus(path: Path, name: str, documents: int) -> Path:
-    """Write so many documents of a shape as JSON lines."""
+    """Write `documents` documents of a shape as JSON lines, and return the file's path."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{json.dumps({'text': text})}\n" for text in texts(name, documents))
     return path
@@ -117,7 +119,7 @@ def write_recipe(folder: Path, corpus: Path) -> Path:
 
 
 def promise_of(recipe: Path) -> Promise:
-    """The promise of a dry run for a recipe."""
+    """Return the promise of a dry run for a recipe."""
     config = load_config(recipe, DataConfig, [])
     sources = open_sources(config.sources, config.seed)
     return promise(config, sources, rehearse(config, sources), sources.total_bytes)
@@ -139,13 +141,13 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
 
 def _taken(runs: Path, process: int) -> int:
-    """Bytes of files below a folder that may change meanwhile, and of nameless ones that the
-    process has mapped."""
+    """Return the bytes of files below a folder that may change meanwhile, and of nameless files
+    that the process has mapped; 0 if they cannot be read."""
     try:
         size = sum(bytes_below(work) for work in runs.glob("shape-*/.work"))
         for line in Path(f"/proc/{process}/maps").read_text().splitlines():
             if line.endswith("(deleted)") and str(runs) in line:
-                start, end = (int(place, 16) for place in line.split()[0].split("-"))
+                start, end = (int(address, 16) for address in line.split()[0].split("-"))
                 size += end - start
     except OSError:
         return 0
@@ -156,6 +158,7 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an
     unknown shape."""
     # Imports torch, which would count as memory of a promise.
+    # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,
         series,
@@ -166,13 +169,13 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     cases = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as fresh:
-            place, documents = Path(folder), round(part * SHAPES[name].documents)
-            corpus = fresh.apply(write_corpus, (place / "corpus.jsonl", name, documents))
-            recipe = write_recipe(place, corpus)
-            told = fresh.apply(promise_of, (recipe,))
-            peaks = used(recipe, place / "runs")
+            work, documents = Path(folder), round(part * SHAPES[name].documents)
+            corpus = fresh.apply(write_corpus, (work / "corpus.jsonl", name, documents))
+            recipe = write_recipe(work, corpus)
+            promised = fresh.apply(promise_of, (recipe,))
+            peaks = used(recipe, work / "runs")
             size = corpus.stat().st_size
-        expected = told.memory, sum(told.disk.values()), sum(told.seconds.values())
+        expected = promised.memory, sum(promised.disk.values()), sum(promised.seconds.values())
         rows = list(
             zip(
                 ("memory", "disk", "time"),

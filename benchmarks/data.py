@@ -72,8 +72,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage's two functions, of texts, with an answer for each; the second should give the first
-    one's answers."""
+    """A stage by plain libraries and by ours: two functions of texts that return an answer for
+    each. The answers should be equal."""
 
     name: str
     library: str
@@ -119,10 +119,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         ]
         left = texts_of(runs[-1][1][2])
     clock = [[seconds for _, seconds, _ in many] for many in runs]
-    small, single, double = ([each[place] for each in clock] for place in range(3))
+    small, single, double = ([each[index] for each in clock] for index in range(3))
     differing = ((expected - left) + (left - expected)).total()
     ours, plain = [many[1][0] for many in runs], sum(one_sample(case, PLAIN) for case in stages)
-    whole = Case(
+    pipeline = Case(
         name="whole beside the plain stages together",
         series=[
             series(OURS, "time", SECONDS, *ours),
@@ -147,11 +147,11 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
             ratio(f"of {FEW_SECONDS} s", small, [FEW_SECONDS] * rounds, 1, less_is_better=True)
         ],
     )
-    wrong = {case.name: case.setting["differing"] for case in [*stages, whole]}
+    wrong = {case.name: case.setting["differing"] for case in [*stages, pipeline]}
     return Benchmark(
         benchmark="data",
         title="Data pipeline beside the libraries it replaces",
-        cases=[*stages, start, workers, whole],
+        cases=[*stages, start, workers, pipeline],
         disagreements=[f"{name}: {count} answers differ" for name, count in wrong.items() if count],
         notes=NOTES,
         setting={
@@ -229,10 +229,10 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
     stage.plain(texts[:2]), stage.ours(texts[:2])
     with Progress(stage.name, len(bounds) - 1, "blocks") as progress:
         for start, end in pairwise(bounds):
-            for place, function in enumerate((stage.plain, stage.ours)):
+            for index, function in enumerate((stage.plain, stage.ours)):
                 took, given = cpu_seconds(function, texts[start:end])
-                seconds[place].append(took)
-                answers[place].extend(given)
+                seconds[index].append(took)
+                answers[index].extend(given)
             progress.advance()
     differing = sum(not np.array_equal(left, right) for left, right in zip(*answers, strict=True))
     plain, ours = map(sum, seconds)
@@ -265,7 +265,7 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
 
 def one_sample(case: Case, contender: str) -> float:
     """Return the median of a contender's first series."""
-    return median(next(each.samples for each in case.series if each.contender == contender))
+    return median(next(row.samples for row in case.series if row.contender == contender))
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
@@ -275,8 +275,8 @@ def write_texts(path: Path, texts: Sequence[str]) -> Path:
 
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
-    """Return GPT-2's vocabulary or, without its files, the bytes alone; the recipe's section for
-    it; its name."""
+    """Return GPT-2's vocabulary or, without its files, the bytes alone; with the recipe's section
+    for it, and its name."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
@@ -290,8 +290,8 @@ def choose_vocabulary() -> tuple[Tokenizer, str, str]:
 def run_pipeline(
     vocabulary: str, folder: Path, corpus: Path, workers: int = 1
 ) -> tuple[float, float, Path]:
-    """Run `mlm-data run`; return the processor seconds of all its processes, those of the clock,
-    and its dataset.
+    """Run `mlm-data run`; return the processor seconds of all its processes, the seconds by the
+    clock, and its dataset.
 
     Raises UserError with its last line if it fails.
     """
@@ -309,7 +309,7 @@ def run_pipeline(
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return every document of the dataset's splits."""
+    """Return every document of the dataset's splits, with its count."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
@@ -318,13 +318,13 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """ftfy with its default settings."""
+    """Return the stage that cleans texts: ftfy with its default settings, and ours."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Hugging Face tokenizers on the directory's `tokenizer.json`, a thousand documents at a time,
-    on one thread."""
+    """Return the stage that encodes texts: Hugging Face tokenizers on the directory's
+    `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
     tokenizer, backend = (
         Tokenizer.load(directory),
         Backend.from_file(str(directory / "tokenizer.json")),
@@ -343,7 +343,7 @@ def encoding(directory: Path) -> StageRivals:
 
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
-    """`Ngrams.search` with sets of strings."""
+    """Return a function that searches as `Ngrams.search` does, with sets of strings."""
     longest, shortest = ngrams.lengths[0], ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
 
@@ -363,7 +363,8 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Sets of strings: every match of a test set's n-grams, with its place."""
+    """Return the stage that finds every match of a test set's n-grams with its position: sets of
+    strings, and ours."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])
@@ -371,10 +372,10 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """datasketch's signatures and index, and sets of strings: the survivor of each document that
-    goes, else -1.
+    """Return the stage that names the survivor of each document that goes, else -1: datasketch's
+    signatures and index with sets of strings, and ours.
 
-    Ours is all three steps as well: fingerprints, links, and decisions by component.
+    Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """
 
     def plain(texts: Sequence[str]) -> list[int]:

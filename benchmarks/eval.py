@@ -1,8 +1,8 @@
 """Evaluation on one core beside the plain loop and transformers: the same requests and prompts, the
 same answers.
 
-The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. transformers' is that of
-its page on perplexity. Shapes: b batch, s sequence, v vocabulary.
+The plain loop is Megatron-LM's, `tasks/zeroshot_gpt2/evaluate.py` of v1.0. transformers' loop is
+from its page on perplexity. Shapes: b batch, s sequence, v vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +74,7 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return what loads each model of transformers' own."""
+    """Return a function for each model of transformers' own that loads it."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -98,7 +98,7 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure scoring."""
+    """Measure time and memory of scoring, in `rounds` rounds."""
     import_extra("transformers", "bench")
     loaders = pretrained()
     announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
@@ -135,7 +135,8 @@ def measure(rounds: int) -> Benchmark:
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
-    """Measure what scoring a window adds to the loaded model, each in a process of its own."""
+    """Measure the memory that scoring a window adds to the loaded model, for each contender in a
+    process of its own."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
@@ -180,8 +181,8 @@ def compare(
     batch_sizes: Sequence[int] = (1,),
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
-    """Time ours and a rival with the fastest of its batch sizes; a sentence if an answer
-    differs."""
+    """Time ours and a rival with the fastest of its batch sizes. Return the case, and a sentence if
+    an answer differs."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -197,11 +198,11 @@ def compare(
     }
     setting = {"requests": len(requests), "batch_size": best} | shown
     case = compare_times(name, runs, goal, rounds, setting)
-    said = (
+    difference = (
         f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts}"
         " requests"
     )
-    return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {said}"]
+    return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {difference}"]
 
 
 def compare_times(
@@ -213,7 +214,7 @@ def compare_times(
 ) -> Case:
     """Time ours and a rival in turn; ours should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
-    seconds = {who: [each for each, _ in many] for who, many in taken.items()}
+    seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
     return Case(
         name=f"{name}, beside {list(runs)[1]}",
@@ -231,7 +232,7 @@ def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> 
 
 
 def scoring_model(network: GPT2) -> ScoringModel:
-    """Return the network as an evaluation has it: a copy of it with packed weights."""
+    """Return the network as an evaluation uses it: a copy with packed weights."""
     config, dtype = network.config, next(network.parameters()).dtype
     packed = initial_network(config, dtype)
     pack_weights(packed)
@@ -246,8 +247,8 @@ def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | Non
 
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
-    """Run Megatron-LM's loop: float logits and log-softmax at every position, then those that
-    count.
+    """Run Megatron-LM's loop: float logits and log-softmax at every position, then the scored
+    positions alone.
 
     Requests of one batch have the same length.
     """
@@ -283,8 +284,8 @@ def transformers_model(network: GPT2) -> Any:
 
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
-    """Run the loop of transformers' page: full logits of each window, and the softmax of those that
-    count."""
+    """Run the loop of transformers' page: full logits of each window, and the softmax of the scored
+    positions."""
     answers = []
     for request in requests:
         tokens, count = torch.from_numpy(request.tokens), request.num_scored
@@ -296,7 +297,7 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return our scorer of transformers' model, its weights packed."""
+    """Return our scorer for transformers' model, with its weights packed."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

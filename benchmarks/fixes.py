@@ -1,5 +1,4 @@
-"""Upstream's fixes of silent parallel faults: what `mlm-verify layouts` says before each and after
-it."""
+"""Findings of `mlm-verify layouts` before and after upstream's fixes of silent parallel faults."""
 
 import io
 import json
@@ -34,7 +33,7 @@ PACKAGES = {
 
 
 class Edit(Config):
-    """Lines of a file that a fix wrote, and those that it replaced."""
+    """Lines of a file that a fix wrote, and the lines that it replaced."""
 
     file: str
     now: str
@@ -59,8 +58,8 @@ class Case(Config):
     named: str
     """Regular expression that the sentence of a finding must match."""
     tree: str = ""
-    """Later commit, which runs here, on which old lines are put back; by default the fix is held
-    against its parent."""
+    """Later commit, which runs here, on which old lines are put back; by default the fix is
+    compared with its parent."""
     edits: tuple[Edit, ...] = ()
     why: str = ""
     """Reason of a miss, or of an alarm after the fix."""
@@ -75,14 +74,15 @@ class Left(Config):
 
 
 class Cases(Config):
-    """The table of cases."""
+    """The table of cases, and of published faults that have no case."""
 
     case: tuple[Case, ...]
     left: tuple[Left, ...] = ()
 
 
 class Said(Config):
-    """Answer of the layouts of one tree."""
+    """The answer of `mlm-verify layouts` on one tree: its findings, or the reason why it cannot
+    run."""
 
     state: Literal["finding", "silent", "cannot run"]
     sentences: tuple[str, ...]
@@ -91,7 +91,7 @@ class Said(Config):
 
 
 class Row(Config):
-    """A case with what was said before its fix and after it."""
+    """A case with the answers before its fix and after it."""
 
     name: str
     before: Said
@@ -102,7 +102,7 @@ class Row(Config):
 
 
 class Fixes(Config):
-    """The record of a run."""
+    """The record of `benchmarks fixes`: a row for each case that was run."""
 
     rows: tuple[Row, ...]
 
@@ -110,8 +110,8 @@ class Fixes(Config):
 def measure(
     clones: Mapping[str, Path], only: Sequence[str], record: Path | None, cases: Path = CASES
 ) -> Fixes:
-    """Run the cases whose repository has a clone, one at a time, a line each; those that the record
-    has are kept.
+    """Run the cases whose repository has a clone, one at a time, and print a line for each; cases
+    in the record are kept.
 
     Raises BadInput for a path that is no repository or lacks a commit, Diverged if a healthy tree
     gives a finding that the table does not explain.
@@ -136,12 +136,14 @@ def measure(
                 flush=True,
             )
             if record:
-                ordered = Fixes(rows=tuple(rows[each] for each in table if each in rows))
+                ordered = Fixes(
+                    rows=tuple(rows[case_name] for case_name in table if case_name in rows)
+                )
                 write_text(record, ordered.model_dump_json(indent=1) + "\n")
     counts = [row.result for row in rows.values()]
-    told = ", ".join(f"{counts.count(result)} {result}" for result in dict.fromkeys(counts))
+    counted = ", ".join(f"{counts.count(result)} {result}" for result in dict.fromkeys(counts))
     print(
-        f"{len(rows)} of {len(table)} cases: {told}; {sum(row.alarms for row in rows.values())}"
+        f"{len(rows)} of {len(table)} cases: {counted}; {sum(row.alarms for row in rows.values())}"
         " alarms after the fix"
     )
     if alarms := [name for name, row in rows.items() if row.alarms and not table[name].why]:
@@ -152,8 +154,8 @@ def measure(
 
 
 def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
-    """Ask for the layouts of a case before its fix and after it; trees are extracted into the
-    folder once."""
+    """Run the layouts of a case before its fix and after it, and return its row. Trees are
+    extracted into the folder once."""
     healthy = extract(clone, case.repository, case.tree or case.commit, folder)
     if case.edits:
         faulty = folder / case.name
@@ -174,7 +176,7 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
 
 def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
     """Write the package of a commit, with the commit as its release, into a directory of the
-    folder; return it."""
+    folder; return the directory."""
     name, package = PACKAGES[repository]
     release = _git(clone, "rev-parse", "--short=10", commit).decode().strip()
     if not (directory := folder / release).exists():
@@ -189,16 +191,17 @@ def extract(clone: Path, repository: str, commit: str, folder: Path) -> Path:
 
 
 def put_back(directory: Path, edits: Sequence[Edit]) -> None:
-    """Put old lines back. Raises BadInput where the new ones do not stand once in their file."""
-    for each in edits:
-        text = (path := directory / each.file).read_text(encoding="utf-8")
-        if text.count(each.now) != 1:
-            raise BadInput(f"{each.file} has {text.count(each.now)} times: {each.now.strip()}")
-        path.write_text(text.replace(each.now, each.was), encoding="utf-8")
+    """Put old lines back. Raises BadInput unless the new lines stand exactly once in their file."""
+    for edit in edits:
+        text = (path := directory / edit.file).read_text(encoding="utf-8")
+        if text.count(edit.now) != 1:
+            raise BadInput(f"{edit.file} has {text.count(edit.now)} times: {edit.now.strip()}")
+        path.write_text(text.replace(edit.now, edit.was), encoding="utf-8")
 
 
 def ask(tree: Path, case: Case, beside: Path) -> Said:
-    """Answer of the layouts of a tree, in a process of its own, which alone imports the package."""
+    """Return the answer of `mlm-verify layouts` on a tree. It runs in a process of its own, which
+    alone imports the tree's package."""
     start, (receive, send) = time.monotonic(), Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
     child.start()
@@ -213,13 +216,13 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
         state, sentences = "cannot run", ["it ended without an answer"]
     child.kill()
     child.join()
-    told = [each.replace(str(tree), "TREE") for each in sentences]
+    shown = [sentence.replace(str(tree), "TREE") for sentence in sentences]
     seconds = round(time.monotonic() - start, 1)
-    return Said.model_validate({"state": state, "sentences": told, "seconds": seconds})
+    return Said.model_validate({"state": state, "sentences": shown, "seconds": seconds})
 
 
 def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
-    """Run the layouts on a tree and send what they gave."""
+    """Run the layouts on a tree and send their answer."""
     sys.path.insert(0, str(tree))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     program = str(beside / case.program) if ".py:" in case.program else case.program
@@ -235,7 +238,7 @@ def _answer(tree: Path, case: Case, beside: Path, send: Connection) -> None:
 
 
 def _git(clone: Path, *arguments: str) -> bytes:
-    """Output of git. Raises BadInput with git's own sentence."""
+    """Return the output of git. Raises BadInput with git's own sentence if it fails."""
     return _run(["git", *arguments], clone)
 
 

@@ -1,9 +1,9 @@
 """One GPU's training and kernels beside torch.compile, nanoGPT and the GPU's own limits, item by
 item.
 
-Items have a time limit each and one process, which builds a model once for all that measure it.
-What an item finds is written down when it ends, so that nothing is lost on a machine that is lent
-for minutes.
+Each item has a time limit. One process measures all of them and builds a model once for the items
+that follow each other. An item's result is written when the item ends, so that nothing is lost on a
+machine that is lent for minutes.
 """
 
 import multiprocessing
@@ -104,20 +104,21 @@ Result = Sequence[Case | str]
 
 
 class Worker:
-    """A process that measures one item after another; after one that fails or takes too long there
-    is a new one."""
+    """A process that measures one item after another. It is replaced after an item that fails or
+    takes too long."""
 
     _process: SpawnProcess | None = None
     _pipe: Connection
 
     def answer(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return a function's result. Raises UserError if it fails or takes longer."""
+        """Return a function's result. Raises UserError if the function fails or takes longer than
+        `seconds`."""
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
-            self._pipe, theirs = spawn.Pipe()
-            self._process = spawn.Process(target=_serve, args=(theirs,), daemon=True)
+            self._pipe, child_end = spawn.Pipe()
+            self._process = spawn.Process(target=_serve, args=(child_end,), daemon=True)
             self._process.start()
-            theirs.close()
+            child_end.close()
         try:
             self._pipe.send((function, arguments))
             late = f"it took longer than {seconds:.0f} seconds", None
@@ -149,7 +150,7 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Items measured this time and, in the same folder, before."""
+    """Record of the items measured now and, in the same folder, before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
@@ -171,8 +172,8 @@ class ItemRecord:
                 self.done = dict(before.setting["done"])
 
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
-        """Measure an item; its cases join the record, and a line for each is written, or one with
-        the reason."""
+        """Measure an item, add its cases to the record and write a line for each; on failure write
+        one line with the reason."""
         limit, start = min(seconds, self._ends - time.monotonic()), time.monotonic()
         try:
             if limit < LEAST_SECONDS:
@@ -182,8 +183,10 @@ class ItemRecord:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
         self.done[name] = source_state().get("commit") or "unknown"
-        self._disagreements |= dict.fromkeys(each for each in results if isinstance(each, str))
-        for case in (each for each in results if isinstance(each, Case)):
+        self._disagreements |= dict.fromkeys(
+            result for result in results if isinstance(result, str)
+        )
+        for case in (result for result in results if isinstance(result, Case)):
             self._cases[case.name] = case
             self.say(name, seconds=round(time.monotonic() - start, 2), case=case)
         if self.out:
@@ -199,7 +202,7 @@ class ItemRecord:
 
     @property
     def result(self) -> Benchmark:
-        """The record so far. Raises UserError if it is empty."""
+        """Return the record so far. Raises UserError if it is empty."""
         if not self._cases:
             raise UserError("nothing was measured: every item's line has its reason")
         title = "One GPU beside torch.compile, nanoGPT and its own limits"
@@ -215,8 +218,8 @@ class ItemRecord:
 
 
 def chosen_items(chosen: str) -> dict[str, float]:
-    """Return items, `all` or some with commas between them, in their order with their seconds.
-    Raises BadInput."""
+    """Return the chosen items with their seconds, in the table's order: `all`, or some with commas
+    between them. Raises BadInput for an unknown item."""
     names = list(ITEMS) if chosen == "all" else chosen.split(",")
     if unknown := [name for name in names if name not in ITEMS]:
         raise BadInput(f"no item is called {unknown[0]!r}; there are: {', '.join(ITEMS)}")
@@ -224,8 +227,8 @@ def chosen_items(chosen: str) -> dict[str, float]:
 
 
 def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
-    """Measure items in the order of what is unknown; those of `out` are done. Raises
-    HardwareMissing without a GPU."""
+    """Measure items in the order of `ITEMS`, except those that `out` already has. Raises
+    HardwareMissing without a GPU or a torch with CUDA."""
     names = chosen_items(chosen)
     record, missing = ItemRecord(out, deadline), ""
     if not list_gpus():
@@ -244,7 +247,7 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
 
 
 def versions() -> Result:
-    """Return what the machine is made of."""
+    """Return a case that describes the GPU, the machine and its software."""
     return [Case(name="versions", setting=gpu_facts() | describe_environment().to_json())]
 
 
@@ -275,8 +278,8 @@ def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool =
 
 
 def timeline(title: str, step: Callable[[], object]) -> Case:
-    """Return how long the GPU was busy and had nothing, how long the host waited, and the kernels
-    that took longest."""
+    """Return how long the GPU was busy and idle in a step, how long the host waited, and the
+    kernels that took longest."""
     with torch.profiler.profile() as trace:
         step()
     spent: dict[str, float] = defaultdict(float)
@@ -300,7 +303,7 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
 
 
 def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the time that spans cover, and that between the first and the last which none
+    """Return the time that spans cover, and the time between the first and the last that no span
     covers."""
     busy = idle = 0.0
     until = float("inf")
@@ -314,16 +317,19 @@ def busy_and_idle(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 def compare_peers(name: str, b: int) -> Result:
     """Train a model with every contender in turn."""
+    # The model that an earlier item built would leave less memory to the contenders.
     built.cache_clear()
     size = full_size(name, b)
-    measured = {each.name: [time_contender(each, size, DROPOUT)] for each in CONTENDERS}
+    measured = {
+        contender.name: [time_contender(contender, size, DROPOUT)] for contender in CONTENDERS
+    }
     case = summarize(f"{name} beside peers", size, measured, GOALS[name])
     return [case, *differing_losses(name, measured, MASKED, COMPARED_LOSSES)]
 
 
 def compare_copies(name: str, b: int) -> Result:
-    """Time an iteration alone, and while weights go to the host, as an asynchronous checkpoint
-    would send them."""
+    """Time an iteration alone, and while weights are copied to the host, as an asynchronous
+    checkpoint copies them."""
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
@@ -345,7 +351,7 @@ def try_program() -> Result:
     losses: dict[str, list[Timed]] = {}
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
-        settings = [f"--set={each}" for each in (*TRIED.split(), f"data.dataset={dataset}")]
+        settings = [f"--set={setting}" for setting in (*TRIED.split(), f"data.dataset={dataset}")]
         command = [
             sys.executable,
             "-m",
@@ -404,7 +410,7 @@ def write_dataset(directory: Path) -> Path:
 
 
 def check_kernels(kind: torch.dtype, shape: KernelShape, *names: str) -> Result:
-    """Hold kernels, by default all, against their references on this GPU as the tests do under an
+    """Compare kernels, by default all, with their references on this GPU, as the tests do under an
     interpreter."""
     from tests.engine import exactness
 
@@ -430,8 +436,8 @@ ITEMS: dict[str, tuple[float, Callable[[], Result]]] = {
     "exact-fp16-head": (45, partial(check_kernels, torch.float16, LONG, "linear_cross_entropy")),
     "exact-fp32": (45, partial(check_kernels, torch.float32, SMALL)),
 }
-"""Every item with its seconds, in the order of what is unknown; an interpreter holds the exactness
-without a GPU."""
+"""Every item with its seconds, the least known first. Exactness comes last, because an interpreter
+tests it without a GPU."""
 
 
 def full_size(

@@ -1,5 +1,4 @@
-"""The engine's kernels at a shape: exact beside their references, and timed beside these and the
-GPU's own limits.
+"""Times the engine's kernels at a shape, beside their references, torch and the GPU's own limits.
 
 Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 """
@@ -88,7 +87,7 @@ def kernel_cases(
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
     """Run forward and, with gradients, backward; gradients are not added to old ones."""
     outputs = all_of(function(*case.tensors, *case.others))
-    torch.autograd.grad(outputs, case.tensors, [each.detach() for each in outputs])
+    torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
 
 def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -140,6 +139,7 @@ def seconds_of(run: Callable[[], object]) -> float:
     wide = torch.ones(GEMM_WIDTH, GEMM_WIDTH, device=device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     run()
+    # A large product keeps the GPU busy while the host queues the timed runs.
     torch.mm(wide, wide)
     first.record()
     for _ in range(QUEUED):
@@ -150,13 +150,13 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Compare everybody's seconds with those of the first."""
+    """Return a case with everybody's seconds, compared with the first contender's."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(
         name=name,
         series=[
-            series(who, "time", "ms", *(1000 * each for each in many))
+            series(who, "time", "ms", *(1000 * duration for duration in many))
             for who, many in seconds.items()
         ],
         ratios=[
@@ -167,7 +167,7 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
 
 
 def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Torch's own attention, with a mask of its own: [s, b, n·d] from [s, b, n, 3, d]."""
+    """Run torch's own attention, with a mask of its own: [s, b, n·d] from [s, b, n, 3, d]."""
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(
         query, key, value, dropout_p=mask.probability, is_causal=True
@@ -176,11 +176,11 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 def measure_rates(shape: KernelShape) -> list[Case]:
-    """Return the rates of a layer's products at widths of 355m to 175b over 1 to 8 ranks, of
-    attention, of copying.
+    """Measure the rates of a layer's products at widths of 355m to 175b over 1 to 8 ranks, of
+    attention, and of copying.
 
-    They are what the planner's constants are taken from. A weight's gradient is also added to fp32,
-    by its product and afterwards.
+    The planner's constants are taken from them. A weight's gradient is also added to fp32, by its
+    product and afterwards.
     """
     rows, device = shape.s * shape.b, local_device()
     speeds: dict[str, list[Series]] = {
@@ -252,8 +252,8 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
         "tiles of 128 × 64": partial(changed, "tiles_for", lambda *_: tiles),
         SDPA: partial(run_pass, _torch_attention, case),
     } | {
-        f"without dropout, {each.name}": partial(changed, "BACKENDS", [each], without)
-        for each in attention.BACKENDS
+        f"without dropout, {backend.name}": partial(changed, "BACKENDS", [backend], without)
+        for backend in attention.BACKENDS
     }
     others = [
         times_case(name, time_kernel(every[name], "cuda", FEW))

@@ -28,9 +28,9 @@ def tables(result: Benchmark) -> list[Table]:
     every = [Table(("case", "ratio", "value", "rounds", "goal"), rows, 2, "ratios")]
     measures: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for case in result.cases:
-        for each in case.series:
-            medians = measures.setdefault((each.measure, each.unit), {})
-            medians[case.name, each.contender] = float(median(each.samples))
+        for contender in case.series:
+            medians = measures.setdefault((contender.measure, contender.unit), {})
+            medians[case.name, contender.contender] = float(median(contender.samples))
     every += [_measure_table(medians, *measure) for measure, medians in measures.items()]
     missing = [
         (case.name, name, why) for case in result.cases for name, why in case.missing.items()
@@ -75,7 +75,7 @@ def show_benchmark(result: Benchmark) -> None:
 
 
 def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: str) -> Table:
-    """Medians by case and contender: a row for each case, or for each contender if that is
+    """Return medians by case and contender: a row for each case, or for each contender if that is
     narrower."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head, down, across = "case", cases, contenders

@@ -43,7 +43,7 @@ Measured = Mapping[str, Sequence[Timed]]
 def carry_out(measure: Callable[[], Benchmark], json: Path | None) -> None:
     """Measure, print the record with the machine and its load, and write it to `json` if given.
 
-    Raises Diverged if a contender computed something else.
+    Raises Diverged if a contender's answers differ.
     """
     check_place("--json", json, '"benchmark"')
     before = os.getloadavg()[0]
@@ -89,6 +89,7 @@ def child_seconds(*command: object) -> float:
     """Return the processor seconds of a program and its children. Raises UserError with its last
     line if it fails."""
     offline = {
+        # One thread, and no request to the hub: the time is the program's own work.
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
@@ -161,7 +162,7 @@ def first_losses(measured: Measured) -> dict[str, list[float | None]]:
 def differing_losses(
     case: str, measured: Measured, allowed: float, compared: int | None = None
 ) -> list[str]:
-    """Return a sentence for each contender with other losses than the first contender's first
+    """Return a sentence for each contender whose losses differ from the first contender's first
     round.
 
     Only the first `compared` iterations count, if given.
@@ -172,8 +173,8 @@ def differing_losses(
     for name, rounds in measured.items():
         gaps = [
             abs(a - b)
-            for each in rounds
-            for a, b in zip(each.losses[:compared], expected, strict=True)
+            for timed in rounds
+            for a, b in zip(timed.losses[:compared], expected, strict=True)
         ]
         if not all(gap <= allowed for gap in gaps):
             sentences.append(

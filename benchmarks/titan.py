@@ -26,20 +26,20 @@ for absent in (
     "torchtitan.components.validate",
     "torchtitan.datasets.hf_datasets",
 ):
-    sys.modules.setdefault(absent, MagicMock())  # which its experts do not use
+    sys.modules.setdefault(absent, MagicMock())  # its experts do not use these
 histogram = torch.histc
-# No integers on CPUs.
+# It takes no integers on a CPU.
 torch.histc = lambda of, *rest, **named: histogram(of.double(), *rest, **named).to(of.dtype)
 batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed(1))
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Mean loss of the rows' next words."""
+    """Return the mean loss of the rows' next words."""
     return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
 def experts(score_before_experts: bool) -> Any:
-    """Four experts, as the release takes their settings."""
+    """Return a layer of four experts, as the release takes their settings."""
     settings = {
         "num_experts": 4,
         "score_before_experts": score_before_experts,
@@ -60,7 +60,7 @@ def experts(score_before_experts: bool) -> Any:
 
 
 class Block(nn.Module):
-    """A norm before experts, added to what came in."""
+    """A norm before experts, whose output is added to the block's input."""
 
     moe_enabled = True
 
@@ -70,13 +70,13 @@ class Block(nn.Module):
         self.moe = experts(score_before_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] to [b, s, h]."""
+        """Map [b, s, h] to [b, s, h]."""
         y: torch.Tensor = x + self.moe(self.norm(x))
         return y
 
 
 class Model(nn.Module):
-    """Words, a block with experts and a head."""
+    """Embedded words, two blocks with experts and a head."""
 
     def __init__(self, score_before_experts: bool) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Model(nn.Module):
         self.head = nn.Linear(HIDDEN, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[b, s] to [b, s, v]."""
+        """Map [b, s] to [b, s, v]."""
         x = self.embed(tokens)
         for layer in self.layers.values():
             x = layer(x)
@@ -96,8 +96,8 @@ class Model(nn.Module):
 
 
 def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
-    """The model of a rank: experts divided by torchtitan's plan, other layers as its models divide
-    them."""
+    """Return the model of a rank: experts divided by torchtitan's plan, other layers as its models
+    divide them."""
     torch.manual_seed(1)
     model = Model(score_before_experts)
     if layout.tp > 1:
@@ -124,5 +124,5 @@ def build(layout: Any, score_before_experts: bool = True) -> nn.Module:
 
 
 def build_late(layout: Any) -> nn.Module:
-    """The same with scores that are applied to what experts return."""
+    """Return the same model with scores that are applied to the experts' output."""
     return build(layout, score_before_experts=False)

@@ -29,8 +29,8 @@ batch = torch.randint(0, WORDS, (8, 17), generator=torch.Generator().manual_seed
 
 
 def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """Rows up to each of `offs` times the matrix of their expert; those behind the last are
-    zero."""
+    """Multiply the rows up to each of `offs` by their expert's matrix; rows behind the last offset
+    are zero."""
     sizes = torch.diff(offs, prepend=offs.new_zeros(1)).tolist()
     products = [rows @ matrix for rows, matrix in zip(a[: sum(sizes)].split(sizes), b, strict=True)]
     return torch.cat([*products, a.new_zeros(len(a) - sum(sizes), b.shape[-1])])
@@ -39,7 +39,7 @@ def grouped_product(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tor
 def count(
     of: torch.Tensor, *args: Any, kept: Callable[..., torch.Tensor] = torch.histc, **named: Any
 ) -> torch.Tensor:
-    """`torch.histc`, which takes no integers on a CPU."""
+    """Return `torch.histc` in float64, because it takes no integers on a CPU."""
     return kept(of.double(), *args, **named).to(of.dtype)
 
 
@@ -47,8 +47,8 @@ vars(torch).update(_grouped_mm=grouped_product, histc=count)
 
 
 def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Mean loss of the rows' next words, with the gradient of its share in the mean of all
-    data-parallel ranks.
+    """Return the mean loss of the rows' next words, whose gradient is this rank's share in the mean
+    of all data-parallel ranks.
 
     torchtitan divides by the tokens of the whole batch and adds gradients up.
     """
@@ -60,7 +60,7 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def build(layout: Any) -> nn.Module:
-    """The model of a rank, divided over tp, fsdp, dp and ep."""
+    """Return the model of a rank, divided over tp, fsdp, dp and ep."""
     qwen3, configs = import_module("torchtitan.models.qwen3"), import_module("torchtitan.config")
     attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention
     vars(qwen3)["get_attention_config"] = lambda _: attention.Config()  # the others need a GPU

@@ -1,2 +1,2 @@
-"""Published tables and figures: their numbers, the runs that reproduce them, and the machines for
-that."""
+"""Published tables and figures: their numbers, the runs that reproduce them, and the machines that
+those runs need."""

@@ -39,7 +39,7 @@ class Series(Config):
 
 
 class Ratio(Config):
-    """A quantity of one contender over that of another, or over a limit."""
+    """A contender's quantity divided by another contender's, or by a limit."""
 
     name: Name
     value: NotNegative
@@ -51,7 +51,7 @@ class Ratio(Config):
 
     @property
     def is_reached(self) -> bool:
-        """True if the goal is reached, and without a goal."""
+        """Return True if the value reaches the goal, or if there is no goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.less_is_better else self.value >= self.goal
@@ -79,7 +79,7 @@ class Benchmark(Config):
     title: Name
     cases: Annotated[list[Case], Field(min_length=1)]
     disagreements: list[str] = Field(default_factory=list)
-    """A sentence for each contender that computed something else."""
+    """A sentence for each contender or case whose answers differ by more than is allowed."""
     notes: list[str] = Field(default_factory=list)
     """Sentences on the method."""
     setting: JSON = Field(default_factory=dict)
@@ -91,7 +91,8 @@ class Benchmark(Config):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text under their heads. The first `words` columns hold words, the others numbers."""
+    """Rows of text cells under their heads. The first `words` columns hold words, the others
+    numbers."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -100,7 +101,7 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Comma-separated values with a line of heads."""
+        """Return the table as CSV text: a line of heads, then the rows."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -108,13 +109,14 @@ class Table:
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file has no JSON, BadInput if that is no
+    """Read a record. Raises IntegrityFailure if the file is not JSON, BadInput if the JSON is not a
     record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
 def write_benchmark(path: Path, result: Benchmark) -> None:
-    """Replace `path` with the record; empty fields are left out of its cases."""
+    """Write the record to `path` as JSON, replacing a file there. Fields that have their default
+    are omitted."""
     values = result.model_dump(mode="json", exclude_defaults=True)
     write_json(path, values | {"environment": result.environment.to_json()})
 
@@ -129,4 +131,4 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 def named(values: JSON) -> str:
     """Join the names and values of a setting with commas."""
-    return ", ".join(f"{name} {part}" for name, part in values.items())
+    return ", ".join(f"{name} {value}" for name, value in values.items())

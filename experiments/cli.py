@@ -54,6 +54,7 @@ def reproduce(
 ) -> None:
     """Go from raw text to report: data, training, evaluation, page. Finished parts are reused."""
     recipe = _recipe(data) if data else None
+    # Imports follow the checks of arguments, so that a mistake is named at once.
     from mlm_repro.experiments.reproduce.plan import make_plan
     from mlm_repro.experiments.runner import carry_out
 
@@ -87,8 +88,7 @@ def sweep(
     """Train a recipe at every combination of settings; print the losses with intervals over the
     seeds, best first.
 
-    What is complete is not trained again, so that the last call of a divided sweep prints the whole
-    table.
+    Complete trainings are not repeated, so the last call of a divided sweep prints the whole table.
     """
     from mlm_repro.data_pipeline.work.executors.part import parse_part
     from mlm_repro.engine.run.resolved import read_run_config
@@ -114,7 +114,8 @@ def launch(
         list[str] | None, typer.Option("--set", help="Override a key: key=value.")
     ] = None,
 ) -> None:
-    """Write the torchrun and Slurm files of a training job, which goes on until it is complete."""
+    """Write the torchrun and Slurm files of a training job, which repeats its attempts until it is
+    complete."""
     from mlm_repro.experiments.launch.job import Job, describe_job, write_launch_files
     from mlm_repro.lineage.config import load_config
 
@@ -167,7 +168,7 @@ def plan_(
         typer.Option(min=0, help="Tokens to train on, such as 300e9; by default the model's."),
     ] = 0,
     days: Annotated[
-        float, typer.Option(min=0, help="Also say how many tokens so many days are enough for.")
+        float, typer.Option(min=0, help="Also print how many tokens this many days suffice for.")
     ] = 0.0,
     price: Annotated[
         float, typer.Option(min=0, help="Price of a GPU-hour: adds what a layout costs.")
@@ -185,7 +186,7 @@ def plan_(
     """Rank the layouts of a model that fit a cluster: time, days, GPU-hours, with intervals and
     failures.
 
-    What --out writes is a run: `mlm-train run`, `mlm-train to-megatron` and a job take it.
+    The file that --out writes is a run: `mlm-train run`, `mlm-train to-megatron` and a job take it.
     """
     from mlm_repro.experiments.simulator import planner
     from mlm_repro.experiments.simulator.cluster import load_cluster
@@ -231,7 +232,8 @@ def run_(
     ] = False,
     runs: Runs = Path("runs"),
     limit: Annotated[
-        int | None, typer.Option(min=1, help="For released weights: most windows per test.")
+        int | None,
+        typer.Option(min=1, help="For released weights: at most this many windows per test."),
     ] = None,
 ) -> None:
     """Predict the numbers of a published table or figure, and measure those that this machine
@@ -292,9 +294,9 @@ def compare(
 ) -> None:
     """Give a verdict on every published claim; exit code 3 if a number contradicts one.
 
-    Measured and counted numbers are those of sealed runs, others are worked out. For one experiment
-    there is a row for every claim. With --all, verdicts are counted by scale and paper, and those
-    against a claim alone are shown. An effect that is not seen at reduced scale does not cause exit
+    Measured and counted numbers come from sealed runs, others are computed anew. For one experiment
+    there is a row for every claim. With --all, verdicts are counted by scale and paper, and only
+    contradicted claims are shown. An effect that is not seen at reduced scale does not cause exit
     code 3.
     """
     from mlm_repro.experiments.verdicts import (
@@ -325,7 +327,8 @@ def compare(
 
 
 def _recipe(name: Path) -> Path:
-    """The file of a data recipe. Raises BadInput if there is none, or it is not one."""
+    """Return the file of a data recipe. Raises BadInput if it does not exist or is not a data
+    recipe."""
     from mlm_repro.data_pipeline.config import DataConfig
     from mlm_repro.lineage.config import load_config
 
@@ -348,5 +351,5 @@ def _result_folders(given: list[Path] | None) -> list[Path]:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of `mlm-experiment`."""
     run_command(app)

@@ -32,19 +32,19 @@ EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"
-"""Folders of a reproduction of the first release in their place, and the hidden one in which
-evaluations wait until they are joined."""
+"""Folders in which the first release kept trainings and evaluations, and the hidden folder in which
+new evaluations wait until `join_evaluations`."""
 STAND_IN = "a stand-in for the released weights"
-"""Beginning of the note on a record of other weights, or of a part of the test."""
+"""First words of a record's note if other weights were scored, or only a part of the test."""
 SMOOTHING, DIVERGED = 0.9, 1.1
-"""Decay of the moving average of a sweep's losses, and the share of the first loss above which the
-sweep diverged."""
+"""Decay of the moving average of a sweep's losses, and the multiple of the first loss above which
+the sweep counts as diverged."""
 FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
 """Notes on the records of simulated numbers."""
 
 
 class KeptRun(FileSchema):
-    """A line of runs.jsonl: what a study keeps of a run that it was made of."""
+    """A line of runs.jsonl: the parts of a run that a study keeps."""
 
     name: str
     """Name of the run in the study."""
@@ -53,18 +53,21 @@ class KeptRun(FileSchema):
     """Completion marker of the run; None for a training whose loss stopped being a number."""
     summary: JSON | None = None
     metrics: list[JSON] = Field(default_factory=list)
-    """Lines of the metrics of a training: its validations, of a reproduction also means of its
+    """A training's metrics: its validations and, in a reproduction, means over blocks of
     iterations."""
     refused: list[JSON] | None = None
-    """not_run.json of a run of an experiment."""
+    """Content of the run's not_run.json: the rows that could not run, with reasons."""
     timeline: JSON | None = None
-    """timeline.json, which trainings of the first release have: when each microbatch was computed
-    in one iteration."""
+    """Content of timeline.json, which only the first release wrote: when each microbatch of one
+    iteration was computed."""
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """The line of any run: its manifest, its completion marker and its summary, as far as it
-        has them."""
+        """Read the manifest, completion marker and summary of a run's directory, those that exist,
+        into a line.
+
+        `more` sets further fields.
+        """
         files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
         here = {
             field: read_object(run / file)
@@ -74,11 +77,11 @@ class KeptRun(FileSchema):
         return cls(**{"name": run.name, **here, **more})
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
-        """Compare manifest, summary and the content of `others`, by file, with the completion
-        marker.
+        """Compare manifest, summary, not_run.json and `others` (contents by file name) with the
+        completion marker.
 
-        Raises IntegrityFailure for one that is not what was sealed. Without a marker nothing is
-        compared.
+        Raises IntegrityFailure if one differs from the sealed content, or if the marker's own
+        digest is wrong. Without a marker nothing is compared.
         """
         if self.seal is None:
             return
@@ -92,14 +95,15 @@ class KeptRun(FileSchema):
                 raise IntegrityFailure(f"{self.name}: its {name} is not the one that was sealed")
         if sha256_json(self.seal["files"]) != self.seal["digest"]:
             raise IntegrityFailure(
-                f"{self.name}: the digest of its seal is not that of the files in it"
+                f"{self.name}: the digest of its seal does not match the files in it"
             )
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
-    """The runs that a study keeps, by name; empty before it keeps one.
+    """Return the runs that a study keeps, by name; empty if it keeps no runs yet.
 
-    Raises IntegrityFailure for a damaged line.
+    Without runs.jsonl, the first release's folder of trainings is read. Raises IntegrityFailure if
+    a line is damaged or two lines have one name.
     """
     if (study / RUNS).is_file():
         lines = read_lines(study / RUNS, KeptRun)
@@ -110,7 +114,7 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
 
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
-    """Keep these runs, in the order of their names."""
+    """Write the runs to the study's runs.jsonl, sorted by name, replacing the runs kept before."""
     in_order: list[KeptRun] = sorted(runs, key=lambda run: run.name)
     write_lines(study / RUNS, in_order)
 
@@ -119,13 +123,13 @@ class KeptEvaluation(FileSchema):
     """A line of evaluations.jsonl of a reproduction: a file that `mlm-eval --json` wrote."""
 
     name: str
-    """Model and protocol."""
+    """Model and protocol, with a hyphen between them."""
     result: JSON
 
 
 def read_evaluations(study: Path) -> dict[str, JSON]:
-    """The results that a reproduction keeps, by model and protocol, and those that are not joined
-    to them yet.
+    """Return a reproduction's results by model and protocol: the joined ones and those that still
+    lie in folders.
 
     Raises IntegrityFailure for a damaged file.
     """
@@ -143,7 +147,7 @@ NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
 
 
 def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
-    """Lines by their names. Raises IntegrityFailure if there are two of one name."""
+    """Return the lines by name. Raises IntegrityFailure if two lines have the same name."""
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
@@ -153,7 +157,8 @@ def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
 
 
 def join_evaluations(study: Path) -> None:
-    """Put all results into one file in place of folders of them."""
+    """Write all results of a study into evaluations.jsonl, then delete the folders of single
+    results."""
     results = sorted(read_evaluations(study).items())
     write_lines(
         study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)
@@ -170,16 +175,16 @@ class RateSweep(FileSchema):
 
     @property
     def lowest_rate(self) -> float | None:
-        """Rate of the lowest smoothed loss before that diverges; None if the loss never fell below
-        the first."""
+        """Return the rate at the lowest smoothed loss before divergence; None if the loss never
+        fell below its start."""
         average, smoothed = 0.0, list[float]()
         for count, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
             smoothed.append(average / (1 - SMOOTHING**count))  # without the bias of the start
             if smoothed[-1] > DIVERGED * self.losses[0]:
                 break
-        place = smoothed.index(min(smoothed)) if smoothed else 0
-        return self.rates[place] if place else None
+        lowest = smoothed.index(min(smoothed)) if smoothed else 0
+        return self.rates[lowest] if lowest else None
 
 
 class Comparison(FileSchema):
@@ -187,16 +192,17 @@ class Comparison(FileSchema):
 
     text: str
     smaller: int
-    """Index of the smaller model; `larger` is that of the larger one."""
+    """Index of the smaller model; `larger` is the larger model's index."""
     larger: int
     difference: Finite
-    """Bits per byte of the larger model minus those of the smaller."""
+    """Bits per byte: the larger model's minus the smaller's."""
     low: Finite
     """Lower end of the 90 % interval; `high` is the upper end."""
     high: Finite
 
     def sentence(self, names: Sequence[str]) -> str:
-        """The difference in words, without a full stop. Mentions an interval that contains zero."""
+        """Return the difference in words, without a full stop. Mentions it if the interval contains
+        zero."""
         least, size, most, how = -self.high, -self.difference, -self.low, "fewer"
         if self.difference > 0:
             least = self.low
@@ -217,7 +223,8 @@ class TextScore(FileSchema):
     nll: list[Finite]
     """Negative log-likelihood of each article in nats, summed over its tokens."""
     words: list[Finite]
-    """Words of each article; of a partly scored article the same share of its words."""
+    """Words of each article. An article that was scored in part counts the same share of its
+    words."""
 
 
 class ReproductionScores(FileSchema):
@@ -234,17 +241,25 @@ class ReproductionScores(FileSchema):
 
     @model_validator(mode="after")
     def _is_of_its_models(self) -> Self:
-        if not all(0 <= each.smaller < each.larger < len(self.models) for each in self.comparisons):
-            raise ValueError("a comparison is of no model")
+        if not all(
+            0 <= comparison.smaller < comparison.larger < len(self.models)
+            for comparison in self.comparisons
+        ):
+            raise ValueError("the two models of a comparison are not in the list, smaller first")
         return self
 
     @property
     def quantity(self) -> str:
-        """Quantity of the records with the bits per byte of each model and seed."""
+        """Return the name of the quantity whose records hold the bits per byte of each model and
+        seed."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """Each paired difference, under the labels of the models, and what its interval is over."""
+        """Return a sentence for each paired difference, under the models' labels, and one on the
+        articles and seeds of the intervals.
+
+        Empty if nothing is compared.
+        """
         if not self.comparisons:
             return []
         names = [labels.get(name, name) for name in self.models]
@@ -252,14 +267,14 @@ class ReproductionScores(FileSchema):
             f" and {self.seeds} seeds" if self.seeds > 1 else ""
         )
         return [
-            *(f"{each.sentence(names)}." for each in self.comparisons),
+            *(f"{comparison.sentence(names)}." for comparison in self.comparisons),
             f"Intervals are over {over}.",
         ]
 
 
 class EffectForecast(FileSchema):
-    """forecast.json of an ablation, written before the trainings whose seeds it gives; it decides
-    the verdict."""
+    """forecast.json of an ablation. It is written before the trainings, whose seeds it gives, and
+    states the effects that are judged."""
 
     experiment: str
     ablation: JSON

@@ -1,4 +1,5 @@
-"""Published quantities: from predicted times, and in closed form from a row. Imports no torch."""
+"""Published quantities, computed from predicted times or in closed form from a workload's row.
+Imports no torch."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from mlm_repro.experiments.simulator.workload import Workload, Workloads, checke
 from mlm_repro.lineage.atomic import JSON
 
 TABLE_2_TOKENS = 300e9
-"""2021 paper, Table 2: tokens trained on."""
+"""Training tokens in the 2021 paper's Table 2."""
 
 
 def simulated_values(
@@ -35,10 +36,11 @@ def simulated_values(
     first_seconds: float,
     ratio: ErrorInterval | None,
 ) -> JSON:
-    """A record's value and interval of a quantity, by a prediction.
+    """Return a record's fields for a simulated quantity: its name, kind, value and the ends of its
+    interval.
 
-    A ratio's interval is `ratio`, where that is known, and none where it is the first row's to
-    itself.
+    Ratios refer to the workload `first` and its `first_seconds`. A ratio's interval is `ratio` if
+    given. The first workload's ratio to itself has no interval.
     """
     point, *ends = (
         QUANTITIES[name](Simulated(workload, seconds, first, first_seconds, cluster))
@@ -55,8 +57,8 @@ def simulated_values(
 def layer_values(
     name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
 ) -> JSON:
-    """A record's value and interval of one layer's passes in milliseconds, or of what they take
-    longer than the first workload's, in percent."""
+    """Return a record's fields for a simulated quantity of one layer: milliseconds of a pass, or
+    the percentage by which both passes take longer than the first workload's."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total = float((forward + backward)[0])
@@ -74,7 +76,7 @@ def layer_values(
 
 
 LAYER = ("forward_milliseconds", "backward_milliseconds", "overhead_percent")
-"""Quantities of a layer."""
+"""Quantities that `layer_values` gives."""
 
 
 def _training_days(row: Row, first: Row) -> Range:
@@ -95,8 +97,8 @@ def _training_days_equation_4(row: Row, first: Row) -> Range:
 
 
 def _utilisation(row: Row, again: float) -> Range:
-    """Percent of the peak by the 2022 paper's Equation 7 and, of each layer, so many times Bs²h for
-    what is computed again."""
+    """Return the percentage of the peak that a row reaches (2022 paper, Equation 7), with `again` ·
+    Bs²h further operations a layer for recomputed attention."""
     w = workload_of(row)
     config = checked_config(w)
     flops = flops_per_iteration(config.model, config.train, recompute=False)
@@ -106,14 +108,15 @@ def _utilisation(row: Row, again: float) -> Range:
 
 
 def _extra_activations(row: Row, first: Row) -> float:
-    """Percent of all activations that stand outside the layers (2022 paper, Section 4.3)."""
+    """Return the activations outside the layers as a percentage of all (2022 paper, Section
+    4.3)."""
     w = workload_of(row)
     extra = w.pp / w.layers + (4 / w.layers * (1 + w.vocab / w.hidden) if w.pp == 1 else 0.0)
     return 100 * extra / (34 + 5 * w.heads * w.seq / w.hidden + extra)
 
 
 def bert_of(row: Row) -> ModelConfig:
-    """The BERT of a row's shape."""
+    """Return the configuration of a BERT with the row's shape."""
     workload = workload_of(row)
     return ModelConfig(
         family="bert",
@@ -132,11 +135,14 @@ def _bubble_share(row: Row, first: Row) -> float:
 
 
 def _state_gigabytes(row: Row, first: Row) -> float:
-    """Gigabytes of parameters, gradients and optimizer on a rank; ZeRO divides the optimizer
-    first."""
+    """Return the gigabytes of parameters, gradients and optimizer state on a rank.
+
+    ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
+    parameters.
+    """
     stage, ranks = int(row["stage"]), int(row["gpus"])
-    each = MEGATRON_BYTES
-    parts = ((each.weight, 3), (each.gradient, 2), (each.moments + each.master, 1))
+    element = MEGATRON_BYTES
+    parts = ((element.weight, 3), (element.gradient, 2), (element.moments + element.master, 1))
     return (
         float(row["parameters"])
         / 1e9
@@ -196,5 +202,5 @@ FORMULAS: dict[str, Callable[[Row, Row], Range | float]] = {
         / 1e9
     ),
 }
-"""Quantities in closed form, of a row with its published values and of the first such row of its
+"""Closed forms by quantity. Each takes a row of `published_rows` and the first such row of its
 series."""

@@ -1,5 +1,5 @@
-"""Numbers that are known between two ends: printed digits, and what follows from them. Imports no
-torch."""
+"""Arithmetic on numbers that are known within rounding: printed digits, and values computed from
+them. Imports no torch."""
 
 import operator
 from collections.abc import Callable, Iterable
@@ -11,8 +11,8 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Range:
-    """A number, and the ends between which rounding leaves it; arithmetic takes the farthest
-    ends."""
+    """A number with the lowest and the highest value that rounding allows. Arithmetic returns the
+    widest range."""
 
     value: float
     low: float
@@ -20,7 +20,7 @@ class Range:
 
     @classmethod
     def printed(cls, number: Decimal) -> Self:
-        """The number as printed: half a unit of its last digit either way."""
+        """Return the range of a printed number: half a unit of its last digit either way."""
         half = Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2
         return cls(float(number), float(number - half), float(number + half))
 
@@ -47,14 +47,17 @@ class Range:
 
 
 def as_range(number: Range | float) -> Range:
-    """The number as a range, without width if it is a plain one."""
+    """Return the number as a range; a plain number becomes one without width."""
     return number if isinstance(number, Range) else Range(number, number, number)
 
 
 def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) -> Range:
-    """The largest of some ranges, or the least, as `pick` is max or min."""
+    """Return the largest of some ranges if `pick` is max, the smallest if it is min. Value and ends
+    are picked separately."""
     every = list(ranges)
-    return Range(*(pick(getattr(each, end) for each in every) for end in ("value", "low", "high")))
+    return Range(
+        *(pick(getattr(number, end) for number in every) for end in ("value", "low", "high"))
+    )
 
 
 def _joined(

@@ -1,4 +1,4 @@
-"""Runs an experiment: prints its numbers, each with its kind, and seals what was measured. Imports
+"""Runs an experiment: prints its numbers, each with its kind, and seals the measured ones. Imports
 no torch."""
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,11 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
-    """Simulate, compute and measure all of each experiment that this machine can, and print its
-    numbers; what was measured becomes a sealed run.
+    """Simulate, compute and measure everything in the experiments that this machine can, and print
+    the numbers. Measured numbers become a sealed run.
 
-    The runs of several become one study, without those that train or that score released weights.
+    Several experiments are gathered into one study, which skips those that train models or score
+    released weights.
     """
     if len(experiments) == 1:
         for run in _runs_of(experiments[0], runs, limit, several=False):
@@ -30,19 +31,24 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
         return
     announce(f"{len(experiments)} experiments one after the other, without those that train models")
     made: list[RunDirectory] = []
+    # The study copies the manifest, seal and records of each run, so the runs need not stay.
     with TemporaryDirectory() as folder:
         try:
             for experiment in experiments:
                 made += _runs_of(experiment, Path(folder), limit, several=True)
         finally:
-            if made:  # what was finished before an error or a stop is not lost
+            if made:  # keep the runs that finished before an error or a stop
                 print(gather(made, runs).path)
 
 
 def _runs_of(
     experiment: Experiment, runs: Path, limit: int | None, several: bool
 ) -> Iterator[RunDirectory]:
-    """Carry out an experiment, print its numbers, and give their sealed runs."""
+    """Run an experiment, print its numbers and yield its sealed runs.
+
+    With `several`, an experiment that trains models is skipped with a message. Raises BadInput for
+    a single ablation, which has a command of its own.
+    """
     if several and (why := _left_out(experiment)):
         print(f"{experiment.name}: left out; {why}")
     elif experiment.reproduction:
@@ -63,8 +69,8 @@ def _runs_of(
 
 
 def _left_out(experiment: Experiment) -> str:
-    """The reason for leaving it out of several experiments, with its own command; empty if it is
-    run."""
+    """Return why an experiment is skipped when several are run, with the command that runs it;
+    empty if it is not skipped."""
     if experiment.reproduction:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:
@@ -75,8 +81,12 @@ def _left_out(experiment: Experiment) -> str:
 def _measured(
     experiment: Experiment, runs: Path, limit: int | None, may_lack: bool
 ) -> Iterator[RunDirectory]:
-    """Make its measurement on this machine. Raises what says that files or a library are missing,
-    or prints it."""
+    """Make the experiment's measurement on this machine, print its numbers and yield their sealed
+    run.
+
+    With `may_lack`, a measurement that takes long, or lacks files or a library, is skipped with a
+    message. Otherwise raises DataMissing or ExtraMissing if files or a library are missing.
+    """
     if may_lack and (long := TAKES_LONG.get(experiment.measures)):
         print(f"{experiment.name}: left out; `mlm-experiment run {experiment.name}` {long}")
         return
@@ -92,18 +102,20 @@ def _measured(
 
 
 def measure(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """The lines of its measurement, called with the parameters that it has."""
+    """Call the experiment's measurement function with `experiment` and `limit`, as far as it has
+    these parameters, and return its lines."""
     module, function = MEASUREMENTS[experiment.measures].split(":")
     make = getattr(import_module(f"mlm_repro.experiments.measured.{module}"), function)
-    told = {"experiment": experiment, "limit": limit}
+    available = {"experiment": experiment, "limit": limit}
     lines: list[Line] = make(
-        **{name: told[name] for name in told.keys() & signature(make).parameters.keys()}
+        **{name: available[name] for name in available.keys() & signature(make).parameters.keys()}
     )
     return lines
 
 
 def carry_out(plan: Plan, runs: Path, dry_run: bool = False) -> None:
-    """Print the plan of a reproduction, unless quiet, and make it."""
+    """Print the plan of a reproduction, then make it. A dry run only prints the plan; in quiet mode
+    only a dry run prints it."""
     if dry_run or not is_quiet():
         print_plan(plan)
     if not dry_run:

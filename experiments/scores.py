@@ -1,7 +1,5 @@
-"""Paired differences of models, over articles and over seeds, and what they say of a claim: of an
-ablation's, and of the paper's, that larger models end lower, on the models of a reproduction.
-Imports no torch.
-"""
+"""Paired differences between models, over articles and over seeds, and the verdicts that follow: on
+an ablation's effects, and on the paper's claim that larger models end lower. Imports no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,25 +22,28 @@ LEVEL = 0.95
 Seen = Literal["confirmed", "contradicted", "undecided"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 NORMAL = 1.645
-"""Standard errors on either side of nine tenths of a normal distribution."""
+"""Half the width of a normal distribution's 90 % interval, in standard errors."""
 
 
 class Finding(NamedTuple):
-    """The outcome of an effect."""
+    """A claimed effect with its measured difference, its verdict and a sentence on it."""
 
     effect: Effect
     record: Record
-    """Mean difference with its paired interval; a training that diverged counts in it as the
-    untrained model."""
+    """Mean difference with its paired interval. A training that diverged counts with the loss of
+    the untrained model."""
     outcome: Seen
     sentence: str
     is_number: bool = True
-    """False where an arm diverged: then the difference says nothing."""
+    """False if a training of either arm diverged, so that the difference means nothing."""
 
 
 def text_score(result: PerplexityResult) -> TextScore:
-    """Bits per byte, with what their errors come from: six digits of the loss of each article, and
-    its words."""
+    """Return a result's bits per byte, and the inputs of its error: the loss of each scored
+    article, to six digits, and its words.
+
+    An article that was scored in part counts the same share of its words.
+    """
     scored = [block for block in result.blocks if block.num_scored]
     return TextScore(
         bits_per_byte=result.bits_per_byte,
@@ -56,14 +57,16 @@ def text_score(result: PerplexityResult) -> TextScore:
 def compared(
     text: str, smaller: int, larger: int, scores: Sequence[Sequence[TextScore]]
 ) -> Comparison:
-    """Two of some models, of each of which `scores` has one for each seed, with a 90 % interval.
+    """Return the difference in bits per byte between two models on a text, with a 90 % interval.
 
-    The interval is over articles, resampled in pairs. With several seeds the standard error of the
-    mean of their differences is added in squares, and Student's t has the degrees of freedom of
-    Welch and Satterthwaite.
+    `scores[model][seed]` are the models' scores; `smaller` and `larger` are indices of models. The
+    interval is over articles, resampled in pairs. With several seeds, the standard error of the
+    mean seed difference is added in quadrature, and Student's t is used with the degrees of freedom
+    of Welch and Satterthwaite.
     """
     pair = scores[larger], scores[smaller]
     words = np.array(pair[0][0].words)
+    # Bits per byte for each nat per word: the resampled error is in nats per word.
     bits = pair[0][0].bits_per_byte / (np.array(pair[0][0].nll).sum() / words.sum())
     sums = [np.mean([score.nll for score in seeds], axis=0) for seeds in pair]
     error = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0
@@ -71,11 +74,11 @@ def compared(
     differences = [
         larger.bits_per_byte - smaller.bits_per_byte for larger, smaller in zip(*pair, strict=True)
     ]
-    if (more := len(differences) - 1) and (
-        of_seeds := np.std(differences, ddof=1) / math.sqrt(more + 1) / bits
+    if (freedom := len(differences) - 1) and (
+        of_seeds := np.std(differences, ddof=1) / math.sqrt(freedom + 1) / bits
     ):
         error = math.hypot(error, of_seeds)
-        times = float(stdtrit(more * (error / of_seeds) ** 4, 0.95))
+        times = float(stdtrit(freedom * (error / of_seeds) ** 4, 0.95))
     difference, reach = float(np.mean(differences)), times * error * bits
     return Comparison(
         text=text,
@@ -88,8 +91,7 @@ def compared(
 
 
 def paired_reach(differences: Sequence[float], level: float) -> float:
-    """Half the width of the t interval of the mean of paired differences, of which there are two at
-    least."""
+    """Return half the width of the t interval of the mean of paired differences, at least two."""
     count = len(differences)
     return float(
         stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count)
@@ -99,7 +101,11 @@ def paired_reach(differences: Sequence[float], level: float) -> float:
 def found(
     effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]
 ) -> Finding:
-    """The paired t interval of a difference for each seed, and its verdict on the claim."""
+    """Return the mean of the paired differences, one for each seed, with its t interval and its
+    verdict on the claim.
+
+    `about` holds the fields of the record that name its experiment, run and kind.
+    """
     count, mean = len(differences), float(np.mean(differences))
     reach = paired_reach(differences, level)
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
@@ -125,7 +131,8 @@ def found(
 
 
 def outcome_of(effect: Effect, low: float, high: float) -> Seen:
-    """The verdict on an effect by where its interval lies."""
+    """Return "confirmed" if the interval lies inside the claimed range, "contradicted" if it lies
+    outside, else "undecided"."""
     above = -math.inf if effect.above is None else effect.above
     below = math.inf if effect.below is None else effect.below
     if above < low and high < below:
@@ -134,14 +141,20 @@ def outcome_of(effect: Effect, low: float, high: float) -> Seen:
 
 
 def order_findings(records: Iterable[Record]) -> list[Finding]:
-    """Paired differences of the final validation losses of neighbours in size over seeds; none for
-    a single seed."""
+    """Compare the final validation losses of models that are neighbours in size, seed by seed;
+    return a finding for each pair.
+
+    A pair is left out unless both models were trained with the same seeds, at least two.
+    """
     ends = _by_model([record for record in records if record.quantity == END])
     findings = []
-    for (small, of), (large, less) in pairwise(ends.items()):
-        if len(of) > 1 and of.keys() == less.keys():
+    for (small, smaller), (large, less) in pairwise(ends.items()):
+        if len(smaller) > 1 and smaller.keys() == less.keys():
             effect = Effect(claim=f"{EXPERIMENT}/{large}", of=small, less=large, above=0.0)
-            differences = [math.log(record.value / less[seed].value) for seed, record in of.items()]
+            # The logarithm of a ratio of perplexities is a difference of losses in nats.
+            differences = [
+                math.log(record.value / less[seed].value) for seed, record in smaller.items()
+            ]
             first = next(iter(less.values()))
             about = {
                 "experiment": EXPERIMENT,
@@ -154,12 +167,15 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
 def order_verdict(
     records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]
 ) -> str:
-    """A sentence on the order of the sizes, by their labels: does it hold in both measures, in
-    every seed and beyond chance?"""
+    """Return a sentence on the order of the sizes: whether larger models end lower in both
+    measures, in every seed and beyond chance.
+
+    `labels` give the names that the sentence uses.
+    """
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
-    held, told, seeds = [], list[str](), set[int]()
+    checks, phrases, seeds = [], list[str](), set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
         seeds |= {seed for of in ends.values() for seed in of}
@@ -168,27 +184,27 @@ def order_verdict(
             and all(record.value > less[seed].value for seed, record in of.items())
             for of, less in pairwise(ends.values())
         ]
-        held += ordered
-        shown = {} if told else {name: f"{labels.get(name, name)} " for name in ends}
+        checks += ordered
+        prefixes = {} if phrases else {name: f"{labels.get(name, name)} " for name in ends}
         means = [
-            f"{shown.get(name, '')}{fmean(each.value for each in of.values()):.3g}"
+            f"{prefixes.get(name, '')}{fmean(item.value for item in of.values()):.3g}"
             for name, of in ends.items()
         ]
-        told.append(f"{(' > ' if all(ordered) else ', ').join(means)} in {words}")
-    if not held:
+        phrases.append(f"{(' > ' if all(ordered) else ', ').join(means)} in {words}")
+    if not checks:
         return "One size was trained, which says nothing about larger models."
     findings = order_findings(records)
-    held += [finding.outcome == "confirmed" for finding in findings]
-    held += [each.high < 0 for each in scores.comparisons] if scores else []
+    checks += [finding.outcome == "confirmed" for finding in findings]
+    checks += [item.high < 0 for item in scores.comparisons] if scores else []
     over = f"each of {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
-    if not all(held):
-        return f"The paper's order does not hold beyond chance in {over}: {'; '.join(told)}."
+    if not all(checks):
+        return f"The paper's order does not hold beyond chance in {over}: {'; '.join(phrases)}."
     apart = (
         "every paired interval excludes zero"
         if findings
         else "its intervals are over articles alone"
     )
-    return f"Larger models end lower, as in the paper, in {over}: {'; '.join(told)}; {apart}."
+    return f"Larger models end lower, as in the paper, in {over}: {'; '.join(phrases)}; {apart}."
 
 
 def _by_model(records: Iterable[Record]) -> dict[str, dict[int, Record]]:

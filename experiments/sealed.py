@@ -16,13 +16,14 @@ SCHEMA = 2
 """Version of the configuration of an experiment's run; version 1 had curves predicted from other
 curves, `extrapolates`, and digests of rows that could not run, `refused`."""
 Line = JSON
-"""The fields of a record that a measurement knows."""
+"""Fields of a record as a measurement gives them; the experiment and the run are added when it is
+sealed."""
 
 
 def lines(
     series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any
 ) -> list[Line]:
-    """A line for each quantity of a series, with what is the `same` of all."""
+    """Return a line for each quantity of a series; `same` holds the fields that all lines share."""
     return [
         {"series": series, "quantity": name, "value": value, "kind": kind} | same
         for name, value in values.items()
@@ -32,10 +33,11 @@ def lines(
 def seal_numbers(
     experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
-    """A sealed run of the experiment, `ending` in its name, with the numbers as records; the same
-    numbers are found again.
+    """Write the numbers as records into a sealed run of the experiment; return the run and its
+    records.
 
-    Its mode is measure where a number is measured or counted, else scaled.
+    `ending` is appended to the run's name. A complete run with the same numbers is returned as it
+    is. The run's mode is "measure" if any number is measured or counted, else "scaled".
     """
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
@@ -48,6 +50,7 @@ def seal_numbers(
     config = facts | {"experiment": experiment.model_dump(mode="json")}
     settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
     run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings, schema=SCHEMA)
+    # A record names its run only now: the run's name depends on the numbers.
     origin = {"source": run.path.name, "digest": sha256_json(config)}
     records = [record.model_copy(update=origin) for record in records]
     if run.is_complete:
@@ -59,10 +62,10 @@ def seal_numbers(
 
 
 def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
-    """A sealed study of the runs of several experiments below `runs`: it keeps a line of each, and
-    joins their records.
+    """Seal a study of several experiments' runs below `runs`: one line for each run, and all their
+    records.
 
-    A study of the same runs is found again.
+    A complete study of the same runs is returned as it is.
     """
     about = {"runs": {run.path.name: run.manifest["identity"] for run in made}}
     study = RunDirectory.begin(runs, EXPERIMENTS, EXPERIMENTS, about, {})
@@ -80,24 +83,25 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:
-    """Digest of the records without the name and digest of their run, which depend on it."""
+    """Return the SHA-256 of the records without the name and digest of their run, which depend on
+    it."""
     return sha256_json([record.model_dump(exclude={"source", "digest"}) for record in records])
 
 
 def format_records(records: Iterable[Record]) -> str:
-    """A line for each record: series, quantity, place, value, kind and note."""
+    """Format one line for each record: series, quantity, x, value, kind and note."""
     return "\n".join(
         aligned(
             [
                 (
-                    each.series,
-                    f"{each.quantity} {each.unit}".strip(),
-                    "" if each.x is None else f"{each.x:g}",
-                    show(each.value),
-                    each.kind,
-                    each.note,
+                    record.series,
+                    f"{record.quantity} {record.unit}".strip(),
+                    "" if record.x is None else f"{record.x:g}",
+                    show(record.value),
+                    record.kind,
+                    record.note,
                 )
-                for each in records
+                for record in records
             ]
         )
     )

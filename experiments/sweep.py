@@ -1,4 +1,4 @@
-"""One recipe trained at every combination of some settings, and what the validation losses say.
+"""Trains one recipe at every combination of some settings and compares the validation losses.
 Imports no torch."""
 
 import math
@@ -23,8 +23,8 @@ class SweptRecipe:
 
     settings: tuple[str, ...]
     losses: dict[str, float | None]
-    """Final validation loss by seed, in nats; None for a training that diverged. A training to be
-    made is missing."""
+    """Final validation loss by seed, in nats; None for a training that diverged. Seeds that are not
+    trained yet are missing."""
 
     @property
     def mean(self) -> float:
@@ -34,10 +34,10 @@ class SweptRecipe:
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words for
-    `--set`.
+    """Return every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words
+    for `--set`.
 
-    Raises BadInput for a text without values, and for a key that is named twice.
+    Raises BadInput for a text without values or a key that is named twice.
     """
     axes: dict[str, list[str]] = {}
     for text in vary:
@@ -54,64 +54,64 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 def sweep(
     recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
 ) -> list[SweptRecipe]:
-    """Train the combinations that are not complete below `runs`, of them the `part` (I, N): every
-    Nth, from the Ith on.
+    """Train the combinations that are not complete below `runs`. With a `part` (I, N), only every
+    Nth combination is trained, from the Ith on.
 
-    Returns the recipes, best first. A training that diverges is a result. Raises BadInput for a
-    recipe or a setting that cannot be trained, before the first training, and StepFailed for one
-    that fails otherwise.
+    Returns all recipes, best first; complete trainings of other parts count. A training that
+    diverges is a result. Raises BadInput for a recipe or a setting that cannot be trained, before
+    the first training, and StepFailed for a training that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
         run.check_validation()
-    places = {words: run.directory(runs) for words, run in trainings}
+    directories = {words: run.directory(runs) for words, run in trainings}
     diverged = set[tuple[str, ...]]()
-    for words, place in [*places.items()][part[0] - 1 :: part[1]]:
-        if not place.is_complete:
+    for words, directory in [*directories.items()][part[0] - 1 :: part[1]]:
+        if not directory.is_complete:
             try:
-                settings = [word for each in (*fixed, *words) for word in ("--set", each)]
+                settings = [word for override in (*fixed, *words) for word in ("--set", override)]
                 run_step("mlm-train", "run", recipe, *settings, "--runs", str(runs))
             except StepFailed as failed:
                 if failed.exit_code != Diverged.exit_code:
                     raise
                 diverged.add(words)
     swept: dict[tuple[str, ...], dict[str, float | None]] = {}
-    for words, place in places.items():
+    for words, directory in directories.items():
         seed = next((word for word in words if word.startswith(f"{SEED}=")), "")
         losses = swept.setdefault(tuple(word for word in words if word != seed), {})
         if words in diverged:
             losses[seed] = None
-        elif place.is_complete:
-            losses[seed] = read_summary(place.path).validation_loss
+        elif directory.is_complete:
+            losses[seed] = read_summary(directory.path).validation_loss
     return sorted(
         (SweptRecipe(settings, losses) for settings, losses in swept.items()),
-        key=lambda each: each.mean,
+        key=lambda result: result.mean,
     )
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
-    """A line for each recipe: its mean loss, and its difference to the best with a paired t
+    """Yield a line for each recipe: its mean loss, and its difference from the best with a paired t
     interval over the seeds."""
     best = swept[0]
-    for each in swept:
-        losses = [loss for loss in each.losses.values() if loss is not None]
-        words = " ".join(each.settings) or "the recipe"
-        if len(losses) < len(each.losses) or not losses:
-            yield f"{words}: {'diverged' if each.losses else 'not trained yet'}"
+    for recipe in swept:
+        losses = [loss for loss in recipe.losses.values() if loss is not None]
+        words = " ".join(recipe.settings) or "the recipe"
+        if len(losses) < len(recipe.losses) or not losses:
+            yield f"{words}: {'diverged' if recipe.losses else 'not trained yet'}"
             continue
         line = (
-            f"{words}: validation loss {each.mean:.4f} over {len(losses)}"
+            f"{words}: validation loss {recipe.mean:.4f} over {len(losses)}"
             f" seed{'s' * (len(losses) > 1)}"
         )
-        others = {} if each is best else best.losses
-        apart = [
+        others = {} if recipe is best else best.losses
+        gaps = [
             loss - other
-            for seed, loss in each.losses.items()
+            for seed, loss in recipe.losses.items()
             if loss is not None and (other := others.get(seed)) is not None
         ]
-        if len(apart) > 1:
-            beside = f"{fmean(apart):+.4f} ± {paired_reach(apart, LEVEL):.4f} beside the best"
+        if len(gaps) > 1:
+            beside = f"{fmean(gaps):+.4f} ± {paired_reach(gaps, LEVEL):.4f} beside the best"
             line += f", {beside} ({LEVEL:.0%}, paired seeds)"
-        elif apart:
-            line += f", {apart[0]:+.4f} beside the best: give several seeds for an interval"
+        elif gaps:
+            line += f", {gaps[0]:+.4f} beside the best: give several seeds for an interval"
         yield line

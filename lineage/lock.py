@@ -148,11 +148,10 @@ def _lock_of(path: Path) -> Path:
 
     from mlm_repro.lineage.environment import user_cache
 
+    # This user has no home: a path that cannot be made, so that none is locked.
     try:
         return user_cache("places") / sha256(os.path.realpath(path).encode()).hexdigest()
-    except (
-        RuntimeError
-    ):  # this user has no home: a path that cannot be made, so that none is locked
+    except RuntimeError:
         return Path(os.devnull) / "place"
 
 

@@ -1,1 +1,1 @@
-"""One page, its figures and its tables, made from a reproduction directory's files alone."""
+"""Makes a page, its figures and its tables from result files alone."""

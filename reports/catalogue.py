@@ -21,7 +21,7 @@ from mlm_repro.reports.tables import AXES, records_data
 
 @dataclass(frozen=True)
 class ExperimentNumbers:
-    """Records and claims of an experiment."""
+    """An experiment with the numbers made here and the verdicts on its claims."""
 
     experiment: Experiment
     records: Sequence[Record]
@@ -29,7 +29,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """The published numbers, then those made here."""
+        """Return the published numbers, then those made here."""
         name, claims = self.experiment.name, self.experiment.claims
         return [
             *(c.record(name, "" if c.x is None else self.x_name) for c in claims),
@@ -38,13 +38,13 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """The printed digits of the published numbers, then the numbers made here with their
+        """Return the printed digits of the published numbers, then the numbers made here with their
         intervals."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
     def x_name(self) -> str:
-        """Name of the position on the x axis."""
+        """Return the name of the position on the x axis; empty if there is no position."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
@@ -54,12 +54,13 @@ class ExperimentNumbers:
 
     @property
     def x_label(self) -> str:
-        """Label of the x axis."""
+        """Return the label of the x axis."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """The published table or figure, with simulated, computed and measured numbers over it."""
+    """Return the published table or figure, with simulated, computed and measured numbers over
+    it."""
     experiment, quantity = numbers.experiment, _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
     if experiment.ablation:
@@ -83,7 +84,7 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """The layers of a quantity; models have the same colours in every figure."""
+    """Return the layers of a quantity; models have the same colours in every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -91,30 +92,30 @@ def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
 
 
 def named(quantity: str) -> str:
-    """Label of a quantity on an axis or a column."""
+    """Return the label of a quantity on an axis or a column."""
     return AXES["quantities"].get(quantity, quantity.replace("_", " "))
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """The quantity to draw: a published one that has our numbers, then the one with most places;
-    empty for a table."""
+    """Return the quantity to draw: one that is published, then one that has our numbers, then the
+    one with the most points; empty for a table."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
-    places = Counter(quantity for quantity, _, _ in drawn)
-    if numbers.experiment.chart == "table" or max(places.values(), default=0) < 2:
+    counts = Counter(quantity for quantity, _, _ in drawn)
+    if numbers.experiment.chart == "table" or max(counts.values(), default=0) < 2:
         return ""
     ours = {record.quantity for record in numbers.records}
     published = {claim.quantity for claim in numbers.experiment.claims}
-    several = [quantity for quantity, count in places.items() if count > 1]
+    several = [quantity for quantity, count in counts.items() if count > 1]
     return max(
-        several, key=lambda quantity: (quantity in published, quantity in ours, places[quantity])
+        several, key=lambda quantity: (quantity in published, quantity in ours, counts[quantity])
     )
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """A row for each series and place with a published number, a column for each quantity and
-    kind."""
+    """Return a row for each series and x with a published number, and a column for each quantity
+    and kind."""
     wanted = list(
         dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without)
     )
@@ -125,15 +126,15 @@ def _table(numbers: ExperimentNumbers, without: str) -> Table:
     columns = sorted(
         dict.fromkeys((row.quantity, row.kind) for row in shown), key=lambda c: wanted.index(c[0])
     )
-    places = dict.fromkeys((row.series, row.x) for row in shown if row.kind == "published")
-    positioned = any(x is not None for _, x in places)
+    positions = dict.fromkeys((row.series, row.x) for row in shown if row.kind == "published")
+    positioned = any(x is not None for _, x in positions)
     rows = [
         [
             series,
             *[MISSING if x is None else f"{x:,g}"] * positioned,
             *("; ".join(texts[series, x, *column]) or MISSING for column in columns),
         ]
-        for series, x in places
+        for series, x in positions
     ]
     kinds = (f"{named(quantity)} {KIND_GLYPHS[kind]} {kind}" for quantity, kind in columns)
     return Table(["", *[numbers.x_label] * positioned, *kinds], rows)
@@ -149,8 +150,8 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Sentences on the number of runs behind measured and scaled points."""
-    said, counts = list[str](), defaultdict[str, set[int]](set)
+    """Return sentences on the number of runs behind each measured, counted and scaled point."""
+    sentences, counts = list[str](), defaultdict[str, set[int]](set)
     for layer in layers:
         counts[layer.kind] |= {point.count for point in layer.points}
     for kind in ("measured", "counted", "scaled"):
@@ -159,19 +160,19 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
             most = max(counts[kind])
             number = str(least) if least == most else f"{least} to {most}"
             spread = ", drawn as their mean with least and most" if most > 1 else ""
-            said.append(f"{kind.capitalize()}: {number} at a place{spread}.")
-    return said
+            sentences.append(f"{kind.capitalize()}: {number} at a place{spread}.")
+    return sentences
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Sentences on an ablation: its question, its training, the end of each arm and the verdict on
-    each effect."""
+    """Return sentences on an ablation: its question, its training, the end of each arm and the
+    verdict on each effect."""
     ablation = numbers.experiment.ablation
-    tried = [each for each in numbers.claims if each.scale == "reduced"]
+    tried = [item for item in numbers.claims if item.scale == "reduced"]
     if ablation is None or not tried:
         return []
     ends = [
-        f"{arm.name} {_end([each for each in numbers.records if each.series == arm.name])}"
+        f"{arm.name} {_end([item for item in numbers.records if item.series == arm.name])}"
         for arm in ablation.arms
     ]
     trained = (

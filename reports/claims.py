@@ -20,48 +20,50 @@ OWN: tuple[Kind, ...] = ("measured", "counted", "computed")
 
 
 class Claims(tuple[Verdict, ...]):
-    """Claims with their verdicts."""
+    """A tuple of claims with their verdicts, which can be counted and grouped."""
 
     @classmethod
     def of(cls, verdicts: Iterable[Verdict]) -> Self:
-        """The claims in the order of their outcomes."""
+        """Return the claims in the order of their outcomes."""
         order = list(LOOKS)
-        return cls(sorted(verdicts, key=lambda each: order.index(each.outcome)))
+        return cls(sorted(verdicts, key=lambda verdict: order.index(verdict.outcome)))
 
     @property
     def counts(self) -> Counter[Outcome]:
-        """Number of claims by outcome."""
-        return Counter(each.outcome for each in self)
+        """Return the number of claims by outcome."""
+        return Counter(verdict.outcome for verdict in self)
 
     @property
     def counted(self) -> int:
-        """Number of the documents' own claims."""
+        """Return the number of the documents' own claims."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
     def deviations(self) -> list[float]:
-        """How far our numbers are from the published ones, as shares, of the claims that state a
-        number."""
+        """Return how far our numbers are from the published ones, as shares, for claims that state
+        a number."""
         return [
-            abs(each.record.value / float(each.claim.value) - 1)
-            for each in self
-            if each.record
-            and each.scale not in ("", "reduced")
-            and each.claim.relation == "="
-            and each.claim.value
+            abs(verdict.record.value / float(verdict.claim.value) - 1)
+            for verdict in self
+            if verdict.record
+            and verdict.scale not in ("", "reduced")
+            and verdict.claim.relation == "="
+            and verdict.claim.value
         ]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, each group at
-        its first claim."""
-        parts: dict[str, list[Verdict]] = defaultdict(list)
-        for each in self:
-            parts[each.claim.paper if what == "paper" else getattr(each, what)].append(each)
-        return {name: Claims(part) for name, part in parts.items()}
+        """Return the claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, in
+        the order of each group's first claim."""
+        groups: dict[str, list[Verdict]] = defaultdict(list)
+        for verdict in self:
+            groups[verdict.claim.paper if what == "paper" else getattr(verdict, what)].append(
+                verdict
+            )
+        return {name: Claims(group) for name, group in groups.items()}
 
 
 class Group(NamedTuple):
-    """Outcomes of one kind, such as those of measured claims, with their claims."""
+    """A section of the page: outcomes of one scale, such as measured claims, with their claims."""
 
     name: str
     title: str
@@ -73,8 +75,8 @@ class Group(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """Claims by experiment in the catalogue's order, or by reason or need, the commonest
-        first."""
+        """Return the claims by experiment in the catalogue's order, or by reason or need, the
+        commonest first."""
         parts = self.claims.by(self.rows)
         return (
             dict(sorted(parts.items(), key=lambda at: -len(at[1])))
@@ -84,8 +86,10 @@ class Group(NamedTuple):
 
     @property
     def against(self) -> Claims:
-        """Claims that our results contradict, and predictions that missed."""
-        return Claims(each for each in self.claims if each.is_against or each.outcome == "missed")
+        """Return the claims that our results contradict, and the predictions that missed."""
+        return Claims(
+            verdict for verdict in self.claims if verdict.is_against or verdict.outcome == "missed"
+        )
 
 
 class PaperPart(NamedTuple):
@@ -93,19 +97,19 @@ class PaperPart(NamedTuple):
 
     title: str
     place: str
-    """Id of its exhibit on the page; empty without one."""
+    """Id of its exhibit on the page; empty if it has no exhibit."""
     exhibit: Exhibit | None
     """The exhibit, if it is drawn in this part."""
     claims: Claims
 
     @property
     def shared(self) -> dict[str, str]:
-        """Facts common to all claims, shown once."""
-        said = [described(each.claim) for each in self.claims]
+        """Return the facts common to all claims, which are shown once."""
+        described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
-            for label, text in said[0].items()
-            if all(facts.get(label) == text for facts in said)
+            for label, text in described_claims[0].items()
+            if all(facts.get(label) == text for facts in described_claims)
         }
 
 
@@ -119,9 +123,10 @@ class Paper(NamedTuple):
 
 
 def described(claim: Claim) -> dict[str, str]:
-    """Sentence, source, protocol, tolerance, class and note of a claim, by label."""
+    """Return the sentence, source, protocol, tolerance, class and note of a claim, by label; empty
+    ones are left out."""
     allowed = claim.allowed
-    told = {
+    facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
         "Read in": f"{claim.citation}, {CONFIDENCES[claim.confidence]}",
         "Protocol": claim.protocol,
@@ -129,14 +134,15 @@ def described(claim: Claim) -> dict[str, str]:
         "Class": claim.says,
         "Note": claim.notes,
     }
-    return {label: text for label, text in told.items() if text not in ("", "exact")}
+    return {label: text for label, text in facts.items() if text not in ("", "exact")}
 
 
 def group_claims(claims: Claims) -> list[Group]:
-    """Groups of claims in the order of the outcomes; the group of measured claims may be empty."""
+    """Group the claims into sections of the page, in its order. Omit empty sections, except the
+    first, of measured claims."""
     groups: list[Group] = []
     for name, (title, rows, text) in STYLE["groups"].items():
-        some = Claims(each for each in claims if (each.scale or each.outcome) == name)
+        some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
         if some or not groups:
             groups.append(
                 Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some)
@@ -150,13 +156,13 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Each paper with its tables and figures. An exhibit stands in the paper that most of its
-    claims are from.
+    """Return each paper with its tables and figures. An exhibit belongs to the paper that most of
+    its claims are from.
 
-    `drawn` has exhibits by experiment; `elsewhere` has the ids of exhibits in other parts of the
+    `drawn` holds exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the
     page.
     """
-    places = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
+    ids = {*elsewhere, *(exhibit.name for exhibit in drawn.values())}
     homes = {
         name: mode([claim.paper for claim in experiments[name].claims] or [name.partition("/")[0]])
         for name in drawn
@@ -165,13 +171,13 @@ def paper_parts(
     for paper, mine in sorted(
         claims.by("paper").items(), key=lambda part: [*PAPERS].index(part[0])
     ):
-        theirs = Claims(each for each in mine if each.outcome == UNCOUNTED)
-        asked = Claims(each for each in mine if each.outcome != UNCOUNTED).by("experiment")
+        theirs = Claims(verdict for verdict in mine if verdict.outcome == UNCOUNTED)
+        asked = Claims(verdict for verdict in mine if verdict.outcome != UNCOUNTED).by("experiment")
         parts = []
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title, place = (
+            title, anchor = (
                 experiments[name].title if name else "Claims without an experiment",
                 name.replace("/", "-"),
             )
@@ -179,7 +185,7 @@ def paper_parts(
             exhibit = drawn[name] if homes.get(name) == paper else None
             parts.append(
                 PaperPart(
-                    title, place if place in places else "", exhibit, asked.get(name, Claims(()))
+                    title, anchor if anchor in ids else "", exhibit, asked.get(name, Claims(()))
                 )
             )
         if theirs:
@@ -189,27 +195,32 @@ def paper_parts(
 
 
 def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
-    """The verdicts on the order of the sizes that had a forecast before their trainings; empty if
-    none was tried."""
-    tried = [each for each in verdicts if each.experiment == ORDER and each.scale == "reduced"]
+    """Return a sentence with the verdicts on the order of the sizes that were forecast before the
+    trainings; empty if there are no such verdicts."""
+    tried = [
+        verdict
+        for verdict in verdicts
+        if verdict.experiment == ORDER and verdict.scale == "reduced"
+    ]
     if not tried:
         return ""
-    told = ", ".join(
-        f"the step to {each.claim.id.rpartition('/')[2]} is {named(each.outcome)}"
-        for each in sorted(tried, key=lambda each: each.claim.id)
+    outcomes = ", ".join(
+        f"the step to {verdict.claim.id.rpartition('/')[2]} is {named(verdict.outcome)}"
+        for verdict in sorted(tried, key=lambda verdict: verdict.claim.id)
     )
-    return f"In other runs, whose forecast was sealed before they were trained, {told}."
+    return f"In other runs, whose forecast was sealed before they were trained, {outcomes}."
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Places where a document disagrees with itself, with what was found here about the printed
-    numbers."""
+    """Return a table of contradictions inside documents, with our numbers for the printed ones."""
     rows = []
     for erratum in (errata := read_errata().errata):
         own = {
-            f"{each.claim.id}: {show(each.record.value)}": None
-            for each in claims
-            if erratum_of(each.claim) is erratum and each.record and each.record.kind in OWN
+            f"{verdict.claim.id}: {show(verdict.record.value)}": None
+            for verdict in claims
+            if erratum_of(verdict.claim) is erratum
+            and verdict.record
+            and verdict.record.kind in OWN
         }
         heads = (
             f"{erratum.document}, {erratum.place}",
@@ -242,12 +253,12 @@ def errata_exhibit(claims: Claims) -> Exhibit:
 
 
 def unlinked(text: str) -> str:
-    """The text with each Markdown link as its words."""
+    """Replace each Markdown link by its words."""
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """All claims as data."""
+    """Return all claims as data: the published number, ours, the verdict and the run behind it."""
     heads = (
         "claim",
         "published",

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
 KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ablations", "against"))
-"""Results that are kept with the code, which every page has: a reproduction, and what stands beside
-one."""
+"""Results that are kept with the code, which every page shows."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
 
@@ -56,7 +55,7 @@ def build(
             "--kept shows the results that are kept with the code: name no runs beside it"
         )
     if out and out.exists() and not (out / SOURCES).is_file():
-        raise BadInput(f"{out} is there and is no report: name a new folder with --out")
+        raise BadInput(f"{out} exists and is not a report: name a new folder with --out")
     report = _assemble([KEPT[0]] if kept else runs)
     if out is None and report.reproduction.directory.is_relative_to(HOME / "results"):
         raise BadInput(
@@ -80,8 +79,8 @@ def training(
 ) -> None:
     """Write the page of one training as NAME.html: one file, to open in a browser or to send.
 
-    It has the curves, the numbers behind them, the data card, and what `mlm-eval --json` wrote
-    beside the run of its checkpoints: results and generated text. If a file is damaged, no page is
+    It has the curves, the numbers behind them, the data card, and the results and generated text of
+    its checkpoints that `mlm-eval --json` wrote beside the run. If a file is damaged, no page is
     written, and the command exits with code 6.
     """
     from mlm_repro.lineage.atomic import write_bytes
@@ -103,5 +102,5 @@ def _assemble(runs: list[Path] | None) -> "Report":
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line of `mlm-report`."""
     run_command(app)

@@ -1,5 +1,5 @@
-"""Other engines on the page: two engines' losses on each other, and what a release computes
-otherwise on a layout."""
+"""Other engines on the page: the losses of two engines trained alike, and faults of released
+engines on a layout."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from mlm_repro.reports.figures import Layer, Panel, Point
 
 
 def read_engines(run: Path) -> Benchmark:
-    """Read the record of a run. Raises BadInput if it has no curves of two engines, with
-    differences and tolerances."""
+    """Read the record of a comparison of two engines. Raises BadInput unless the first case, and
+    every other case with series, has four of one length: ours, theirs, their difference and its
+    tolerance."""
     result = read_benchmark(run / AGAINST)
     for case in result.cases[:1] + [case for case in result.cases if case.series]:
         if len(case.series) != 4 or len({len(series.samples) for series in case.series}) > 1:
@@ -26,7 +27,7 @@ def read_engines(run: Path) -> Benchmark:
 
 
 def apart(results: Sequence[Benchmark]) -> str:
-    """How far the losses of two engines are apart, by layout."""
+    """Return a sentence on the largest difference between the losses of two engines, by layout."""
     theirs = ", ".join(dict.fromkeys(result.title.partition(" beside ")[0] for result in results))
     by_layout = ", ".join(f"{max(_losses(each)[2]):.2g} ({_setting(each)[1]})" for each in results)
     iterations = max(len(_losses(result)[0]) for result in results)
@@ -36,8 +37,8 @@ def apart(results: Sequence[Benchmark]) -> str:
 
 
 def engines_exhibit(*runs: Path) -> Exhibit:
-    """Two engines trained alike, on one layout or more, in one figure. Raises BadInput for a
-    damaged record."""
+    """Return one figure and tables of two engines trained alike, on one layout or more. Raises
+    BadInput for a damaged record."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
     heads = ("ours", "theirs", "difference", "tolerance")
     data = [
@@ -63,7 +64,7 @@ def engines_exhibit(*runs: Path) -> Exhibit:
         apart(results),
         "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance.",
     ]
-    told = [
+    notes = [
         *(line for each in results for line in (*setting_lines(each), each.environment.sentence)),
         *results[0].notes,
     ]
@@ -88,28 +89,29 @@ def engines_exhibit(*runs: Path) -> Exhibit:
                 1,
             )
         ],
-        [printable(line) for line in dict.fromkeys(told)],
+        [printable(line) for line in dict.fromkeys(notes)],
     )
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Model, layout and precision."""
+    """Return the model, the layout and the precision that the record's title names."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
-    """Ours, theirs, their difference and its tolerance, for each iteration."""
+    """Return our losses, theirs, their difference and its tolerance, with a value for each
+    iteration."""
     return [series.samples for series in result.cases[0].series]
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Shares of the tolerance that differences take."""
+    """Return the differences as shares of their tolerances."""
     return [ratio.value for case in result.cases for ratio in case.ratios]
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
-    """Both engines' losses on each other, and their differences, where there is one, with the least
-    tolerance."""
+    """Return a panel of both engines' losses, and one of their nonzero differences with the least
+    tolerance of all layouts."""
     losses, differences = list[Layer](), list[Layer]()
     every = [_losses(result) for result in results]
     least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
@@ -133,4 +135,5 @@ def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
 
 
 def _points(values: Sequence[float]) -> tuple[Point, ...]:
+    # Zero cannot be drawn on the logarithmic axis of the differences.
     return tuple(Point(number, value) for number, value in enumerate(values, 1) if value > 0)

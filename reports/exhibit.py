@@ -1,5 +1,4 @@
-"""Exhibits, the parts of the page, each with a caption, data and the command that makes it
-again."""
+"""Exhibits, the parts of the page, each with a caption, data and the command that reproduces it."""
 
 import re
 from collections.abc import Sequence
@@ -27,9 +26,9 @@ class Exhibit:
     data: Table
     """Numbers as recorded, the content of NAME.csv."""
     command: str = ""
-    """Command that makes the numbers again; empty if it is not known."""
+    """Command that reproduces the numbers; empty if it is not known."""
     panels: Sequence[Panel] = ()
-    """Panels of its figure; none without one."""
+    """Panels of its figure; empty if it has no figure."""
     alt: str = ""
     """Text alternative of the figure."""
     tables: Sequence[Table] = ()
@@ -43,22 +42,22 @@ class Exhibit:
 
     @property
     def said(self) -> tuple[list[str], list[str]]:
-        """The two sentences of the caption, and what else there is to say."""
-        every = [sentence for part in self.caption for sentence in SENTENCE.split(part)]
+        """Return the caption's first two sentences, and all other sentences and notes."""
+        every = [sentence for text in self.caption for sentence in SENTENCE.split(text)]
         return every[:2], [*every[2:], *self.notes]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of numbers, if the data name them."""
+        """Return the kinds of the numbers; empty if the data do not state them."""
         if "kind" not in self.data.heads:
             return ()
-        place = self.data.heads.index("kind")
-        return tuple(dict.fromkeys(row[place] for row in self.data.rows))
+        column = self.data.heads.index("kind")
+        return tuple(dict.fromkeys(row[column] for row in self.data.rows))
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """Data for the page: cells that are the same in every row by head, and the other columns,
-        words first."""
+        """Return the data for the page: cells that are the same in every row, by head, and a table
+        of the other columns, words first."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
         words = [head for head in columns if head not in shared and head not in NUMERIC]

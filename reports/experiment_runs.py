@@ -30,34 +30,34 @@ class Origin:
 
     @classmethod
     def of(cls, run: Reproduction) -> "Origin":
-        """A reproduction as an origin."""
+        """Return a reproduction as an origin."""
         return cls(run.directory, run.manifest, seeds_of(run.records))
 
     @property
     def name(self) -> str:
-        """Name of the run's directory."""
+        """Return the name of the run's directory."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def experiment(self) -> str:
-        """Name of the experiment that its numbers are of."""
+        """Return the name of the experiment that its numbers belong to."""
         return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """Sorted seeds of some records."""
+    """Return the sorted seeds of some records."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
-    """Find the reproduction among `paths` and the runs that stand beside it, all of `beside` among
-    them.
+    """Return the reproduction among `paths`, and the runs that stand beside it, including all of
+    `beside`.
 
     A folder of runs gives the newest run of each experiment, and the newest reproduction if none is
     named. A reproduction gives the runs of experiments inside it.
 
-    Raises BadInput without a reproduction, with two, or for a path that is neither a run nor a
-    folder of runs.
+    Raises BadInput unless there is exactly one reproduction, and for a path that is neither a run
+    nor a folder of runs.
     """
     given = {path: kind_of(path) for path in paths}
     for path, kind in given.items():
@@ -78,20 +78,23 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         for path in every
         for run in ([path] if path != own and kind_of(path) else _newest(path))
     ]
+    # By resolved name, because a link and the directory that it leads to are one run.
     return own, list(
         {run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values()
     )
 
 
 def kind_of(path: Path) -> str:
-    """Kind of the run in a directory, by its manifest; empty without a run."""
+    """Return the kind of the run in a directory, from its manifest; empty if it has no manifest.
+    Raises BadInput if the path is not a directory."""
     if not path.is_dir():
         raise BadInput(f"{path} is not a directory")
     return read_document(path / MANIFEST, Manifest).kind if (path / MANIFEST).exists() else ""
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Results and origins of the runs of experiments that have numbers.
+    """Return the results of the runs, and the origins that have numbers; a run that was never
+    finished is named as left out.
 
     Raises IntegrityFailure or BadInput for a damaged run, and for a number that is of another run
     or experiment or has no digest.
@@ -108,7 +111,7 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
         if not (origin and record.digest and origin.experiment == record.experiment):
             number = f"{record.series}, {record.quantity}"
             raise IntegrityFailure(
-                f"a number ({number}) has no digest, or is of another run or experiment"
+                f"a number ({number}) has no digest, or belongs to another run or experiment"
             )
         by_run[record.source].append(record)
     shown = [
@@ -125,7 +128,7 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """A run, or each that a study of experiments keeps."""
+    """Return the run's own origin, or one for each run that a study of experiments keeps."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -139,7 +142,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Runs of experiments and engines that links lead to, and runs without a link."""
+    """Return the runs of experiments and engines in a folder that links lead to, and those
+    without a link."""
     here = [
         path
         for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*")

@@ -1,4 +1,4 @@
-"""Charts of numbers over places: panels of layers, each the numbers of one series and one kind."""
+"""Charts of numbers over x: panels of layers, each with the numbers of one series and one kind."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDE, COLUMN = (10.6, 4.4), (4.5, 3.45)
-"""Inches of a figure as wide as the page, and of one of which two stand beside each other."""
+"""Width and height in inches of a figure as wide as the page, and of a figure that takes half of
+it."""
 KEY_CHARACTERS = 15
 """Letters of the key that fit on an inch."""
 MOST_TICKS = 10
-"""Most places that have a tick and an interval each; of more, every so many have a marker, and a
-band is drawn."""
+"""Largest number of x values that each have a tick, and of points that each have an interval; more
+points get a band."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A number at a place, or the mean of several."""
+    """A number at an x, or the mean of several."""
 
     x: float
     value: float
@@ -35,18 +36,19 @@ class Point:
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """The mean of several numbers with the least and the greatest; of one no interval."""
+        """Return the mean of several numbers at an x, with minimum and maximum; a single number has
+        no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One series of one kind."""
+    """The numbers of one series and one kind."""
 
     series: str
     rank: int
-    """Place among the series. It decides colour and marker."""
+    """Index among the series. It decides colour and marker."""
     kind: str
     """Kind of the numbers, or another name of a line in style.toml."""
     points: tuple[Point, ...]
@@ -54,49 +56,49 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """Last value."""
+        """Return the last value."""
         return self.points[-1].value
 
     @property
     def repeats(self) -> int:
-        """Most numbers at one place."""
+        """Return the largest count of numbers behind a point."""
         return max(point.count for point in self.points)
 
     @property
     def has_marker(self) -> bool:
-        """False for a limit, which is a line alone."""
+        """Return False for a limit, which is a line alone."""
         return LINES[self.kind]["markersize"] > 0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Layers over one pair of axes."""
+    """A chart: layers over one pair of axes, with their labels."""
 
     layers: Sequence[Layer]
     x_label: str
     y_label: str
     title: str = ""
     is_logarithmic: bool = False
-    """True if the y axis is logarithmic whatever stands on it."""
+    """True if the y axis is logarithmic whatever its values are."""
 
     @property
     def has_curves(self) -> bool:
-        """True for courses of trainings of one kind, which a reader tells apart by their models
+        """Return True for training curves of one kind, which a reader tells apart by their models
         alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """One layer for each kind and series with places on the x axis, published first, then by
+    """Return one layer for each kind and series whose numbers have an x, published first, then by
     `order`.
 
-    Several of our numbers at a place become their mean with its spread; of several published
-    numbers the first counts.
+    Several of our numbers at an x become their mean with its spread; of several published numbers
+    the first counts.
     """
-    places: dict[tuple[str, Kind], dict[float, list[Record]]] = {}
+    by_series: dict[tuple[str, Kind], dict[float, list[Record]]] = {}
     for number in numbers:
         if number.x is not None:
-            places.setdefault((number.series, number.kind), {}).setdefault(number.x, []).append(
+            by_series.setdefault((number.series, number.kind), {}).setdefault(number.x, []).append(
                 number
             )
     layers = [
@@ -106,7 +108,7 @@ def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
             kind,
             tuple(_point(x, kind, at) for x, at in sorted(by_x.items())),
         )
-        for (name, kind), by_x in places.items()
+        for (name, kind), by_x in by_series.items()
     ]
     return sorted(layers, key=lambda layer: (layer.kind != "published", layer.rank))
 
@@ -118,8 +120,8 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
-    """Draw the panels beside each other under one key of their series and kinds; curves have a key
-    in their panel."""
+    """Draw the panels beside each other under one key of their series and kinds. Panels of training
+    curves have keys of their own."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -156,11 +158,11 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer over x, logarithmic if the places multiply; intervals and spreads as
-    whiskers or as a band.
+    """Draw every layer over x, with intervals as whiskers or as a band; x is logarithmic if its
+    values multiply.
 
     Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
-    four. A loss has no meaningful zero.
+    four. Other axes begin at zero, except a loss's, because zero means nothing for a loss.
     """
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:
@@ -176,11 +178,11 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        places, values = (
+        x_values, values = (
             [point.x for point in layer.points],
             [point.value for point in layer.points],
         )
-        axes.plot(places, values, color=color, marker=marker, markevery=every, **line)
+        axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
         if ranges := [
             (point.x, point.value, point.low, point.high)
             for point in layer.points
@@ -238,12 +240,12 @@ def _plain_log_ticks(axes: "Axes") -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _multiply(places: Sequence[float]) -> bool:
-    """True if each place is about twice the one before or more, or if one factor leads from each to
-    the next."""
-    if len(places) < 3 or places[0] <= 0:
+def _multiply(x_values: Sequence[float]) -> bool:
+    """Return True if each x is about twice the one before or more, or if one factor leads from each
+    to the next."""
+    if len(x_values) < 3 or x_values[0] <= 0:
         return False
-    factors = [after / before for before, after in pairwise(places)]
+    factors = [after / before for before, after in pairwise(x_values)]
     return min(factors) >= 1.9 or (
-        places[-1] > 100 * places[0] and max(factors) < 1.01 * min(factors)
+        x_values[-1] > 100 * x_values[0] and max(factors) < 1.01 * min(factors)
     )

@@ -17,7 +17,8 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Everything that a page is made from."""
+    """A complete reproduction, as a page takes it: its manifest, summary, records, data and
+    results."""
 
     directory: Path
     manifest: Manifest
@@ -38,28 +39,30 @@ class Reproduction:
 
     @property
     def own_kind(self) -> Kind:
-        """The kind of the numbers that this reproduction made."""
+        """Return the kind of the numbers that this reproduction made."""
         return "scaled" if self.summary.mode == "scaled" else "measured"
 
     @property
     def stands_in(self) -> bool:
-        """True if texts held out from the run's own data stand in for the published test sets."""
+        """Return True if texts held out from the run's own data stand in for the published test
+        sets."""
         return any(record.quantity.startswith("heldout_") for record in self.select("2019/table-3"))
 
     @property
     def order(self) -> list[str]:
-        """Series of the summary, smallest first, then the others of the records by name."""
+        """Return the series of the summary, smallest first, then the other series of the records by
+        name."""
         named = dict.fromkeys(model.series for model in self.summary.models)
         return list(named | dict.fromkeys(sorted(record.series for record in self.records)))
 
     @property
     def command(self) -> str:
-        """The command that makes its numbers again; empty if the summary has none."""
+        """Return the command that reproduces its numbers; empty if the summary has no command."""
         return next(iter(self.summary.commands.values()), "")
 
     def select(self, experiment: str, *quantities: str) -> list[Record]:
-        """Records of a published table or figure in file order, of all quantities or of the named
-        ones."""
+        """Return the records of a published table or figure in file order, of all quantities or of
+        the named ones."""
         return [
             record
             for record in self.records
@@ -68,8 +71,8 @@ class Reproduction:
 
 
 def newest_reproduction(runs: Path) -> Path:
-    """The complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput
-    without one."""
+    """Return the complete `reproduce-*` directory under `runs` that was begun last. Raises BadInput
+    if no reproduction is complete."""
     reproductions = [
         path for path in sorted(runs.glob("reproduce-*")) if path.is_dir() and not path.is_symlink()
     ]
@@ -83,9 +86,9 @@ def newest_reproduction(runs: Path) -> Path:
 def load_reproduction(directory: Path) -> Reproduction:
     """Read a reproduction directory.
 
-    Raises BadInput for another directory or an unfinished run, IntegrityFailure for one that was
-    changed after it was sealed, a file that cannot be read, or a number without a source, or
-    neither published nor with a digest or a run of this reproduction.
+    Raises BadInput if it holds another kind of run or an unfinished one. Raises IntegrityFailure if
+    it was changed after it was sealed, if a file cannot be read, or if a number has no source, or
+    is neither published nor has a digest or a run of this reproduction.
     """
     directory = directory.resolve()
     manifest = read_document(RunDirectory.open(directory, "reproduction").path / MANIFEST, Manifest)

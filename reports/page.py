@@ -45,6 +45,7 @@ def write_report(report: Report, directory: Path) -> None:
     drawings = render_all(exhibits)
     figures = directory / "figures"
     figures.mkdir()
+    # A text may have lone surrogates, which UTF-8 cannot carry.
     (directory / "index.html").write_bytes(render_page(report, drawings).encode("utf-8", "replace"))
     for exhibit in exhibits:
         for form, content in files_of(exhibit, drawings.get(exhibit.name)).items():
@@ -53,7 +54,7 @@ def write_report(report: Report, directory: Path) -> None:
 
 
 def shell() -> JSON:
-    """Style, script and helpers of every page."""
+    """Return the style, script and helpers that the template of every page takes."""
     folder = Path(__file__).parent / "templates"
     return {
         "style": Markup(theme_css() + (folder / "page.css").read_text(encoding="utf-8")),
@@ -65,7 +66,7 @@ def shell() -> JSON:
 
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
-    """The HTML text; every value is escaped except our own drawings and script."""
+    """Return the page's HTML; every value is escaped except our own drawings and script."""
     reproduction, verdicts = report.reproduction, report.claims
     context = {
         "report": report,

@@ -46,8 +46,8 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 
 def render(exhibit: Exhibit) -> Drawing:
-    """The figure of an exhibit that has one: as this machine drew it last, unless its numbers or
-    the code changed."""
+    """Return the figure of an exhibit that has one: as this machine drew it last, unless its
+    numbers or the code changed."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name = f"figure-{exhibit.name}"
     made_of = f"{_drawn_with()} {exhibit.name} {numbers}"
@@ -63,7 +63,8 @@ def _drawn_with() -> str:
 
 
 def _draw(exhibit: Exhibit) -> bytes:
-    """Lay out and draw in one pass; `savefig` would draw a figure with a layout twice."""
+    """Draw the figure as SVG, with its layout, in one pass; `savefig` would draw a figure with a
+    layout twice."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     with figure_style(exhibit.name):
@@ -75,8 +76,8 @@ def _draw(exhibit: Exhibit) -> bytes:
 
 
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
-    """The drawing for the page: colours of its theme, styles as classes, coordinates to a tenth of
-    a point."""
+    """Return the drawing for the page: colours of its theme, styles as classes, coordinates rounded
+    to a tenth of a point."""
     styles: dict[str, str] = {}
 
     def shorten(attribute: re.Match[str]) -> str:
@@ -103,7 +104,7 @@ def _inline(svg: str, exhibit: Exhibit) -> Markup:
 
 
 def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
-    """Content of NAME.csv, and of NAME.svg if there is a figure, by form."""
+    """Return the content of NAME.csv, and of NAME.svg if there is a figure, by form."""
     return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
         {"svg": drawing.svg} if drawing else {}
     )

@@ -51,7 +51,7 @@ class Sources(FileSchema):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a report."""
+    """Inputs of a report: a reproduction, and the runs that the page shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
@@ -59,8 +59,8 @@ class Inputs:
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Inputs of a built report. Raises IntegrityFailure if sources.json is damaged or
-        missing."""
+        """Return the inputs of a report that was built. Raises IntegrityFailure if sources.json is
+        damaged or missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
         return cls(
             reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
@@ -68,13 +68,13 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Inputs without the reproduction, by paths relative to it."""
+        """Return the inputs without the reproduction, by paths relative to it."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """Command that builds the report again, with paths relative to the parent of the folder of
-        runs."""
+        """Return the command that builds the report again, with paths relative to the parent of the
+        folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -84,11 +84,11 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """Content of a page."""
+    """Everything that one page shows."""
 
     reproduction: Reproduction
     exhibits: dict[str, Exhibit]
-    """Exhibits of the reproduction and the verdicts, which have fixed places on the page."""
+    """Exhibits of the reproduction and the verdicts, whose positions on the page are fixed."""
     claims: Claims
     papers: tuple[Paper, ...]
     sections: Mapping[str, Exhibit]
@@ -99,47 +99,47 @@ class Report:
     """A sentence for each run that was never finished."""
     inputs: Inputs
     kept: Reproduction | None
-    """The reproduction that is kept with the code, beside another one."""
+    """The reproduction that is kept with the code, if the page shows another one; else None."""
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Exhibits in the order of the page."""
+        """Return the exhibits in the order of the page."""
         drawn = [part.exhibit for paper in self.papers for part in paper.parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
-        """Claims grouped by outcome."""
+        """Return the claims in sections by outcome."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Sentences on what the counts hide, and on verdicts that could have failed, by the file
-        beside the runs."""
+        """Return sentences on what the counts hide, and on verdicts that could have failed, from
+        the files beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Each finding in short: the id of its part, its name and a sentence."""
-        told = [("reproduction", "This run", order_of(self.reproduction))]
+        """Return each finding in short: the id of its part, its name and a sentence."""
+        short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
-            told.append((place, "Kept with the code", order_of(self.kept)))
+            short.append((place, "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
-            told.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
+            short.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
         return [
-            *told,
+            *short,
             *(
-                (f"{each.name}-section", title, each.caption[0])
-                for title, each in self.sections.items()
+                (f"{exhibit.name}-section", title, exhibit.caption[0])
+                for title, exhibit in self.sections.items()
             ),
         ]
 
     @property
     def homes(self) -> dict[str, str]:
-        """Run on the page for each source that a record names."""
+        """Return the name of the run on the page for each source that a record names."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -147,7 +147,7 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Assemble a page. Raises Fault if two exhibits have one name."""
+    """Read the inputs and assemble the page. Raises Fault if two exhibits have one name."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)
@@ -158,15 +158,15 @@ def assemble(inputs: Inputs) -> Report:
     )
     verdicts = judge(experiments.values(), replace(results, records=records))
     worked = [
-        each.record
+        number.record
         for experiment in experiments.values()
-        for each in worked_out(experiment).numbers
+        for number in worked_out(experiment).numbers
     ]
-    # A run's own are the same, or of an earlier version.
-    known = {_place(record) for record in worked}
+    # A run's computed numbers are the same, or an earlier version's.
+    known = {_position(record) for record in worked}
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
-    beside = [record for record in results.records if _place(record) not in known]
+    beside = [record for record in results.records if _position(record) not in known]
     drawn = _drawn(experiments, claims, (*worked, *beside))
     papers = paper_parts(claims, experiments, drawn, exhibits)
     sections: dict[str, Exhibit] = {}
@@ -198,15 +198,15 @@ def assemble(inputs: Inputs) -> Report:
     return report
 
 
-def _place(record: Record) -> tuple[str, str, str, str, float | None]:
+def _position(record: Record) -> tuple[str, str, str, str, float | None]:
     return record.experiment, record.series, record.quantity, record.kind, record.x
 
 
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Tables and figures of experiments, with what was run and worked out, without those that the
-    reproduction itself makes."""
+    """Return tables and figures of experiments, with the numbers that were run and computed, except
+    for experiments that a reproduction shows itself."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
         if experiment.reproduction:

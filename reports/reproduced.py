@@ -15,21 +15,21 @@ from mlm_repro.reports.figures import Layer, Panel, layers_of
 from mlm_repro.reports.load import Reproduction
 
 NAMES: dict[str, str] = {"scaled": "scaled twins"}
-"""Names of kinds in figures and captions, where that is not the kind's own."""
+"""Names of kinds in figures and captions, if they differ from the kind's own."""
 VALIDATED = (
     "Points are of a fixed part of the validation text{}; the numbers at the top are of all of it."
 )
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
-"""Ends of the names of quantities that mean something at any size."""
+"""Last words of the quantities that mean something at any size."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Exhibits by name; one without numbers is absent."""
+    """Return the exhibits by name; those without numbers are left out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Perplexities by kind, published last."""
+    """Return a panel of perplexity curves for each kind, published last."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -49,25 +49,25 @@ def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
             "2019-figure-6",
             "Validation perplexity against iterations",
             [
-                said := _ends(curves),
+                sentence := _ends(curves),
                 VALIDATED.format(_means(curves, ", means of several seeds with the bands of all")),
             ],
             tables.records_data(perplexities),
             reproduction.command,
             by_kind(curves),
-            f"Line charts of validation perplexity over iterations, logarithmic. {said}",
+            f"Line charts of validation perplexity over iterations, logarithmic. {sentence}",
         )
     losses = reproduction.select("2019/training-loss", "training_loss")
     if curves := _labelled(losses, reproduction):
-        said = _ends(curves) + _means(curves, " Lines are means of several seeds.")
+        sentence = _ends(curves) + _means(curves, " Lines are means of several seeds.")
         yield Exhibit(
             "training-loss",
             "Training loss against iterations",
-            [said],
+            [sentence],
             tables.records_data(losses),
             reproduction.command,
             [Panel(curves, "iteration", "training loss (nats per token)")],
-            f"Line chart of training loss against iterations. {said}",
+            f"Line chart of training loss against iterations. {sentence}",
         )
 
 
@@ -90,14 +90,14 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
             "2019-table-3", "WikiText-103 and LAMBADA", tables.records_data(benchmarks), shown
         )
     if ours := [record for record in benchmarks if record.kind != "published"]:
-        said = (
+        sentences = (
             reproduction.scores.sentences(reproduction.summary.labels)
             if reproduction.scores
             else ()
         )
         title = "The models on the same texts"
         data = tables.records_data(ours)
-        yield exhibit("2019-twins", title, data, [twins_table(reproduction)], said)
+        yield exhibit("2019-twins", title, data, [twins_table(reproduction)], sentences)
     if further:
         yield exhibit(
             "further-numbers", "Further numbers", data := tables.records_data(further), [data]
@@ -119,7 +119,8 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Tables of results by protocol, the models in this order and under their labels."""
+    """Return tables of results by protocol, with the models in this order and under their
+    labels."""
     data, shown = (
         tables.evaluations_data(evaluations),
         tables.evaluations_tables(evaluations, order, labels or {}),
@@ -128,7 +129,8 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """The table of what each stage kept, and of why documents were dropped."""
+    """Return the table of documents that each stage kept, and of reasons for dropping the
+    others."""
     data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
     return Exhibit(
         "data-ledger", "What each stage kept and dropped", (), data, command, tables=shown
@@ -136,7 +138,7 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Curves by kind and series; those of trained models have their sizes in their names."""
+    """Return the curves by kind and series; the names of trained models include their sizes."""
     labels = reproduction.summary.labels
     return [
         (
@@ -154,20 +156,20 @@ def _ends(curves: Sequence[Layer]) -> str:
     return f"At the end: {'; '.join(ends)}."
 
 
-def _means(curves: Sequence[Layer], said: str) -> str:
-    return said if any(curve.repeats > 1 for curve in curves) else ""
+def _means(curves: Sequence[Layer], sentence: str) -> str:
+    return sentence if any(curve.repeats > 1 for curve in curves) else ""
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """The order of the sizes in a reproduction, as a sentence."""
+    """Return a sentence on the order of the sizes in a reproduction."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """A row for each model with what means something at its size, and one of a guess that is even
-    over the vocabulary.
+    """Return a row for each model with the quantities that mean something at its size, and a row
+    for an even guess over the vocabulary.
 
-    Several seeds are shown as their mean with the least and the greatest.
+    Several seeds are shown as their mean, minimum and maximum.
     """
     cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in reproduction.select("2019/table-3"):

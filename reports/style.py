@@ -32,7 +32,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 KIND_GLYPHS: dict[Kind, str] = {kind: glyph for kind, (glyph, _) in STYLE["kinds"].items()}
 KIND_MEANINGS: dict[Kind, str] = {kind: meaning for kind, (_, meaning) in STYLE["kinds"].items()}
 CONFIDENCES: dict[str, str] = STYLE["confidences"]
-"""Description of how a claim was read."""
+"""Descriptions of how a claim was read."""
 
 
 class OutcomeLook(NamedTuple):
@@ -49,15 +49,16 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Colour and marker, in every figure, of the model at a place by size."""
-    place = rank % len(MARKERS)
-    return LIGHT[f"model-{place}"], MARKERS[place]
+    """Return the colour and the marker, in every figure, of the model with this size rank."""
+    index = rank % len(MARKERS)
+    return LIGHT[f"model-{index}"], MARKERS[index]
 
 
 def theme_css() -> str:
-    """CSS of both themes: the system's choice, unless the page's switch sets `data-theme`."""
+    """Return the CSS of both themes: the system's choice, unless the page's switch sets
+    `data-theme`."""
     light, dark = (
-        "".join(f"--{name}:{pair[place]};" for name, pair in PALETTE.items()) for place in (0, 1)
+        "".join(f"--{name}:{pair[index]};" for name, pair in PALETTE.items()) for index in (0, 1)
     )
     return (
         f":root{{color-scheme:light;{light}}}\n"
@@ -85,14 +86,14 @@ def figure_style(salt: str) -> Iterator[None]:
 
 
 def powers(text: str) -> str:
-    """The text with each `^number` in raised figures."""
+    """Return the text with each `^number` in superscript digits."""
     raised = str.maketrans("0123456789-.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻·")
     return re.sub(r"\^(-?\d+(?:\.\d+)?)", lambda match: match[1].translate(raised), printable(text))
 
 
 @cache
 def template_environment() -> Environment:
-    """The renderer of the templates: an unknown name is an error, and values are escaped."""
+    """Return the renderer of the templates: an unknown name is an error, and values are escaped."""
     environment = Environment(
         loader=PackageLoader("mlm_repro.reports"),
         autoescape=True,

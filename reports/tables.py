@@ -51,7 +51,7 @@ COLUMNS = (
     "num_correct",
     "num_examples",
 )
-"""Fields of a result that the CSV lists; empty where a result of its kind has none."""
+"""Fields of a result that the CSV lists; a cell is empty if results of its kind lack the field."""
 LAST_WORD = (
     "accuracy",
     "correct",
@@ -60,12 +60,13 @@ LAST_WORD = (
 )
 OURS = "this reproduction"
 MEANINGLESS = 10_000
-"""Perplexity of words from which on it says nothing: bits per byte do."""
+"""Word perplexity from which on the number is not shown, because it says nothing; bits per byte
+do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """A table for each benchmark with records: a column for each published source, one for models
-    of that size."""
+    """Return a table for each benchmark that has records: a column for each published source, and
+    one for our models of the published size."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
@@ -79,16 +80,16 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
             heads = sorted(columns, key=(OURS,).count)
             text = "{:.2f} %".format if quantity.endswith("accuracy") else show
             rows = [
-                [name, *(cell_of(cells[name, each], text) for each in heads)] for name in series
+                [name, *(cell_of(cells[name, head], text) for head in heads)] for name in series
             ]
             tables.append(Table(("model", *heads), rows, 1, f"{title} ({hint})"))
     return tables
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
-    """Scores of an even guess over the vocabulary on the text of a result, by quantity.
+    """Return the scores of an even guess over the vocabulary on the text of a result, by quantity.
 
-    A word is one sub-word or more, so that a guess of it is right at most as often as one of a
+    A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
     """
     text = result.task.removesuffix("-perplexity").replace("-", "_")
@@ -111,8 +112,8 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Published values, or the mean of our seeds with the least and the greatest, and whether a
-    part was scored."""
+    """Return a cell with the published values, or with the mean, minimum and maximum of our seeds.
+    It says if only a part of the test was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -129,7 +130,7 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """The page's tables of published and trained shapes, and of training runs."""
+    """Return the page's tables of published and trained shapes, and of training runs."""
     shapes = [
         (
             model.series if kind == "published" else model.label,
@@ -161,7 +162,8 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """A row for what each stage kept, and a row for each reason for dropping."""
+    """Return a row for the documents that each stage kept, and a row for each reason for
+    dropping."""
     rows: list[tuple[str, ...]] = []
     for stage in ledger.stages:
         decision = f"kept ({stage.note})" if stage.note else "kept"
@@ -181,8 +183,8 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """A row for each record under its field names, with numbers as recorded, the first ones as they
-    were `printed`."""
+    """Return a row for each record under its field names, with numbers as recorded. The values of
+    the first records are shown as they were `printed`."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records
@@ -193,7 +195,8 @@ def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Tabl
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """A row for what each stage kept, without a reason, and a row for each reason for dropping."""
+    """Return a row for the documents that each stage kept, without a reason, and a row for each
+    reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = [
         [
@@ -209,22 +212,25 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Stages of a dataset with their settings as text."""
+    """Return the stages of a dataset with their settings as text."""
 
-    def told(value: Any) -> str:
+    def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
     return [
         (
             stage,
-            "; ".join(f"{name.replace('_', ' ')} {told(value)}" for name, value in setting.items()),
+            "; ".join(
+                f"{name.replace('_', ' ')} {as_text(value)}" for name, value in setting.items()
+            ),
         )
         for stage, setting in card.settings.items()
     ]
 
 
 def near_duplicates(banding: NearDuplicates) -> list[str]:
-    """Sentences on how likely a pair of documents is compared, and on the pairs that were."""
+    """Return sentences on how likely a pair of documents is compared, and on the pairs that
+    were."""
     bins = len(banding.compared_pairs_by_similarity)
     first = ceil(round(banding.threshold * bins, 6))
     above = sum(banding.compared_pairs_by_similarity[first:])
@@ -256,7 +262,7 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """A row for each model with the facts of its training, its published and its trained
+    """Return a row for each model with the facts of its training, its published and its trained
     configuration."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
@@ -275,21 +281,21 @@ def _plain(value: Any) -> str:
 
 
 def with_error(value: float | None, error: float | None) -> str:
-    """A number with its standard error, both to the error's second digit; without an error as
-    `show` writes it.
+    """Format a number with its standard error, both to the error's second digit; without an error
+    as `show` writes it.
 
-    A perplexity of five digits is said to be one.
+    From `MEANINGLESS` on, only the bound is shown.
     """
     if value is not None and value >= MEANINGLESS:
         return f"over {MEANINGLESS:,}"
     if value is None or not error:
         return show(value)
-    places = 1 - floor(log10(error))
-    return " ± ".join(f"{round(each, places):,.{max(places, 0)}f}" for each in (value, error))
+    digits = 1 - floor(log10(error))
+    return " ± ".join(f"{round(number, digits):,.{max(digits, 0)}f}" for number in (value, error))
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
-    """Cells of the columns CONVENTIONS, or LAST_WORD for a last-word test."""
+    """Return a result's cells for the columns CONVENTIONS, or LAST_WORD for a last-word test."""
     first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
     if isinstance(result, PerplexityResult):
         words = (
@@ -299,7 +305,7 @@ def cells_of(result: Result) -> tuple[str, ...]:
         )
         return (
             first,
-            *(with_error(each, None) for each in words),
+            *(with_error(perplexity, None) for perplexity in words),
             with_error(result.bits_per_byte, result.bits_per_byte_error),
         )
     assert isinstance(result, ClozeResult)
@@ -311,23 +317,23 @@ def cells_of(result: Result) -> tuple[str, ...]:
 def by_protocol(
     evaluations: Mapping[str, Result], order: Sequence[str]
 ) -> list[tuple[str, Result]]:
-    """Results with their models: perplexities of texts, then last-word tests, by protocol and
-    model.
+    """Return the results with their models: perplexities of texts, then last-word tests, by
+    protocol and model.
 
     A file stem begins with the model's name.
     """
     named = [(stem.removesuffix(f"-{result.task}"), result) for stem, result in evaluations.items()]
-    places = [*order, *sorted(model for model, _ in named)]
+    models = [*order, *sorted(model for model, _ in named)]
     return sorted(
-        named, key=lambda of: (isinstance(of[1], ClozeResult), of[1].task, places.index(of[0]))
+        named, key=lambda of: (isinstance(of[1], ClozeResult), of[1].task, models.index(of[0]))
     )
 
 
 def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
-    """The page's tables of perplexities by convention and of last-word tests, models under their
-    labels."""
+    """Return the page's tables of perplexities by convention and of last-word tests, with the
+    models under their labels."""
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),
@@ -353,7 +359,7 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """A row for each result with numbers as recorded."""
+    """Return a row for each result with numbers as recorded."""
     rows = [
         [
             stem,

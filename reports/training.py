@@ -42,7 +42,7 @@ from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
 from mlm_repro.reports.style import template_environment
 
 SHOWN, LISTED = 400, 100
-"""Most points of a curve, and most iterations in the table."""
+"""Largest number of points in a curve, and of iterations in the table."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Id, title and axis of the curves beside the loss, by their key in the metrics."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)
@@ -75,13 +75,16 @@ class Training:
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Curves, and what there is besides."""
+        """Return the curves, and the evaluations and the data's ledger if there are any, by
+        name."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
         if self.steps:
             curves = [binned("training", self.steps, "loss")]
-            if points := tuple(Point(each.iteration, each.loss) for each in self.validations):
+            if points := tuple(
+                Point(validation.iteration, validation.loss) for validation in self.validations
+            ):
                 curves.append(Layer("validation", 2, "measured", points))
             yield _curve("loss", "Loss", "loss (nats)", curves)
             for key, (name, title, label) in CURVES.items():
@@ -94,7 +97,9 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """Iterations, evenly spread up to the last if there are many, and validations."""
+        """Return a table of iterations, evenly spread up to the last if there are many, and one of
+        validations."""
+        # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
         tables_of = ((title, TRAINED, shown), ("Validations", VALIDATED, self.validations))
@@ -108,16 +113,16 @@ class Training:
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """A curve of at most `SHOWN` points: of more iterations, means with the least and the
-    greatest."""
+    """Return a curve of at most `SHOWN` points; more iterations become means with minimum and
+    maximum."""
     values = [
         (step.iteration, value) for step in steps if (value := getattr(step, key)) is not None
     ]
     apart = -(-len(values) // SHOWN) or 1
     points = []
     for start in range(0, len(values), apart):
-        places, numbers = zip(*values[start : start + apart], strict=True)
-        points.append(Point.mean(places[-1], numbers))
+        iterations, numbers = zip(*values[start : start + apart], strict=True)
+        points.append(Point.mean(iterations[-1], numbers))
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -145,8 +150,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 def load_training(run: Path) -> Training:
     """Read a training, finished or not.
 
-    Raises BadInput for a directory that holds none, IntegrityFailure for a damaged file or a run
-    that was changed after it was sealed.
+    Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
+    run was changed after it was sealed.
     """
     directory = RunDirectory.open(run, "training").path
     manifest = read_document(directory / MANIFEST, Manifest)
@@ -194,29 +199,30 @@ def load_training(run: Path) -> Training:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Results of the run's checkpoints, and text by them, in the JSON files of `mlm-eval` beside
-    the run."""
+    """Return the results and the generated text of the run's checkpoints, from the JSON files of
+    `mlm-eval` beside the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = dict[str, Result]()
     samples = []
     for path in sorted(run.parent.glob("*.json")):
         values: JSON = {}
+        # Other files than `mlm-eval`'s may lie beside the run.
         with suppress(UserError):
             values = read_object(path)
         several = values.get("results")
-        for task, each in (several if isinstance(several, dict) else {"": values}).items():
-            if not isinstance(each, dict) or each.get("checkpoint_digest") not in digests:
+        for task, result in (several if isinstance(several, dict) else {"": values}).items():
+            if not isinstance(result, dict) or result.get("checkpoint_digest") not in digests:
                 continue
-            if "continuation" in each:
-                samples.append(each)
+            if "continuation" in result:
+                samples.append(result)
             else:
                 name = f"{path.stem}-{task}" if task else path.stem
-                evaluations[name] = parse_document(each, Result, str(path))
+                evaluations[name] = parse_document(result, Result, str(path))
     return evaluations, samples
 
 
 def render_training(training: Training) -> str:
-    """The HTML text of a training's page, which refers to nothing outside itself."""
+    """Return the HTML of a training's page, which refers to nothing outside itself."""
     exhibits = training.exhibits
     context = {
         "run": training,

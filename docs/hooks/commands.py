@@ -1,5 +1,5 @@
 """Pages of the commands, made from the commands themselves when the site is built, and tables of
-both."""
+commands and exit codes."""
 
 import re
 import tomllib
@@ -17,7 +17,7 @@ WIDTH = 100
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """A page for each command."""
+    """Add a page for each command to the site's files."""
     for name, command in read_commands(Path(config.config_file_path).parent).items():
         files.append(
             File.generated(config, f"commands/{name}.md", content=command_page(name, command))
@@ -26,7 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def read_commands_table(root: Path) -> str:
-    """A row for each command, with a link to its page."""
+    """Return a table with a row for each command, with a link to its page."""
     rows = [
         (f"[`{name}`]({name}.md)", cell(command.help))
         for name, command in read_commands(root).items()
@@ -35,7 +35,7 @@ def read_commands_table(root: Path) -> str:
 
 
 def read_commands(root: Path) -> dict[str, Any]:
-    """Each command of pyproject.toml as click sees it."""
+    """Return each command of pyproject.toml as click sees it, by name."""
     scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "scripts"
     ]
@@ -46,47 +46,54 @@ def read_commands(root: Path) -> dict[str, Any]:
 
 
 def command_page(name: str, command: Any) -> str:
-    """A section for each verb, with its `--help`: usage, arguments, options and their defaults."""
+    """Return the page of a command: a section for each verb with its `--help`: usage, arguments,
+    options and their defaults."""
     parts = [
         f"# {name}",
         f"*For whoever types `{name}`.*",
         cell(command.help),
         "[Exit codes](../exit-codes.md) are common to all commands.",
     ]
-    for verb, one in command.commands.items():
-        one.rich_markup_mode = None  # text without frames
-        context = one.context_class(one, info_name=f"{name} {verb}", terminal_width=WIDTH)
-        parts += [f"## {name} {verb}", f"```text\n{one.get_help(context).strip()}\n```"]
+    for verb, verb_command in command.commands.items():
+        verb_command.rich_markup_mode = None  # text without frames
+        context = verb_command.context_class(
+            verb_command, info_name=f"{name} {verb}", terminal_width=WIDTH
+        )
+        parts += [f"## {name} {verb}", f"```text\n{verb_command.get_help(context).strip()}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
 def exit_codes() -> list[tuple[str, str, str]]:
-    """Code, class and meaning, from the docstrings of `mlm_repro.lineage.errors`; 0 is done."""
-    found = {
-        one
-        for one in vars(errors).values()
-        if isinstance(one, type) and issubclass(one, errors.UserError)
+    """Return code, class and meaning of each exit code, from the docstrings of
+    `mlm_repro.lineage.errors`; 0 is done."""
+    classes = {
+        error
+        for error in vars(errors).values()
+        if isinstance(error, type) and issubclass(error, errors.UserError)
     }
     rows = [("0", "", "Done.")]
-    for one in sorted(found - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)):
-        meaning = " ".join((one.__doc__ or "").split()).removesuffix(
-            f": exit code {one.exit_code}."
+    for error in sorted(
+        classes - {errors.UserError},
+        key=lambda error_class: (error_class.exit_code, error_class.__name__),
+    ):
+        meaning = " ".join((error.__doc__ or "").split()).removesuffix(
+            f": exit code {error.exit_code}."
         )
-        rows.append((str(one.exit_code), f"`{one.__name__}`", f"{cell(meaning)}."))
+        rows.append((str(error.exit_code), f"`{error.__name__}`", f"{cell(meaning)}."))
     return rows
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(text: str | None) -> str:
-    """Text on one line; outside code, what Markdown would take for markup is escaped."""
+    """Return the text on one line, with Markdown's markup escaped outside code."""
     escaped = {"|": "\\|", "<": "&lt;"}
     return re.sub(
         "(`[^`]*`)|[|<]",
-        lambda found: found[1] or escaped[found[0]],
+        lambda match: match[1] or escaped[match[0]],
         " ".join((text or "").split()),
     )

@@ -9,27 +9,39 @@ HEADS = ("document, place", "printed", "follows from it", "class")
 
 
 def errata() -> Iterator[str]:
-    """A table of all, then each with its quotations, and what looks like one and is none."""
+    """Yield a table of all errata, each erratum with its quotations, and the suspects that proved
+    to be right."""
     every = [*enumerate(read_errata().errata, 1)]
     yield table(
         ("", *HEADS),
         [
             (
                 str(number),
-                *map(cell, (f"{one.document}, {one.place}", one.printed, one.follows, one.kind)),
+                *map(
+                    cell,
+                    (
+                        f"{erratum.document}, {erratum.place}",
+                        erratum.printed,
+                        erratum.follows,
+                        erratum.kind,
+                    ),
+                ),
             )
-            for number, one in every
+            for number, erratum in every
         ],
     )
-    for number, one in every:
-        yield f"## {number} {one.title}"
-        yield f"{one.document}. Class: {one.kind}."
-        yield from (f"> {each.words}\n>\n> — {each.place}" for each in one.quotations)
-        yield f"**Printed**: {one.printed}. **Follows**: {one.follows}. Formula: {one.formula}."
-        yield one.text.strip()
-        yield f"Found {one.found}. Answered: {one.answered}."
-        yield f"```sh\n{one.command}\n```"
-    yield "## What looks like an erratum and is none"
+    for number, erratum in every:
+        yield f"## {number} {erratum.title}"
+        yield f"{erratum.document}. Class: {erratum.kind}."
+        yield from (f"> {each.words}\n>\n> — {each.place}" for each in erratum.quotations)
+        yield (
+            f"**Printed**: {erratum.printed}. **Follows**: {erratum.follows}."
+            f" Formula: {erratum.formula}."
+        )
+        yield erratum.text.strip()
+        yield f"Found {erratum.found}. Answered: {erratum.answered}."
+        yield f"```sh\n{erratum.command}\n```"
+    yield "## Suspected and cleared"
     for each in read_errata().cleared:
         yield f"> {each.words}\n>\n> — {each.place}"
         yield each.reason

@@ -12,8 +12,8 @@ REPOSITORIES = {"megatron": "NVIDIA/Megatron-LM", "torchtitan": "pytorch/torchti
 
 
 def fixes(folder: Path) -> list[str]:
-    """A sentence of counts, the table of cases, and that of faults which have none."""
-    told = tomllib.loads((folder / "fixes.toml").read_text(encoding="utf-8"))
+    """Return a sentence of counts, the table of cases, and the table of faults without a case."""
+    cases = tomllib.loads((folder / "fixes.toml").read_text(encoding="utf-8"))
     rows = {
         row["name"]: row
         for row in json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]
@@ -28,15 +28,16 @@ def fixes(folder: Path) -> list[str]:
     heads = ("fault", "fix", "how", "asked", "before", "after")
     yielded.append(
         table(
-            heads, [line(case, rows[case["name"]]) for case in told["case"] if case["name"] in rows]
+            heads,
+            [line(case, rows[case["name"]]) for case in cases["case"] if case["name"] in rows],
         )
     )
     yielded.append(
         table(
             ("published", "fault", "why there is no case"),
             [
-                (cell(each["where"]), cell(each["title"]), cell(each["why"]))
-                for each in told["left"]
+                (cell(fault["where"]), cell(fault["title"]), cell(fault["why"]))
+                for fault in cases["left"]
             ],
         )
     )
@@ -44,7 +45,7 @@ def fixes(folder: Path) -> list[str]:
 
 
 def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
-    """A case with what was said before its fix and after it."""
+    """Return the row of a case, with the answers before its fix and after it."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (
         f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"
@@ -52,10 +53,14 @@ def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
     )
     how = f"old lines put back on `{case['tree']}`" if "tree" in case else "parent and fix"
     asked = " ".join(f"`{field}`" for field in case.get("fields", ())) + f" {case['layouts']}"
-    said = []
+    answers = []
     for when in ("before", "after"):
         sentence = next(iter(row[when]["sentences"]), "").partition("; ")[0].removeprefix("error: ")
-        said.append(f"{row[when]['state']} ({row[when]['seconds']:.0f} s) {sentence}")
-    of, is_found = f"; {case['why']}" if "why" in case else "", row["result"] == "found"
-    said = [said[0], said[1] + of] if is_found else [f"**{row['result']}** {said[0]}{of}", said[1]]
-    return tuple(map(cell, (case["title"], fix + str(case["date"]), how, asked, *said)))
+        answers.append(f"{row[when]['state']} ({row[when]['seconds']:.0f} s) {sentence}")
+    reason, is_found = f"; {case['why']}" if "why" in case else "", row["result"] == "found"
+    answers = (
+        [answers[0], answers[1] + reason]
+        if is_found
+        else [f"**{row['result']}** {answers[0]}{reason}", answers[1]]
+    )
+    return tuple(map(cell, (case["title"], fix + str(case["date"]), how, asked, *answers)))

@@ -1,4 +1,4 @@
-"""Tables of keys for what pydantic models describe."""
+"""Tables of the keys of files that pydantic models describe."""
 
 import ast
 import inspect
@@ -16,61 +16,61 @@ from docs.hooks.commands import cell, table
 
 
 def keys(dotted: str) -> str:
-    """A table for a model, and one for each model inside it."""
+    """Return a table for a model, and one for each model inside it."""
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()
-    meant = {re.sub(r"\W", "_", each.__name__): meanings(each) for each in models_in(model)}
+    meant = {re.sub(r"\W", "_", nested.__name__): meanings(nested) for nested in models_in(model)}
     parts = [_table(schema, meant[name])]
-    for inner, one in schema.get("$defs", {}).items():
-        if "properties" in one:
-            parts.append(f"**{inner}.** {cell(one.get('description', ''))}")
-        if one.get("properties"):
-            parts.append(_table(one, meant[inner]))
+    for inner, definition in schema.get("$defs", {}).items():
+        if "properties" in definition:
+            parts.append(f"**{inner}.** {cell(definition.get('description', ''))}")
+        if definition.get("properties"):
+            parts.append(_table(definition, meant[inner]))
     return "\n\n".join(parts)
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """The models of a type: itself, or those that it is put together of, with those of their
-    fields."""
+    """Yield the models of a type: itself or its arguments, and those in their fields."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():
             yield from models_in(field.annotation)
-    for part in get_args(kind):
-        yield from models_in(part)
+    for argument in get_args(kind):
+        yield from models_in(argument)
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What the string after each field of a model, its own or one that it inherits, says of it."""
-    found: dict[str, str] = {}
-    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        with suppress(OSError):  # a model that no source defines has none of its own
-            (tree,) = ast.parse(inspect.getsource(each)).body
-            found |= {
-                field.target.id: said.value.value
-                for field, said in pairwise(getattr(tree, "body", ()))
-                if isinstance(field, ast.AnnAssign) and isinstance(said, ast.Expr)
+    """Return the string after each field of a model, inherited fields included, by the field's
+    name."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        with suppress(OSError):  # a model that was built without source code has no strings
+            (tree,) = ast.parse(inspect.getsource(base)).body
+            texts |= {
+                field.target.id: text.value.value
+                for field, text in pairwise(getattr(tree, "body", ()))
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
             }
-    return found
+    return texts
 
 
 def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
     rows = []
-    for key, one in schema["properties"].items():
-        default = "needed" if key in schema.get("required", ()) else _default(one.get("default"))
+    for key, field in schema["properties"].items():
+        default = "needed" if key in schema.get("required", ()) else _default(field.get("default"))
         rows.append(
-            (f"`{key}`", _kind(one), default, cell(meant.get(key) or one.get("description")))
+            (f"`{key}`", _kind(field), default, cell(meant.get(key) or field.get("description")))
         )
     return table(("key", "value", "default", "meaning"), rows)
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """The values that a schema allows, in words."""
+    """Return the values that a schema allows, in words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:
-        kinds = [_kind(one) for one in schema["anyOf"]]
+        kinds = [_kind(option) for option in schema["anyOf"]]
         return " or ".join(dict.fromkeys("none" if kind == "null" else kind for kind in kinds))
     if "enum" in schema:
         return ", ".join(f"`{value}`" if value else "empty" for value in schema["enum"])
@@ -78,8 +78,8 @@ def _kind(schema: dict[str, Any]) -> str:
         return f"`{schema['const']}`"
     if schema.get("type") == "array":
         items = schema.get("items") or {}
-        places = schema.get("prefixItems")
-        return f"list of {', '.join(map(_kind, places))}" if places else f"list of {_kind(items)}"
+        members = schema.get("prefixItems")
+        return f"list of {', '.join(map(_kind, members))}" if members else f"list of {_kind(items)}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"table of {_kind(schema['additionalProperties'])}"
     names = {

@@ -23,13 +23,13 @@ PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end of \2 -->)", re.DO
 
 
 def rewrite(page: str) -> str:
-    """The page with every part made anew."""
-    return PART.sub(lambda found: f"{found[1]}\n{made(found[2])}\n\n{found[3]}", page)
+    """Return the page with every generated part renewed."""
+    return PART.sub(lambda match: f"{match[1]}\n{made(match[2])}\n\n{match[3]}", page)
 
 
 def made(name: str) -> str:
-    """A part by its name, such as commands, exit codes, errata, measures of a benchmark or keys of
-    a model."""
+    """Return a part by its name, such as commands, exit codes, errata, measures of a benchmark or
+    keys of a model."""
     match name.split():
         case ["keys", dotted]:
             return keys(dotted)
@@ -55,7 +55,7 @@ def made(name: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Pages that have such parts."""
+    """Return the pages that have generated parts."""
     return [
         path
         for path in sorted((ROOT / "docs").rglob("*.md"))

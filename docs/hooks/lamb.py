@@ -19,25 +19,25 @@ PAIRS = (
     ("outside", "outside, warm-up"),
     ("none", "none, warm-up"),
 )
-"""Arms that are held against each other, seed by seed."""
+"""Arms that are compared, seed by seed."""
 
 
 def correction() -> str:
-    """The correction on the rate in the post's code, at some steps."""
+    """Return a table of the correction on the rate in the post's code, at some steps."""
     first, second = TrainConfig().adam_beta1, TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)
     return table(("t", *map(str, STEPS)), [("c(t)", *(f"{value:.2f}" for value in values))])
 
 
 def arms(results: Path) -> str:
-    """Mean losses of the arms, early and at the end, and the paired differences with their
-    intervals."""
+    """Return tables of the arms' mean losses, early and at the end, and of the paired differences
+    with their intervals."""
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
     _, records = derive_effects(run)
-    places = sorted({record.x for record in records if record.x is not None})
+    tokens = sorted({record.x for record in records if record.x is not None})
     early, end = dict[str, list[float]](), dict[str, list[float]]()
     for record in records:
-        if record.quantity == "validation_loss" and record.x == places[1]:
+        if record.quantity == "validation_loss" and record.x == tokens[1]:
             early.setdefault(record.series, []).append(record.value)
         elif record.quantity == "final_validation_loss":
             end.setdefault(record.series, []).append(record.value)
@@ -50,15 +50,17 @@ def arms(results: Path) -> str:
         (name, rates[name], f"{fmean(early[name]):.3f}", f"{fmean(end[name]):.3f}") for name in end
     ]
     rows = []
-    for of, less in PAIRS:
-        effect, cells = Effect(claim="", of=of, less=less, above=0.0), []
+    for first, less in PAIRS:
+        effect, cells = Effect(claim="", of=first, less=less, above=0.0), []
         for losses in (early, end):
-            differences = [one - other for one, other in zip(losses[of], losses[less], strict=True)]
+            differences = [
+                loss - other for loss, other in zip(losses[first], losses[less], strict=True)
+            ]
             record = found(
                 effect, 0.95, differences, {"experiment": "", "source": "", "kind": "scaled"}
             ).record
             cells.append(f"{record.value:+.4f} ({record.low:+.4f} to {record.high:+.4f})")
-        rows.append((f"{of} − {less}", *cells))
+        rows.append((f"{first} − {less}", *cells))
     heads = ("correction, and what else", "rate", "loss after 5 %", "loss at the end")
     differences = table(("paired differences, nats", "after 5 %", "at the end"), rows)
     return f"{table(heads, means)}\n\n{differences}"

@@ -1,8 +1,8 @@
-"""Licences of all that is installed: `python -m docs.hooks.licences` writes them into NOTICE.
+"""Licences of the pinned packages: `python -m docs.hooks.licences` writes them into NOTICE.
 
 `python -m docs.hooks.licences --bill WHEEL FILE` writes the bill of materials of a wheel instead,
-CycloneDX 1.5: every package of constraints*.txt with its version, digests and licence. Licences are
-those of the installed packages' own metadata.
+CycloneDX 1.5: every package of constraints*.txt with its version, digests and licence. The licence
+is read from the installed package's own metadata.
 """
 
 import json
@@ -27,7 +27,7 @@ TITLES = {
     "MIT": "MIT License",
     "BSD-3-Clause": "Neither the name of",
 }
-"""Words by which a licence is known where a package has its text alone."""
+"""Words by which a licence is known if a package has only its text."""
 
 
 class Pin(NamedTuple):
@@ -39,7 +39,8 @@ class Pin(NamedTuple):
 
 
 def pins() -> list[Pin]:
-    """Every package of the constraints, by name; of two builds the later file's."""
+    """Return every package of the constraints, by name; if two files pin it, the later file's
+    pin."""
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("constraints*.txt"))
     )
@@ -51,17 +52,17 @@ def pins() -> list[Pin]:
 
 
 def licence(name: str) -> str:
-    """The licence that an installed package states: an expression, classifiers, a word, or the
-    title of its text."""
+    """Return the licence that an installed package states: an expression, classifiers, a word, or
+    the title of its text."""
     try:
         package = distribution(name)
     except PackageNotFoundError:
         return NOT_HERE
     about = package.metadata
     classes = [
-        each.rpartition(" :: ")[2]
-        for each in about.get_all("Classifier") or []
-        if each.startswith("License")
+        classifier.rpartition(" :: ")[2]
+        for classifier in about.get_all("Classifier") or []
+        if classifier.startswith("License")
     ]
     stated = (
         about.get("License-Expression")
@@ -77,14 +78,14 @@ def licence(name: str) -> str:
 
 
 def notice() -> str:
-    """The text of NOTICE, whose last part is the list."""
+    """Return the text of NOTICE, whose last part is the list of licences."""
     own = (ROOT / "NOTICE").read_text(encoding="utf-8").partition(f"\n\n{BEGIN}")[0].rstrip("\n")
     return f"{own}\n\n\n{BEGIN}\n" + "".join(f"{pin.name}: {licence(pin.name)}\n" for pin in pins())
 
 
 def bill(wheel: Path) -> dict[str, Any]:
-    """The bill of materials of a wheel."""
-    whole = {
+    """Return the bill of materials of a wheel."""
+    component = {
         "type": "application",
         "name": "mlm-repro",
         "version": VERSION,
@@ -112,13 +113,13 @@ def bill(wheel: Path) -> dict[str, Any]:
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {"component": whole},
+        "metadata": {"component": component},
         "components": parts,
     }
 
 
 def main(arguments: list[str]) -> None:
-    """Entry point."""
+    """Write NOTICE, or with `--bill WHEEL FILE` the wheel's bill of materials."""
     if arguments[:1] == ["--bill"]:
         wheel, file = map(Path, arguments[1:])
         file.write_text(json.dumps(bill(wheel), indent=1) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ END_OF_TEXT, UNSCORED = "<eot>", "·"
 
 class Pieces:
     """A tokenizer whose sub-words are words of up to five letters, punctuation and line ends,
-    numbered as they come."""
+    numbered in the order of their first use."""
 
     vocab_size = 1000
     end_of_text = 0
@@ -38,23 +38,22 @@ class Pieces:
         self.texts = [END_OF_TEXT]
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of the text's sub-words; a space belongs to what follows."""
-        found = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
-        self.texts += [piece for piece in dict.fromkeys(found) if piece not in self.texts]
-        return [self.texts.index(piece) for piece in found]
+        """Return the numbers of the text's sub-words; a space belongs to the sub-word after it."""
+        pieces = re.findall(r" ?\w{1,5}| ?[^\w\s]+|\s", text)
+        self.texts += [piece for piece in dict.fromkeys(pieces) if piece not in self.texts]
+        return [self.texts.index(piece) for piece in pieces]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Each text's."""
+        """Encode each of several texts."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The sub-words' text; a number that is not used yet is an empty one."""
-        return "".join(self.texts[one] for one in ids if one < len(self.texts))
+        """Return the text of the sub-words; a number that is not used yet gives an empty text."""
+        return "".join(self.texts[number] for number in ids if number < len(self.texts))
 
 
 def small_task(name: str, tokenizer: Pieces) -> Task:
-    """The protocol of the table, built as always but on a text of two articles or on one
-    passage."""
+    """Build the protocol as always, but on a text of two articles or on one passage."""
 
     def read_articles(task: str, path: Path, test_set: str = "") -> RunningText:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
@@ -74,7 +73,8 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
 
 
 def section(name: str) -> str:
-    """A protocol's heading, sentence, diagram and what a result says of itself."""
+    """Return a protocol's heading, sentence and diagram, and the sentence that a result states
+    about itself."""
     tokenizer = Pieces()
     task = small_task(name, tokenizer)
     counts = np.array([request.num_scored for request in task.requests])
@@ -99,8 +99,8 @@ def section(name: str) -> str:
 
 
 def diagram(task: Task, tokenizer: Pieces) -> str:
-    """Each request's inputs above the tokens that are predicted from them; a mark where nothing is
-    scored."""
+    """Draw each request's inputs above the tokens that are predicted from them; a mark stands for a
+    token that is not scored."""
     blocks = []
     requests: list[Any] = list(task.requests)
     for number, request in enumerate(requests):

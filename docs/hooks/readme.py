@@ -1,5 +1,5 @@
-"""Writes what README shows from the result files in `results/` and from commands, so that no number
-is typed.
+"""Writes the results that README shows, from the files in `results/` and from commands, so that no
+number is typed.
 
 `python -m docs.hooks.readme README.md` rewrites the blocks between markers, the outputs in
 `console` blocks, and the pictures.
@@ -41,7 +41,8 @@ RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """A model's number, several where sources print several; for a curve its last point."""
+    """Return a model's published number, several if sources print several; for a curve its last
+    point."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -51,8 +52,8 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 
 def results_block(kept: Reproduction) -> str:
-    """The twins' order over their seeds, their sizes, and what a forecast sealed before its
-    trainings found."""
+    """Return the order of the twins over their seeds, a table of their sizes and perplexities, and
+    the result of the forecast that was sealed before its trainings."""
     summary = kept.summary
     names, trained = [*summary.labels], {model.series: model.trained for model in summary.models}
     ends = {
@@ -74,7 +75,8 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """What each size of hardware can run: one command, how long it takes, the number to expect."""
+    """Return a table of what each size of hardware can run: one command, its duration, the number
+    to expect."""
     names = [*kept.summary.labels]
     small, large = names[0], names[-1]
     twins = make_plan(large, "scaled", False, None).configs
@@ -103,19 +105,20 @@ def tiers_block(kept: Reproduction) -> str:
 
 
 def engines_block(_: Reproduction) -> str:
-    """How far the losses of the kept trainings in Megatron-Core are from ours."""
+    """Return a sentence on the distance between the losses of the kept trainings in Megatron-Core
+    and ours."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """A verdict on every claim, from what is kept and what is worked out."""
+    """Return a verdict on every claim, from kept results and computed numbers."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Outcomes of the published claims by scale."""
+    """Return a table of the outcomes of the published claims by scale."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -124,7 +127,7 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """A line of a table."""
+    """Join cells to a row of a Markdown table."""
     return f"|{'|'.join(cells)}|"
 
 
@@ -135,19 +138,19 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "verdicts": verdicts_block,
 }
 CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
-"""Commands of a shell, each after `$ `, and what the last of them prints."""
+"""Commands of a shell, each after `$ `, and the output of the last of them."""
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """The README with every block made anew. Raises BadInput where a marker is missing or a command
-    fails."""
-    kept = load_reproduction(results)
+    """Return the README with every block renewed. Raises BadInput if a marker is missing or a
+    command fails."""
+    reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin, end = f"<!--{name}-->", f"<!--/{name}-->"
         if begin not in readme or end not in readme:
             raise BadInput(f"README has no {begin} and {end}")
         before, rest = readme.split(begin, 1)
-        readme = f"{before}{begin}\n{block(kept)}\n{end}{rest.split(end, 1)[1]}"
+        readme = f"{before}{begin}\n{block(reproduction)}\n{end}{rest.split(end, 1)[1]}"
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
 
 
@@ -161,8 +164,8 @@ def draw(folder: Path) -> Path:
 
 @cache
 def _output(commands: str) -> str:
-    """What the last of the commands prints, in an empty folder. Raises BadInput for one that
-    fails."""
+    """Return the output of the last of the commands, run in an empty folder. Raises BadInput if a
+    command fails or prints nothing."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():
@@ -176,7 +179,7 @@ def _output(commands: str) -> str:
                 text=True,
                 check=False,
             )
-            if done.returncode or not done.stdout:  # the code of a pipe is that of its end
+            if done.returncode or not done.stdout:  # a pipe's exit code is its last command's alone
                 raise BadInput(f"{command} failed: {done.stderr.strip()}")
     return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
 

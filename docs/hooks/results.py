@@ -1,4 +1,4 @@
-"""The page of results, written from what is kept under `results/`."""
+"""The page of results, written from the files under `results/`."""
 
 import json
 import math
@@ -31,9 +31,9 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
-    """Everything that is kept, without figures."""
-    for part in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
-        yield from part(folder)
+    """Yield all kept results, without figures."""
+    for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
+        yield from section(folder)
 
 
 def markdown(shown: Table) -> str:
@@ -45,7 +45,8 @@ def markdown(shown: Table) -> str:
 
 
 def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
-    """Each protocol of `mlm-eval` whose result is kept, its number, and that of another program."""
+    """Return each protocol of `mlm-eval` with a kept result, our number, and the other program's
+    number."""
     wikitext, lambada, passages = (
         json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval")
@@ -81,18 +82,21 @@ def _pretrained(results: Path) -> Iterator[str]:
 
 
 def _reproduction(results: Path) -> Iterator[str]:
-    found = load_reproduction(results / REPRODUCTION)
-    kind = "scaled" if found.summary.mode == "scaled" else "measured"
+    reproduction = load_reproduction(results / REPRODUCTION)
+    kind = "scaled" if reproduction.summary.mode == "scaled" else "measured"
     yield "## The reproduction"
-    yield f"`make reproduce-8.3b`, on {found.summary.hardware}. {found.summary.twin_rule}"
-    yield order_verdict(found.records, found.scores, found.summary.labels)
-    shown = (
-        *models_tables(found.summary.models, kind),
-        twins_table(found),
-        *comparison_tables(found.records),
+    yield (
+        f"`make reproduce-8.3b`, on {reproduction.summary.hardware}."
+        f" {reproduction.summary.twin_rule}"
     )
-    for each in shown:
-        yield markdown(each)
+    yield order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
+    shown = (
+        *models_tables(reproduction.summary.models, kind),
+        twins_table(reproduction),
+        *comparison_tables(reproduction.records),
+    )
+    for shown_table in shown:
+        yield markdown(shown_table)
 
 
 def _verdicts(results: Path) -> Iterator[str]:
@@ -110,10 +114,10 @@ def _verdicts(results: Path) -> Iterator[str]:
     rows = [
         (
             name,
-            one.title,
+            experiment.title,
             count_outcomes(verdict for verdict in verdicts if verdict.experiment == name),
         )
-        for name, one in experiments.items()
+        for name, experiment in experiments.items()
     ]
     yield markdown(Table(("experiment", "title", "claims"), rows, 3))
 
@@ -128,14 +132,14 @@ def _benchmarks(results: Path) -> Iterator[str]:
         result = read_benchmark(path)
         yield f"### {result.title}"
         yield " ".join((*result.disagreements, *sentences(result)))
-        whole = tables(result)
+        every = tables(result)
         yield from map(
-            markdown, [each for each in whole if each.title in ("ratios", "not measured")] or whole
+            markdown, [each for each in every if each.title in ("ratios", "not measured")] or every
         )
 
 
 def measures(record: Path) -> Iterator[str]:
-    """Every table of a benchmark but its ratios."""
+    """Yield every table of a benchmark except its ratios."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)
@@ -145,10 +149,10 @@ def _engines(results: Path) -> Iterator[str]:
     yield "## Beside other engines"
     yield "The same weights and samples in two engines ([how](other-engines.md))."
     for path in sorted((results / "against").glob(f"*/{AGAINST}")):
-        one = engines_exhibit(path.parent)
-        yield f"### {one.title}"
-        yield " ".join(one.caption)
-        yield f"```sh\n{one.command}\n```"
+        exhibit = engines_exhibit(path.parent)
+        yield f"### {exhibit.title}"
+        yield " ".join(exhibit.caption)
+        yield f"```sh\n{exhibit.command}\n```"
 
 
 def _faults(results: Path) -> Iterator[str]:

@@ -14,20 +14,23 @@ ROWS = Path(__file__).with_suffix(".toml")
 
 
 def seeds() -> Iterator[str]:
-    """A table for each document, its outcomes from what is kept and from what is simulated."""
+    """Yield a table for each document; outcomes come from kept results and from simulated
+    numbers."""
     verdicts = every_verdict()
     for seed in read_toml(ROWS)["seeds"]:
         yield f"## {seed['title']}"
         rows = []
         for row in seed["rows"]:
-            spoken = [
+            judged = [
                 verdict for verdict in verdicts if matches(verdict.claim, row.get("claims", ()))
             ]
             needs = ", ".join(
-                dict.fromkeys(each.needs for each in spoken if each.needs not in ("", "nothing"))
+                dict.fromkeys(
+                    claimed.needs for claimed in judged if claimed.needs not in ("", "nothing")
+                )
             )
             outcomes = (
-                spoken and count_outcomes(spoken),
+                judged and count_outcomes(judged),
                 needs and f"needs {needs}",
                 row.get("kept"),
                 row.get("test") and f"held by `{row['test'].partition('::')[2]}`",

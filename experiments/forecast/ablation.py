@@ -24,9 +24,10 @@ from mlm_repro.lineage.run import MANIFEST
 def ablation_config(
     experiment: str, ablation: Ablation, arm: Arm, seed: int, rate: float, dataset: Path = Path()
 ) -> RunConfig:
-    """The training of an arm with a seed; with `SEARCH_SEED` a shorter trial of the rate.
+    """Return the configuration of an arm's training with a seed; with `SEARCH_SEED` it is a shorter
+    trial of the rate.
 
-    The rate is constant unless the recipe ends at another.
+    The rate is constant unless the recipe states a final rate.
     """
     values = {"min_learning_rate": rate, **ablation.train, **arm.train}
     is_trial = seed == SEARCH_SEED
@@ -45,7 +46,7 @@ def ablation_config(
 def trials_of(
     experiment: str, ablation: Ablation, arm: Arm, dataset: Path = Path()
 ) -> list[RunConfig]:
-    """The trials of an arm's rates; empty if a finder or another arm gives the rate."""
+    """Return the trials of an arm's rates; empty if a finder or another arm gives the rate."""
     rates = () if ablation.finder or arm.rate_of else arm.rates or ablation.rates
     return [
         ablation_config(experiment, ablation, arm, SEARCH_SEED, rate, dataset) for rate in rates
@@ -53,8 +54,8 @@ def trials_of(
 
 
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
-    """The training of an arm whose rate rises exponentially between the ends of the ablation's
-    finder (Smith 2017)."""
+    """Return the configuration of an arm's training whose rate rises exponentially between the ends
+    of the ablation's finder (Smith 2017)."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -72,11 +73,11 @@ def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """The rate of each arm: that of its best trial, the lowest if all diverged, or the finder's;
-    and all trials.
+    """Return the learning rate of each arm, and all trials.
 
-    `datasets` are digests. The finder's rate is where its smoothed loss was lowest. Raises
-    IntegrityFailure if an arm was not searched, or the finder's loss never fell.
+    A rate is the best trial's (the lowest rate if all diverged), the finder's, where its smoothed
+    loss was lowest, or another arm's. `datasets` are digests. Raises IntegrityFailure if a trial is
+    not kept, or the finder's loss never fell.
     """
     rates = {}
     searched = []
@@ -96,8 +97,8 @@ def searched_rates(
                 )
         else:
             _, rate = min(
-                (math.inf if each.is_diverged else each.final, each.config.train.learning_rate)
-                for each in trials
+                (math.inf if trial.is_diverged else trial.final, trial.config.train.learning_rate)
+                for trial in trials
             )
         found_rates[arm.name], rates[arm.name] = rate, float(f"{rate * arm.of_rate:.4g}")
         searched += trials
@@ -105,11 +106,11 @@ def searched_rates(
 
 
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
-    """The findings and the records of an ablation's run, from its forecast and its trainings.
+    """Derive the findings and the records of an ablation from its forecast and its trainings.
 
-    Raises IntegrityFailure if the forecast is of other work, a training was not made as the
-    forecast says, or its seed is not one that the forecast gives: then the forecast was changed or
-    made after the trainings.
+    Raises IntegrityFailure if the forecast belongs to another experiment, or if a training's
+    settings or seed are not the forecast's: then the forecast was changed, or written after the
+    trainings.
     """
     manifest = read_document(folder / MANIFEST, Manifest)
     forecast = read_document(folder / FORECAST, EffectForecast)
@@ -119,7 +120,9 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
         manifest.config["experiment"]["name"],
         manifest.config[ABLATION],
     ):
-        raise IntegrityFailure(f"{FORECAST} of {folder.name} is of other work than its {MANIFEST}")
+        raise IntegrityFailure(
+            f"{FORECAST} of {folder.name} belongs to another experiment than its {MANIFEST}"
+        )
     trained = Kept(folder)
     seeds = seeds_of(folder / FORECAST, ablation.seeds)
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
@@ -146,11 +149,12 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
 def doubts_of(
     effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
 ) -> list[str]:
-    """Reasons for which the trainings leave an effect open.
+    """Return the reasons why the trainings leave an effect undecided.
 
-    A training of an arm diverged; an arm's best rate is the lowest or the highest of those tried;
-    or the arm that is claimed to be better has a mean final loss not below that of bigrams counted
-    in its own training text. An arm that is claimed to be worse may learn as little as it will.
+    A training of an arm diverged; an arm's best rate is the lowest or the highest that was tried;
+    or the arm that is claimed to be better does not end, on average, below the loss of bigrams
+    counted in its own training text. An arm that is claimed to be worse may learn as little as it
+    will.
     """
     doubts = []
     by_name = {arm.name: arm for arm in ablation.arms}
@@ -159,12 +163,13 @@ def doubts_of(
         rate = forecast.rates[arm.name]
         grid = arm.rates or ablation.rates
         lost, loss = (
-            sum(each.is_diverged for each in trained),
-            float(np.mean([each.final for each in trained])),
+            sum(training.is_diverged for training in trained),
+            float(np.mean([training.final for training in trained])),
         )
         bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
         if lost:
             doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")
+        # A better rate may lie beyond the edge of the rates that were tried.
         elif grid and not ablation.finder and rate / arm.of_rate in (min(grid), max(grid)):
             doubts.append(f"the rate of {arm.name}, {rate:g}, is at the edge of those tried")
         elif bigrams is None:
@@ -185,8 +190,8 @@ def find_effect(
     about: JSON,
     doubts: Sequence[str] = (),
 ) -> Finding:
-    """The difference of two arms over seeds, and its verdict on the claim, which `doubts` leave
-    open."""
+    """Return the difference between two arms over the seeds, with its verdict on the claim; any of
+    `doubts` makes it undecided."""
     scale = bits if effect.quantity == "bits_per_byte" else dict.fromkeys(bits, 1.0)
     differences = [
         loss_after(first, effect.share) * scale[effect.of]
@@ -194,7 +199,7 @@ def find_effect(
         for first, second in zip(arms[effect.of], arms[effect.less], strict=True)
     ]
     finding = found(effect, level, differences, about)
-    is_number = not any(each.is_diverged for each in (*arms[effect.of], *arms[effect.less]))
+    is_number = not any(training.is_diverged for training in (*arms[effect.of], *arms[effect.less]))
     if doubts:
         sentence = "; ".join([finding.sentence if is_number else finding.record.series, *doubts])
         return finding._replace(outcome="undecided", sentence=sentence, is_number=is_number)
@@ -202,10 +207,10 @@ def find_effect(
 
 
 def loss_after(trained: Trained, share: float) -> float:
-    """Validation loss in nats per token after a share of the training's tokens.
+    """Return the validation loss in nats per token after a share of the training's tokens.
 
     The end is measured on the whole validation text; before it the loss is interpolated between
-    validations of a part. A training that diverged counts as the untrained model.
+    validations on a part. A training that diverged counts as the untrained model.
     """
     if trained.is_diverged:
         return trained.losses[0]
@@ -216,23 +221,24 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Lines of records: the rate of each arm, its curves and their ends."""
+    """Yield lines of records: the rate of each arm, its curves and their ends."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
-        for each in trainings:
-            same = {"series": name, "seed": each.config.train.seed}
-            for tokens, loss in each.losses.items():
+        for training in trainings:
+            same = {"series": name, "seed": training.config.train.seed}
+            for tokens, loss in training.losses.items():
                 yield same | {
                     "quantity": "validation_loss",
                     "value": loss,
                     "x": tokens,
                     "x_name": "tokens",
                 }
-            yield same | {"quantity": "diverged", "value": float(each.is_diverged)}
-            if not each.is_diverged:
-                yield same | {"quantity": "final_validation_loss", "value": each.final}
+            yield same | {"quantity": "diverged", "value": float(training.is_diverged)}
+            if not training.is_diverged:
+                yield same | {"quantity": "final_validation_loss", "value": training.final}
 
 
 def slug(name: str) -> str:
-    """A name as a part of a file's name."""
+    """Return a name as part of a file's name: each run of other characters than word characters and
+    dots becomes a hyphen."""
     return re.sub(r"[^\w.]+", "-", name)

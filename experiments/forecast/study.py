@@ -70,7 +70,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
     about = facts | {ABLATION: ablation.model_dump(mode="json")}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
-    parents = {f"dataset-{place}": digest for place, digest in enumerate(digests)}
+    parents = {f"dataset-{index}": digest for index, digest in enumerate(digests)}
     run = RunDirectory.begin(
         runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings
     )
@@ -154,10 +154,10 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, and keep the outcome in `folder`.
+    """Train each configuration below `runs`, one to a core, and keep the outcomes in `folder`.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
-    or killed and StepFailed if it failed, after stopping the others.
+    or killed and StepFailed if one failed, after stopping the others.
     """
     done_before = read_runs(folder)
     start = time.monotonic()
@@ -170,14 +170,15 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
             config = trainings[training]
             if code := training.result():
                 raise StepFailed(f"training of {config.name}", code)
-            place = _directory_of(config, runs)
-            keep(place, folder)
+            directory = _directory_of(config, runs)
+            keep(directory, folder)
             loss, passed = (
-                read_validations(place)[-1].loss,
+                read_validations(directory)[-1].loss,
                 format_duration(time.monotonic() - start),
             )
             print(
-                f"{place.name}: validation loss {loss:.3f} ({done} of {len(waiting)}, {passed})",
+                f"{directory.name}: validation loss {loss:.3f}"
+                f" ({done} of {len(waiting)}, {passed})",
                 flush=True,
             )
     except BaseException as error:
@@ -193,8 +194,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Bits per byte for each nat per token, for each dataset's validation text; 0 if its card does
-    not say.
+    """Return the bits per byte for each nat per token, for each dataset's validation text; 0 if its
+    card does not state it.
 
     Raises BadInput unless all datasets have the same text.
     """
@@ -204,13 +205,13 @@ def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
         for card in cards
     }
     if len(texts) > 1:
-        raise BadInput(f"{' and '.join(map(str, datasets))} are not of the same text")
+        raise BadInput(f"{' and '.join(map(str, datasets))} do not hold the same text")
     return [card.splits["valid"].bits_per_nat if "valid" in card.splits else 0.0 for card in cards]
 
 
 def bigram_loss(dataset: Path) -> float:
-    """Nats per token of the validation text by bigrams counted in the training text, smoothed as
-    Witten and Bell do.
+    """Return the validation text's loss in nats per token by bigrams counted in the training text,
+    smoothed as Witten and Bell do.
 
     p(b | a) = (c(a, b) + k(a) · p(b)) / (c(a) + k(a)), where k(a) different tokens follow a, and
     p(b) is the share of b with one more of every token.
@@ -227,8 +228,8 @@ def bigram_loss(dataset: Path) -> float:
     first = valid[:-1]
     second = valid[1:]
     asked = first * size + second
-    place = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
-    seen = np.where(pairs[place] == asked, counts[place], 0)
+    index = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
+    seen = np.where(pairs[index] == asked, counts[index], 0)
     follows = np.maximum(kinds, 1)[first]
     return float(-np.log((seen + follows * share[second]) / (before[first] + follows)).mean())
 
@@ -238,7 +239,8 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train on one rank; a loss that is no longer finite ends the training without an error."""
+    """Train on one rank. A loss that is not finite ends the training with a message and without an
+    error."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -246,7 +248,8 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Prepare a forked process that trains on one thread."""
+    """Prepare a forked process for trainings on one thread, without output, that ends with its
+    parent."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"
@@ -254,8 +257,8 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train without output; the exit code. A training that is stopped ends its process, so that no
-    other begins."""
+    """Train without output and return the exit code. A training that is stopped ends its process,
+    so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)

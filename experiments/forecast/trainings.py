@@ -1,5 +1,4 @@
-"""Kept parts of trainings whose outcome was forecast, and the seeds that a forecast gives. Imports
-no torch.
+"""Trainings that were forecast and are kept, and the seeds that a forecast gives. Imports no torch.
 
 The seeds of the trainings are parts of the forecast's SHA-256. They cannot have been trained before
 the forecast was written, and a forecast that is edited later no longer matches its trainings.
@@ -25,7 +24,7 @@ SEARCH_SEED = 0
 
 
 class Trained(NamedTuple):
-    """A kept training."""
+    """A training that a study keeps, with its validation losses."""
 
     name: str
     """Name of its directory."""
@@ -42,34 +41,34 @@ class Trained(NamedTuple):
 
     @property
     def is_trial(self) -> bool:
-        """True for a trial of a learning rate."""
+        """Return True for a trial of a learning rate."""
         return self.config.train.seed == SEARCH_SEED
 
     @property
     def is_diverged(self) -> bool:
-        """True if its loss was not finite, or ended above that of the untrained model."""
+        """Return True if the loss became NaN or infinite, or ended above the untrained model's."""
         losses = list(self.losses.values())
         return not self.is_finished or losses[-1] > losses[0]
 
 
 def kept(training: Path) -> KeptRun:
-    """The line of a training in an ablation, with the validations of its metrics."""
+    """Return the line of a training in an ablation, with its validations."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
 def keep(training: Path, study: Path) -> None:
-    """Add a training to those that the study keeps."""
+    """Add a training to the runs that the study keeps, replacing one of the same name."""
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
 def read_kept(study: Path) -> list[Trained]:
-    """The trainings that a study keeps. Raises IntegrityFailure for a damaged one, or one that
+    """Read the trainings that a study keeps. Raises IntegrityFailure if one is damaged or
     contradicts its seal."""
     return [_read(run) for run in read_runs(study).values()]
 
 
 class Kept:
-    """The trainings kept in a folder, by configuration."""
+    """The trainings that a folder keeps, by the name of their configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -77,9 +76,10 @@ class Kept:
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """The trainings of these configurations, whatever their vocabulary.
+        """Return the trainings of these configurations, whatever their vocabulary.
 
-        Raises IntegrityFailure if one is not kept, or was made otherwise or with another dataset.
+        Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
+        dataset.
         """
         trained = []
         for config in configs:
@@ -90,6 +90,8 @@ class Kept:
                     f"{self.folder.name} does not keep {config.name}, which {FORECAST} asks for:"
                     " the forecast was changed or made after its trainings"
                 )
+            # A requested configuration has no dataset, so it lacks the vocabulary that the training
+            # took from its own.
             vocabulary = {
                 name: getattr(training.config.model, name)
                 for name in ("vocab_size", "padded_vocab_size")
@@ -105,15 +107,16 @@ class Kept:
         return trained
 
     def check_no_more(self) -> None:
-        """Raises IntegrityFailure if a training other than a trial is kept that was not asked
-        for."""
-        if more := [
+        """Raise IntegrityFailure if a training is kept that `of` was never called for; trials may
+        be kept."""
+        if unrequested := [
             name
-            for name, each in self.trained.items()
-            if not (each.is_trial or name in self._asked)
+            for name, training in self.trained.items()
+            if not (training.is_trial or name in self._asked)
         ]:
             raise IntegrityFailure(
-                f"{self.folder.name} keeps {', '.join(more)}, which its {FORECAST} does not ask for"
+                f"{self.folder.name} keeps {', '.join(unrequested)}, which its {FORECAST} does not"
+                " ask for"
             )
 
 
@@ -142,11 +145,11 @@ def _read(run: KeptRun) -> Trained:
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
-    """The seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
+    """Return the seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
     digest = sha256_file(forecast)
-    return [int(digest[8 * place : 8 * place + 8], 16) for place in range(count)]
+    return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]
 
 
 def origin_of(manifest: Manifest) -> dict[str, Any]:
-    """Fields of a record that name its run."""
+    """Return the fields of a record that name its run."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

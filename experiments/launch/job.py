@@ -39,21 +39,23 @@ from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
 ATTEMPTS_WITHOUT_PROGRESS, MOST_ATTEMPTS_WITHOUT_PROGRESS = 3, 10
-"""Attempts in a row that may end in the same iteration, and in any, without a new checkpoint and
-without having been told to stop: a fault of the program comes back where it was, one of the
-hardware does not."""
+"""Limits on attempts in a row that write no checkpoint and were not told to stop: those that end in
+the same iteration, and those that end in any.
+
+A fault of the program comes back in the same iteration; a fault of the hardware does not.
+"""
 MEETING = (
     '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 )
 """How ranks of several nodes find each other; on a single node torchrun chooses a port itself."""
 NODES = "--nodelist=nodes"
-"""Stands for the nodes of an attempt, which the script chooses."""
+"""Placeholder for the nodes of an attempt, which the script chooses."""
 TIME_LIMIT = r"(\d+-)?\d{1,3}(:[0-5]\d){2}"
 
 
 HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
-"""A host as `ssh` takes it, with a user or without: no option, and nothing that a shell would act
-on."""
+"""A host for `ssh`, with or without a user. It cannot pass for an option and has no character that
+a shell interprets."""
 
 
 class Job(Config):
@@ -80,17 +82,19 @@ class Job(Config):
     join_seconds: PositiveInt = 300
     """How long a rank waits for the others to start."""
     disk_mb_per_second: PositiveFloat = WRITTEN_BYTES_PER_SECOND / 1e6
-    """Rate at which a rank writes while all do: plans a checkpoint's time."""
+    """Rate in MB/s at which each rank writes while all ranks write; a checkpoint's time is planned
+    by it."""
     checkpoint_minutes: PositiveFloat | None = None
-    """Minutes of training from one checkpoint to the next; by default those that lose the least
-    (Daly 2006)."""
+    """Minutes of training from one checkpoint to the next; by default the interval that loses the
+    least to failures (Daly 2006)."""
     failures_per_gpu_hour: NonNegativeFloat = FAILURES_PER_GPU_HOUR
     """Failures that end an attempt, for each rank and hour; by default Llama 3's (arXiv:2407.21783,
     Section 3.3.4)."""
     restart_seconds: PositiveFloat = RESTART_SECONDS
     """Time from a failure to the first iteration after it."""
     spare_nodes: NonNegativeInt = 0
-    """Nodes that Slurm gives besides: an attempt is repeated on them where a node has failed."""
+    """Further nodes that Slurm reserves: after a node has failed, the next attempt runs on a spare
+    one."""
     cluster: str = ""
     """A shipped cluster, or a TOML file: the job is then checked to fit it, and its time
     predicted."""
@@ -98,11 +102,11 @@ class Job(Config):
     """Limit of one attempt, `hours:minutes:seconds` or `days-hours:minutes:seconds`; attempts
     repeat."""
     signal_seconds: PositiveInt = 600
-    """How long before the limit the ranks are told to stop: an iteration and two checkpoints must
-    fit in."""
+    """Seconds before the time limit at which the ranks are told to stop; an iteration and two
+    checkpoints must fit in."""
     hosts: Path | None = None
-    """File with a host for each node, one a line: called once, `torchrun.sh` starts itself on all
-    of them by ssh."""
+    """File with one host for each node, one a line. `torchrun.sh` is then started once and starts
+    itself on all hosts by ssh."""
     container: str = ""
     """Image in which the ranks run (Slurm with pyxis), with this package installed; none by
     default."""
@@ -133,8 +137,8 @@ class Job(Config):
         return self.nodes * self.ranks_per_node
 
     def host_names(self) -> list[str]:
-        """The names in `hosts`; the ranks meet at the first. Raises BadInput where they are not one
-        for each node."""
+        """Return the names in `hosts`, empty without that file; the ranks meet at the first. Raises
+        BadInput unless there is one valid name for each node."""
         try:
             names = self.hosts.read_text(encoding="utf-8").split() if self.hosts else []
         except (OSError, UnicodeDecodeError) as error:
@@ -144,32 +148,32 @@ class Job(Config):
                 f"{self.hosts} names {len(names)} hosts for {self.nodes} nodes: one a line"
             )
         if odd := [name for name in names if not HOST.fullmatch(name)]:
-            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is no name of a host")
+            raise BadInput(f"{self.hosts} has {odd[0]!r}, which is not a host's name")
         return names
 
     @property
     def limit_seconds(self) -> int:
-        """Time limit of one attempt."""
+        """Return the time limit of one attempt, in seconds."""
         *days, hours, minutes, seconds = map(int, re.split("[-:]", self.time_limit))
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
-        """The run that the ranks are asked for. Raises BadInput where its layout does not divide
-        over them."""
+        """Return the configuration of the run. Raises BadInput if its layout does not divide over
+        the job's ranks."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
 
     @property
     def python(self) -> str:
-        """The interpreter of the ranks: this one, or that of the container."""
+        """Return the Python interpreter of the ranks: this process's, or the container's."""
         return "python" if self.container else sys.executable
 
 
 def predicted_iteration(job: Job) -> Prediction | None:
-    """Predicted time of an iteration; None for a job that names no cluster.
+    """Predict an iteration on the job's cluster; None if the job names no cluster.
 
-    Raises BadInput with the reason where the job does not fit the cluster it names.
+    Raises BadInput with the reason if the job does not fit the cluster.
     """
     config = job.config()
     if not job.cluster:
@@ -189,7 +193,7 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """How often the job fails, and what that costs it."""
+    """Return how often the job fails, and the time that checkpoints and restarts take."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -203,9 +207,11 @@ def failures_of(job: Job) -> Failures:
 
 
 def saved_seconds(job: Job) -> float:
-    """Seconds of training from one checkpoint to the next; infinite for a job that never fails.
+    """Return the seconds of training from one checkpoint to the next; infinite for a job that never
+    fails.
 
-    Raises BadInput where the ranks fail before they save, on average.
+    Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
+    checkpoint is written.
     """
     failures = failures_of(job)
     interval = 60 * job.checkpoint_minutes if job.checkpoint_minutes else failures.best_interval
@@ -220,11 +226,12 @@ def saved_seconds(job: Job) -> float:
 
 
 def describe_job(job: Job) -> str:
-    """Ranks, layout, a checkpoint's size and time, the interval between checkpoints and what
-    failures leave; where a cluster is named also the simulated time and its attempts.
+    """Describe the job: ranks, layout, a checkpoint's size and time, the interval between
+    checkpoints and the share of time that failures leave; with a named cluster also the simulated
+    time and number of attempts.
 
-    Raises BadInput where a checkpoint takes longer than the ranks have before the time limit, or
-    comes too late.
+    Raises BadInput if an iteration and two checkpoints do not fit between the stop signal and the
+    time limit, or if a rank fails, on average, before an iteration and a checkpoint end.
     """
     config = job.config()
     failures = failures_of(job)
@@ -235,14 +242,14 @@ def describe_job(job: Job) -> str:
         f"tp {layout.tp} × pp {layout.pp} × dp {layout.dp}, at most {job.time_limit} at a time"
     )
     rate = 1e6 * job.disk_mb_per_second
-    whole = format_bytes(checkpoint_bytes(config.model, config.train.precision))
+    size = format_bytes(checkpoint_bytes(config.model, config.train.precision))
     line += (
-        f"\na checkpoint of {whole}, about {format_bytes(failures.checkpoint * rate)} by the rank"
+        f"\na checkpoint of {size}, about {format_bytes(failures.checkpoint * rate)} by the rank"
         " that writes most, "
     )
     line += f"{format_duration(failures.checkpoint)} beside training at {format_bytes(rate)}/s"
     prediction = predicted_iteration(job)
-    # The one that is written when the signal comes, and one of the iteration in which it comes.
+    # Two checkpoints may have to end: one being written when the signal comes, one after it.
     if (
         2 * failures.checkpoint + (prediction.high_seconds if prediction else 0)
         > job.signal_seconds
@@ -264,8 +271,8 @@ def describe_job(job: Job) -> str:
     if prediction is None:
         return line
     low, high = (
-        config.train.iterations * each / share
-        for each in (prediction.low_seconds, prediction.high_seconds)
+        config.train.iterations * iteration / share
+        for iteration in (prediction.low_seconds, prediction.high_seconds)
     )
     usable = job.limit_seconds - job.signal_seconds
     attempts = sorted(
@@ -279,10 +286,10 @@ def describe_job(job: Job) -> str:
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
-    """Write `slurm.sh` and `torchrun.sh` into `out` and return where they are; for a container
-    `jobset.yaml` too.
+    """Write `slurm.sh` and `torchrun.sh` into `out`, and `jobset.yaml` if the job has a container.
+    Return the paths of the two scripts.
 
-    Raises BadInput where it cannot.
+    Raises BadInput if they cannot be written.
     """
     slurm = out / "slurm.sh"
     torchrun = out / "torchrun.sh"
@@ -296,12 +303,12 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 
 
 def slurm_script(job: Job, out: Path) -> str:
-    """The script for `sbatch`; its files stand in `out`.
+    """Return the script for `sbatch`, whose files lie in `out`.
 
-    Before the time limit Slurm signals the batch shell alone. It passes the signal on with
-    `scancel`, because `srun` itself would kill the ranks; they write a checkpoint and end with exit
-    code 7, and the job is queued again. Raises BadInput for a folder whose name cannot stand in a
-    batch script.
+    Before the time limit Slurm signals only the batch shell. The script passes the signal on with
+    `scancel`, because `srun` itself would kill the ranks. They write a checkpoint and end with exit
+    code 7, and the job is queued again. Raises BadInput for a folder whose name a batch script
+    cannot carry.
     """
     folder = str(out.resolve())
     if any(not character.isprintable() for character in folder):
@@ -337,12 +344,14 @@ def slurm_script(job: Job, out: Path) -> str:
         f'--output="{quoted}/slurm-%j.txt"',
     ]
     head = [f"#SBATCH {option}" for option in options if option]
+    # `-P` keeps Python from importing modules of the folder that the job starts in.
     words = shlex.join([*command[:1], NODES, *command[1:], job.python, "-P", "-m"])
     return _script(head, "slurm.sh", words.replace(NODES, '--nodelist="$nodes"'), job, out)
 
 
 def _mounted(job: Job, out: Path) -> list[Path]:
-    """Folders that the ranks read and write. Raises BadInput for one that pyxis cannot be told."""
+    """Return the folders that the ranks read or write, without folders that lie in another one.
+    Raises BadInput for a name that pyxis cannot mount."""
     origin = job.config().train.init_from
     needed = {
         path.resolve() for path in (job.runs, out, job.dataset, *([Path(origin)] if origin else ()))
@@ -355,7 +364,7 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 
 def torchrun_script(job: Job, out: Path) -> str:
-    """The script to be started on every node; its files stand in `out`.
+    """Return the script that is started on every node; its files lie in `out`.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
@@ -372,7 +381,8 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """The job for Kubernetes, as a JobSet whose pods find the folders where they are here."""
+    """Return a Kubernetes JobSet for the job, whose pods mount this machine's folders under the
+    same paths."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
@@ -394,15 +404,16 @@ def jobset(job: Job, out: Path) -> str:
         ],
     }
     text = (TEMPLATES / "jobset.yaml").read_text(encoding="utf-8")
+    # JSON is YAML too, and quotes every text.
     return _filled(text, {key: json.dumps(value) for key, value in values.items()})
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return re.sub(r"{{ ([\w-]+) }}", lambda place: values[place[1]], text)
+    return re.sub(r"{{ ([\w-]+) }}", lambda match: values[match[1]], text)
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """The templates' text with this job's values."""
+    """Return the templates' text, filled with this job's values, under the lines of `head`."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {
         name: out.resolve() / name

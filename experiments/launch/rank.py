@@ -36,15 +36,15 @@ FINAL = {
     error.exit_code
     for error in (BadInput, Diverged, HardwareMissing, DataMissing, IntegrityFailure)
 }
-"""Exit codes with which trying again is of no use. A fault may be the hardware's: it is tried
-again."""
+"""Exit codes after which another attempt is useless. Fault is not among them: it may be the
+hardware's, so it is tried again."""
 FAILED_GPU = re.compile(
     r"\becc\b|\bxid\b|nvlink|fallen off the bus|no cuda-capable device|hardware stack", re.I
 )
-"""Words of CUDA and its driver for a GPU that has failed."""
+"""Words in messages of CUDA and its driver that mean a failed GPU."""
 FIRST_RANK_SECONDS = 3.0
-"""Time that a failing rank leaves rank 0, which says why: the launcher ends all ranks when one
-ends."""
+"""Seconds that a failing rank waits before it ends, so that rank 0 can say why: the launcher ends
+all ranks when one ends."""
 SLURM_VARIABLES = {
     "RANK": "SLURM_PROCID",
     "WORLD_SIZE": "SLURM_NTASKS",
@@ -53,15 +53,18 @@ SLURM_VARIABLES = {
 
 
 def name_rank(environment: MutableMapping[str, str]) -> None:
-    """Say in torchrun's words what Slurm says of this task; torchrun's own are left alone."""
+    """Set torchrun's variables from Slurm's, unless torchrun has set them."""
     for name, slurm in SLURM_VARIABLES.items():
         if name not in environment and slurm in environment:
             environment[name] = environment[slurm]
 
 
 def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
-    """Write what ended this rank with an exit code other than 0; nothing where it was stopped or
-    lost another rank."""
+    """Write the exit code and the cause of this rank's end beside the scripts.
+
+    The file is `failed` if another attempt is useless, else `last-failure`; after an interruption
+    there is neither. A message that means a failed GPU also leaves `bad-node-NAME`.
+    """
     text, node = (
         " ".join(str(cause).split()),
         os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
@@ -78,9 +81,9 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
 
 
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
-    """Call the module's `main`, write down what ended it and leave with its exit code.
+    """Call the module's `main`, write down how it ended, and exit with its code.
 
-    A rank ends at once, because leftover threads of the libraries can abort a process that ends in
+    A rank exits at once, because leftover threads of the libraries can abort a process that ends in
     the ordinary way.
     """
     name_rank(os.environ)

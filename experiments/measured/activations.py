@@ -77,7 +77,7 @@ class PlainLayer(nn.Module):
         return self.layer(x)
 
     def layer(self, x: torch.Tensor) -> torch.Tensor:
-        """The computation."""
+        """Compute the layer; with the form "selective", backward recomputes the scores."""
         qkv = self.qkv(self.norms[0](x))
         is_again = self.form == "selective" and torch.is_grad_enabled()
         scores = partial(checkpoint, self.attend, use_reentrant=True) if is_again else self.attend
@@ -85,7 +85,7 @@ class PlainLayer(nn.Module):
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Heads' outputs [s, b, h/t] from queries, keys and values [s, b, 3h/t]."""
+        """Return the heads' outputs [s, b, h/t] from queries, keys and values [s, b, 3h/t]."""
         s, b, columns = qkv.shape
         # Each [b·a/t, s, d].
         query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
@@ -103,7 +103,7 @@ def _dropped(x: torch.Tensor) -> torch.Tensor:
 
 
 class Held:
-    """A tensor that autograd holds, counted in `SavedBytes` until it lets go."""
+    """A tensor that autograd saved; `SavedBytes` counts it until autograd lets it go."""
 
     def __init__(self, tensor: torch.Tensor, memory: "SavedBytes") -> None:
         self.tensor = tensor
@@ -115,7 +115,8 @@ class Held:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts saved bytes of this rank where it is entered, a module's parameters left out."""
+    """Counts the bytes that autograd saves on this rank while it is entered, and their peak,
+    without a module's parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parameters = {
@@ -127,17 +128,18 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(lambda tensor: Held(tensor, self), lambda held: held.tensor)
 
     def change(self, storage: torch.UntypedStorage, by: int) -> None:
-        """One holder of a storage more or less."""
-        place = storage.data_ptr()
-        before, self.holders[place] = self.holders[place], self.holders[place] + by
-        if place not in self.parameters and 0 in (before, self.holders[place]):
+        """Count one holder of a storage more (`by` = 1) or less (`by` = -1). A storage's bytes
+        count once, while it has a holder."""
+        address = storage.data_ptr()
+        before, self.holders[address] = self.holders[address], self.holders[address] + by
+        if address not in self.parameters and 0 in (before, self.holders[address]):
             self.now += by * storage.nbytes()
             self.peak = max(self.peak, self.now)
 
 
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
-    """Bytes of the storages that autograd saves in a forward pass, the layer's parameters left
-    out."""
+    """Return the bytes of the storages that autograd saves in a forward pass, without the layer's
+    parameters."""
     memory = SavedBytes(layer)
     with memory:
         output = layer(*inputs)
@@ -147,8 +149,8 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Bytes that this rank keeps per element of sbh in bf16: the layer in each of `FORMS`, then the
-    engine's."""
+    """Return the bytes that this rank keeps per element of sbh in bf16: for the layer in each of
+    `FORMS`, then for the engine's layer."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
@@ -162,8 +164,8 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Table 2 of the 2022 paper and numbers of its text; FLOPs of recomputation; bytes of a
-    checkpoint."""
+    """Measure Table 2 of the 2022 paper and numbers of its text, the FLOPs of recomputation, and
+    the bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     return [line for shape in SHAPES for line in (*_kept(shape), *_flops(shape))] + _checkpoint()
 
@@ -171,7 +173,7 @@ def measure_activations() -> list[Line]:
 def _kept(shape: str) -> list[Line]:
     measured: dict[tuple[str, int, bool], float] = {}
     for tp, divided in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
-        # the ranks find the compiled loops of the whole layer, which this process has loaded
+        # one rank comes first, in this process: the forked ranks inherit its compiled loops
         values = (
             bytes_per_sbh(shape, divided)
             if tp == 1
@@ -188,37 +190,37 @@ def _kept(shape: str) -> list[Line]:
         for (form, tp, divided), value in measured.items()
         if form == "ours"
     }
-    whole, tensor, both = (
+    unreduced, tensor, both = (
         rows["no parallelism"],
         rows["tensor parallel"],
         rows[tuple(CONFIGURATIONS)[4]],
     )
     scores, full, stage = (
-        whole - measured["selective", 1, False],
+        unreduced - measured["selective", 1, False],
         rows["full recomputation"],
         SHAPES[shape][3],
     )
-    told = {
+    numbers = {
         "score_bytes_per_element": scores,
-        "selective_activation_saving_percent": 100 * scores / whole,
+        "selective_activation_saving_percent": 100 * scores / unreduced,
         "memory_reduction": tensor / both,
         "memory_percent_of_baseline": 100 * both / tensor,
         "full_recomputation_percent_of_baseline": 100 * full / tensor,
         "memory_over_full_recomputation": both / full,
         "layers_per_checkpoint": min(
-            range(1, stage + 1), key=lambda n: stage / n * full + n * whole
+            range(1, stage + 1), key=lambda n: stage / n * full + n * unreduced
         ),
     }
     curve = (
         lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
         for name, value in rows.items()
     )
-    return [*chain(*curve), *lines(shape, told, note=note)]
+    return [*chain(*curve), *lines(shape, numbers, note=note)]
 
 
 def _flops(shape: str) -> list[Line]:
-    """Products of an iteration by torch's counter, in a layer of the published shape and in a model
-    of four."""
+    """Return the FLOP coefficients of an iteration and of recomputation. They come from products
+    that torch counts, in a layer of the published shape and in a model of four layers."""
     s, heads, h, _ = SHAPES[shape]
     config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
     layers = config.num_layers
@@ -257,8 +259,8 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Terabytes of a checkpoint of the 1T model by the bytes that a parameter takes in one that is
-    written."""
+    """Return the terabytes of a checkpoint of the 1T model, from the bytes per parameter of a small
+    one that is written."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})
@@ -277,6 +279,8 @@ def _checkpoint() -> list[Line]:
         )
         written = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
     trillion = ModelConfig(num_layers=128, hidden_size=25600, num_heads=160, seq_length=2048)
-    each = written / parameter_count(model)
-    note = f"{each:.2f} bytes a parameter in one of {parameter_count(model):,} parameters"
-    return lines("1T", {"checkpoint_terabytes": each * parameter_count(trillion) / 1e12}, note=note)
+    per_parameter = written / parameter_count(model)
+    note = f"{per_parameter:.2f} bytes a parameter in one of {parameter_count(model):,} parameters"
+    return lines(
+        "1T", {"checkpoint_terabytes": per_parameter * parameter_count(trillion) / 1e12}, note=note
+    )

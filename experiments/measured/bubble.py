@@ -1,7 +1,7 @@
 """Bubble and activations in flight of a schedule, counted by logical clocks in the engine's
 pipeline.
 
-A message carries its sender's time in units of a forward pass (Lamport, 1978): what is counted is
+A message carries its sender's time in units of a forward pass (Lamport, 1978), so the counts show
 the cost of the order in which the executor computes and sends.
 """
 
@@ -28,7 +28,7 @@ from mlm_repro.experiments.simulator.measurements import workload_of
 from mlm_repro.lineage.progress import announce
 
 FORWARD, BACKWARD = 1, 2
-"""Units of time that a chunk's passes take."""
+"""Units of time that a chunk's forward and backward pass take."""
 MOST_RANKS = 32
 """Largest pipeline that is measured on one machine."""
 CONFIG = ModelConfig(
@@ -43,8 +43,8 @@ CONFIG = ModelConfig(
 
 
 class Clock:
-    """A rank's time in units, waiting included, and its activations in flight, with the most of
-    them."""
+    """A rank's time in units, including waiting, and its current and peak number of activations in
+    flight."""
 
     def __init__(self) -> None:
         self.units = 0
@@ -52,14 +52,15 @@ class Clock:
         self.peak = 0
 
     def pass_on(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
-        """Compute for so long once the message `arrived`; the message to pass on, of the same
-        shape."""
+        """Wait for the time that `arrived` carries, then compute for `units`. Return a message of
+        the same shape that carries the new time."""
         self.units = max(self.units, int(arrived.max())) + units
         return torch.full_like(arrived, self.units)
 
 
 class Tick(torch.autograd.Function):
-    """Takes time forward and backward; in between an activation is in flight."""
+    """An operation that takes time forward and backward; in between, its activation is in
+    flight."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
@@ -82,22 +83,24 @@ class TimedStage(nn.Module):
     def __init__(self, is_first: bool, clock: Clock) -> None:
         super().__init__()
         self.config, self.is_first, self.clock = CONFIG, is_first, clock
+        # Added to every input, so that autograd runs backward through every stage.
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Take a pass's time once the input is there."""
+        """Take a forward pass's time once the input has arrived."""
         if self.is_first:
             inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
         hidden: torch.Tensor = Tick.apply(inputs + self.offset, self.clock)
         return hidden
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Any scalar of the states."""
+        """Return any scalar of the states."""
         return hidden.mean()
 
 
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
-    """The clocks of one iteration of this rank of `pp` for each number of microbatches."""
+    """Run one iteration on this rank of `pp` for each number of microbatches, and return its
+    clocks."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:
@@ -115,7 +118,7 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
 def run_stages(
     stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1
 ) -> None:
-    """One iteration of this rank's stages, by a schedule, on so many microbatches of so many
+    """Run one iteration of this rank's stages by a schedule, on `count` microbatches of `sequences`
     sequences."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
     program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[
@@ -136,8 +139,9 @@ SCHEDULES: dict[str, tuple[ScheduleName, int, int, int]] = {
 
 
 def measure_schedules() -> list[Line]:
-    """Bubble, and most activations in flight in microbatches of the whole stage, of each of
-    `SCHEDULES`."""
+    """Run each of `SCHEDULES` with logical clocks. Return its bubble fraction, its peak number of
+    microbatches in flight (a chunk counts as a fraction of a stage), that peak as a share of the
+    stages, and the reduction of the bubble by interleaving."""
     announce("pipelines of 4 and 8 processes with logical clocks")
     numbers: list[Line] = []
     fractions = {}
@@ -161,9 +165,10 @@ def measure_schedules() -> list[Line]:
 
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
-    """The bubble of the experiment's pipelines, as its own quantity counts it.
+    """Measure the bubble of the experiment's pipelines of up to `MOST_RANKS` ranks.
 
-    It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches.
+    It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
+    computes a bubble share gets the same idle time as a share of the whole.
     """
     numbers: list[Line] = []
     for part in experiment.parts:
@@ -178,9 +183,9 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
                 int(row.get("microbatches") or workload_of(row).microbatches) for row in of_width
             ]
             ranks = run_forked(run_schedule, pp, name, pp, 1, counts)
-            for place, (row, count) in enumerate(zip(of_width, counts, strict=True)):
+            for index, (row, count) in enumerate(zip(of_width, counts, strict=True)):
                 to_ideal = (
-                    max(rank[place].units for rank in ranks) / (count * (FORWARD + BACKWARD)) - 1
+                    max(rank[index].units for rank in ranks) / (count * (FORWARD + BACKWARD)) - 1
                 )
                 value = {
                     part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal

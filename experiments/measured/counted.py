@@ -26,16 +26,18 @@ from mlm_repro.lineage.shipped import Shipped, find_file, model_file
 
 
 def built_parameters(config: ModelConfig, part: str = "") -> int:
-    """Numbers in the whole model, or in the modules whose names begin with `part`; built without
-    their values."""
+    """Count the parameters of the whole model, or of the modules whose names begin with `part`. The
+    model is built without values."""
     return sum(
-        math.prod(each.global_shape) for each in parameters_of(config) if each.name.startswith(part)
+        math.prod(parameter.global_shape)
+        for parameter in parameters_of(config)
+        if parameter.name.startswith(part)
     )
 
 
 def measure_built(experiment: Experiment) -> list[Line]:
-    """Billions of parameters of every model that the experiment counts, and those of its layers
-    alone."""
+    """Count the parameters of every model that the experiment counts, and of its layers alone, in
+    billions."""
     numbers: list[Line] = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
@@ -56,11 +58,11 @@ def measure_built(experiment: Experiment) -> list[Line]:
 
 
 def measure_transformer_xl() -> list[Line]:
-    """Millions of parameters of the small model with byte pairs, by how much these lengthen
-    WikiText-103, and the share of its words that are unknown.
+    """Count the parameters of the small model with byte pairs, in millions, the percentage by which
+    byte pairs lengthen WikiText-103, and the percentage of its words that are unknown.
 
     Lengths are counted in the validation file as it is, unknown words in the test file too. Raises
-    DataMissing where one is nowhere.
+    DataMissing if a file is missing.
     """
     text, test = (
         find_test_set(name).read_text(encoding="utf-8")
@@ -91,8 +93,8 @@ def _unknown_percent(text: str) -> float:
 
 
 def measure_recipe() -> list[Line]:
-    """Rows of the 8.3B model's embedding by the rule of padding, and shares of the 2019 recipe's
-    split."""
+    """Return the rows of the 8.3B model's embedding by the rule of padding, and the ratio of
+    training to validation documents in the 2019 recipe."""
     run = read_run_config(model_file("8.3b"))
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
     size = run.model.vocab_size
@@ -110,8 +112,8 @@ def measure_recipe() -> list[Line]:
 
 
 def measure_words() -> list[Line]:
-    """T_o, T and their ratio (2019 paper, Section 5.3). Raises DataMissing where the files are
-    nowhere."""
+    """Count the words T_o and the sub-words T of the test file, and return both with T / T_o (2019
+    paper, Section 5.3). Raises DataMissing if a file is missing."""
     text = read_official(
         find_test_set("wikitext103"),
         TEST_FILE_SHA256,
@@ -119,7 +121,7 @@ def measure_words() -> list[Line]:
     )
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     words = count_original_tokens(text)
-    # Nothing comes before the first.
+    # The first sub-word is not predicted.
     predicted = len(tokenizer.encode(detokenize_wikitext(text))) - 1
     values = {
         "wikitext103_original_tokens": words,

@@ -1,5 +1,5 @@
-"""A Hugging Face GPT-2 divided over tensor-parallel ranks: held against the whole one, and merged
-again."""
+"""A Hugging Face GPT-2 divided over tensor-parallel ranks: compared with the undivided model, and
+merged back."""
 
 import tempfile
 from filecmp import cmpfiles
@@ -43,12 +43,12 @@ NEW_TOKENS = 24
 SEED = 1
 SERIES = "GPT-2 of Hugging Face"
 Answers = tuple[NDArray[np.float32], list[list[int]]]
-"""Logits of every token, and how each text goes on greedily."""
+"""Logits of every token, and every text with its greedy continuation."""
 
 
 def measure_huggingface() -> list[Line]:
-    """Differences of logits, greedy continuations and merged files from the whole model's, at each
-    width."""
+    """Measure how logits, greedy continuations and merged files differ from the undivided model's,
+    at each width, and count a layer's collectives."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"
@@ -67,7 +67,7 @@ def measure_huggingface() -> list[Line]:
             files += len(names)
     logits, texts = by_width[1]
     differences = {tp: float(np.abs(by_width[tp][0] - logits).max()) for tp in WIDTHS[1:]}
-    same = [by_width[tp][1][place] == text for tp in WIDTHS[1:] for place, text in enumerate(texts)]
+    same = [by_width[tp][1][index] == text for tp in WIDTHS[1:] for index, text in enumerate(texts)]
     values = {
         "largest_logit_difference": max(differences.values()),
         "identical_generations_percent": 100 * float(np.mean(same)),
@@ -83,7 +83,7 @@ def measure_huggingface() -> list[Line]:
 
 
 def write_huggingface(directory: Path) -> Path:
-    """A GPT-2 of random weights as Hugging Face writes one."""
+    """Write a GPT-2 of random weights as Hugging Face does, and return its directory."""
     model = GPT2(SHAPE, serial_mesh())
     generator = torch.Generator().manual_seed(SEED)
     drawn = {
@@ -97,24 +97,24 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(divided: Path, tp: int) -> Answers:
-    """Answers to the texts, by all ranks of the model, which is transformers'."""
+    """Return the answers to the texts of transformers' model, divided over all ranks."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)
     )
     with torch.inference_mode():
         logits = model(tokens).logits
-    said = model.generate(
+    continued = model.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),
         max_new_tokens=NEW_TOKENS,
         do_sample=False,
         pad_token_id=0,
     )
-    return logits.numpy(), said.tolist()
+    return logits.numpy(), continued.tolist()
 
 
 def collectives_per_layer() -> int:
-    """Collectives of a layer's activations in a forward and a backward pass."""
-    _, whole = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
-    return whole.calls.total()
+    """Count the collectives of a layer's activations in a forward and a backward pass."""
+    _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
+    return traffic.calls.total()

@@ -1,8 +1,7 @@
-"""Most bytes that executed pipelines keep for backward where the stages' layers are computed again
-in groups.
+"""Peak bytes that pipelines keep for backward if the stages recompute their layers in groups.
 
-The schedule, messages and graphs are the engine's, the layers those of `activations`. Saved tensors
-are counted while autograd holds them, a storage once.
+The schedule, messages and graphs are the engine's, the layers `activations`' own. Saved tensors are
+counted while autograd holds them, each storage once.
 """
 
 import math
@@ -32,21 +31,21 @@ CONFIG = ModelConfig(
 )
 """as/h of GPT-3 (175B), which is all that bytes per sbh depend on."""
 SEQUENCES, PARTITIONS, MICROBATCHES = 8, (2, 4), (2, 4, 8)
-"""N, each K and each M of GPipe's claim; L is that of `CONFIG`."""
+"""N, each K and each M of GPipe's claim; L is the number of layers in `CONFIG`."""
 STAGE_LAYERS = 24
 LAYOUTS = {
     "no parallelism": ("none", 1, False),
     "tensor parallel, selective recomputation": ("selective", 2, False),
     "tensor and sequence parallel, selective recomputation": ("selective", 2, True),
 }
-"""Part of a layer that is always computed again, number of ranks, and true if the sequence is
+"""Part of a layer that is always recomputed, number of ranks, and true if the sequence is
 divided."""
 IN_FLIGHT = (1, 4)
 """Microbatches whose checkpoints are kept at a time; the 2021 paper's formula has one."""
 
 
 class GroupedStage(nn.Module):
-    """A pipeline stage of plain layers, `at_once` of which are computed again at a time; 0 keeps
+    """A pipeline stage of plain layers that recomputes `at_once` layers at a time; 0 keeps
     everything."""
 
     at_once = 0
@@ -62,8 +61,8 @@ class GroupedStage(nn.Module):
         self.start = nn.Parameter(torch.ones(rows, 1, h))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """[s, b, h] → [s, b, h]; the first stage begins with a parameter in place of embedded
-        tokens."""
+        """Run the layers: [s, b, h] → [s, b, h]. The first stage begins with a parameter instead of
+        embedded tokens."""
         x = self.start.repeat(1, len(inputs), 1) if self.is_first else inputs
         layers = list(self.layers)
         step = self.at_once or len(layers)
@@ -77,7 +76,7 @@ class GroupedStage(nn.Module):
         return x
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Any scalar that keeps nothing."""
+        """Return a scalar for which autograd saves nothing."""
         return hidden.mean()
 
 
@@ -85,18 +84,18 @@ def peaks(
     pp: int,
     layout: tuple[str, int, bool],
     layers: int,
-    each: Sequence[int],
+    group_sizes: Sequence[int],
     counts: Sequence[int],
     sequences: int,
 ) -> list[int]:
-    """Most bytes that this rank's stage of so many layers keeps, for `each` number of layers
-    computed again at a time and each of the `counts` of microbatches that the sequences are divided
+    """Return the peak bytes that this rank's stage of `layers` layers keeps, for each size of a
+    recomputed group, and within it for each number of microbatches that the sequences are divided
     into."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(pp=pp, tp=tp), divided)
     stage: Any = GroupedStage(layers, form, mesh).bfloat16()
     most = []
-    for stage.at_once in each:
+    for stage.at_once in group_sizes:
         for count in counts:
             memory = SavedBytes(stage)
             with memory:
@@ -106,7 +105,8 @@ def peaks(
 
 
 def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
-    """A_in and A_int of one sequence in a layer on this rank."""
+    """Return A_in and A_int, the bytes of a layer's input and of all that it keeps, for one
+    sequence on this rank."""
     form, tp, divided = layout
     mesh = build_mesh(Layout(tp=tp), divided)
     x = torch.zeros(
@@ -117,8 +117,8 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 
 def measure_memory() -> list[Line]:
-    """GPipe's N + L/K · N/M, by its part that does not shrink with M and its part that does;
-    `checkpoints`."""
+    """Measure GPipe's N + L/K · N/M, in its part that does not shrink with M and its part that
+    does, and the best number of checkpoints."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
@@ -132,11 +132,13 @@ def measure_memory() -> list[Line]:
     for pp in PARTITIONS:
         layers = total // pp
         of_ranks = run_forked(peaks, pp, pp, plain, layers, (layers,), MICROBATCHES, SEQUENCES)
-        most = [max(each) for each in zip(*of_ranks, strict=True)]
+        most = [max(of_run) for of_run in zip(*of_ranks, strict=True)]
+        # The formula is linear in N/M: its slope is the recomputed layers, its intercept the
+        # inputs.
         again, always = statistics.linear_regression(
             [SEQUENCES / count for count in MICROBATCHES], most
         )
-        # the input of what is computed again is one of those that are kept
+        # the recomputed group's own input is one of the kept inputs
         values = {
             "inputs_kept": round(always / size_in, 9),
             "layers_again": round((again + size_in) / size_all, 9),
@@ -150,17 +152,21 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """The number of a stage's checkpoints that needs the least memory, and √(l · A_int / A_in) with
-    both measured."""
+    """Return the number of a stage's checkpoints that needs the least memory, beside √(l · A_int /
+    A_in) from measured bytes. With n microbatches in flight, A_in counts n times."""
     layout, numbers = LAYOUTS[series], list[Line]()
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]
-    each = [layers for layers in range(STAGE_LAYERS, 0, -1) if STAGE_LAYERS % layers == 0]
+    group_sizes = [layers for layers in range(STAGE_LAYERS, 0, -1) if STAGE_LAYERS % layers == 0]
     for flying in IN_FLIGHT:
-        most = run_forked(peaks, layout[1], 1, layout, STAGE_LAYERS, each, (flying,), flying)[0]
+        most = run_forked(
+            peaks, layout[1], 1, layout, STAGE_LAYERS, group_sizes, (flying,), flying
+        )[0]
         values = {
-            "checkpoints": STAGE_LAYERS / each[most.index(min(most))],
+            "checkpoints": STAGE_LAYERS / group_sizes[most.index(min(most))],
             "checkpoints_by_formula": math.sqrt(STAGE_LAYERS * size_all / (flying * size_in)),
         }
-        note = f"saved bytes of {STAGE_LAYERS} layers in groups of {', '.join(map(str, each))}"
+        note = (
+            f"saved bytes of {STAGE_LAYERS} layers in groups of {', '.join(map(str, group_sizes))}"
+        )
         numbers += lines(series, values, x=flying, x_name="microbatches in flight", note=note)
     return numbers

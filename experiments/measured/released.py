@@ -1,10 +1,10 @@
-"""Released checkpoints by the protocols that published numbers name: GPT-2's four sizes and
-Megatron-LM's 345M.
+"""Scores of released checkpoints by the protocols that published numbers name: GPT-2's four sizes
+and Megatron-LM's 345M.
 
-A checkpoint is found under MLM_MODELS_DIR, in the hub's cache, or asked of the hub. Its numbers are
-`measured` only if it is the released one: the hub's cache, and what `mlm-eval fetch` writes, name
-the SHA-256 that a file has at the hub, which is compared with the content. Other weights are a
-stand-in, whose numbers answer no claim.
+A checkpoint is looked for under MLM_MODELS_DIR and in the hub's cache, then downloaded from the
+hub. Its numbers are `measured` only if it is the released one. To prove that, the content is
+compared with the SHA-256 that the hub states for a file, which the hub's cache and `mlm-eval fetch`
+record. Other weights are a stand-in, whose numbers answer no claim.
 """
 
 import os
@@ -33,14 +33,15 @@ MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
 """Owner of GPT-2's weights on the hub, which does not have Megatron-LM's checkpoint."""
 MODELS = read_toml(Path(__file__).with_name("released.toml"))
-"""Protocol, field of its result and factor to the claim's unit by experiment, directory, series and
-quantity."""
+"""Protocol, field of its result and factor to the claim's unit, by experiment, directory, series
+and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """A number for each quantity of each model that is found; with a limit, of a part of each test.
+    """Score every model that is found, and return a line for each of its quantities; with a limit,
+    of a part of each test.
 
-    Raises DataMissing where no model or no test file is found.
+    Raises DataMissing if no model is found, or if a test file is missing.
     """
     lines: list[Line] = []
     for name, path, is_released in _found(experiment):
@@ -80,7 +81,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
-    """Megatron-LM's recipe on the validation file."""
+    """Return the task of Megatron-LM's WikiText-103 recipe on the validation file."""
     text, tokenizer = (
         read_wikitext("wikitext103-valid", path, "wikitext103-valid"),
         evaluated.tokenizer,
@@ -90,8 +91,8 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Each model that is here, and whether it is the released one. Raises DataMissing where none
-    is."""
+    """Yield the name and path of each model on this machine or the hub, and whether it is the
+    released one. Raises DataMissing if all are missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)

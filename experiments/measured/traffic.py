@@ -33,13 +33,13 @@ MODEL = ModelConfig(
     dropout=0.0,
 )
 ELEMENT = 4
-"""Bytes of one of its numbers, in fp32."""
+"""Bytes of an fp32 number."""
 BSH = MODEL.seq_length * MODEL.hidden_size
 """Elements of a microbatch of one sequence between layers."""
 WIDTHS = (2, 4, 8)
 """Tensor-parallel ranks that collectives are counted at."""
 REPORTED = 3
-"""Largest number of elements that is not counted: loss, gradient norm and a flag."""
+"""Tensors of at most this many elements are not counted: loss, gradient norm and a flag."""
 RANKS = 4
 BATCHES = (4, 8, 16)
 """Sequences of an iteration over all ranks; a microbatch is one."""
@@ -51,14 +51,14 @@ LAYOUTS = {
     "pipeline parallel": ParallelConfig(pp=RANKS),
 }
 PASSED_ON = ("reduce", "gather", "alltoall_base", "allgather", "allgather_base", "broadcast")
-"""Collectives in which a tensor leaves a rank once, but for the part that is its own."""
+"""Collectives in which a tensor leaves a rank once, except the rank's own part."""
 STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"}
 """ZeRO's stages in the words of its paper."""
 
 
 class Traffic(TorchDispatchMode):
-    """This rank's collectives and messages, and the bytes that they are about, by operation and
-    size of group."""
+    """Counts this rank's collectives and messages, and their bytes, by operation and size of
+    group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,21 +76,27 @@ class Traffic(TorchDispatchMode):
             ]
             objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
             if tensors:
-                group = next(each for each in objects if "ProcessGroup" in str(each._type()))
+                group = next(
+                    script_object
+                    for script_object in objects
+                    if "ProcessGroup" in str(script_object._type())
+                )
                 size, largest = (
                     ProcessGroup.unbox(group).size(),
                     max(tensor.nbytes for tensor in tensors),
                 )
                 self.calls[name, size] += 1
-                # It has a list of parts.
+                # It lists a tensor for each rank.
                 self.bytes[name, size] += largest * (size if name == "allgather" else 1)
         return func(*args, **(kwargs or {}))
 
     @property
     def sent(self) -> float:
-        """Bytes that this rank sends, collectives by rings: an all-reduce 2(d − 1)/d of its tensor,
-        half of that what leaves or finds it divided (2021 paper, Section 3.3.1). Of a reduction to
-        one rank the mean over ranks.
+        """Return the bytes that this rank sends if collectives run as rings.
+
+        An all-reduce sends 2(d − 1)/d of its tensor, a collective that begins or ends with a
+        divided tensor half as much (2021 paper, Section 3.3.1). A reduction to one rank counts with
+        the mean over ranks.
         """
         total = 0.0
         for (name, size), count in self.bytes.items():
@@ -106,8 +112,8 @@ class Traffic(TorchDispatchMode):
 def iteration(
     model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
 ) -> Traffic:
-    """This rank's traffic of one iteration in fp32, or of its forward passes alone, in microbatches
-    of one sequence."""
+    """Return this rank's traffic of one iteration in fp32, or of its forward passes alone, in
+    microbatches of one sequence."""
     ranks = torch.distributed.get_world_size()
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
@@ -123,23 +129,24 @@ def iteration(
 
 
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
-    """Traffic that a layer adds on one tensor-parallel rank, in forward passes alone and in a whole
-    iteration."""
-    whole, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
+    """Return the traffic that a layer adds on one tensor-parallel rank, in forward passes alone and
+    in a whole iteration."""
+    layers, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
     for trains in (False, True):
+        # The models differ by two layers, so embedding and head cancel in the difference.
         deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
         layer = Traffic()
         for counter, more, fewer in zip(
-            *((each.calls, each.bytes) for each in (layer, deep, shallow)), strict=True
+            *((traffic.calls, traffic.bytes) for traffic in (layer, deep, shallow)), strict=True
         ):
             counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
-        whole.append(layer)
-    return whole[0], whole[1]
+        layers.append(layer)
+    return layers[0], layers[1]
 
 
 def measure_traffic() -> list[Line]:
-    """Traffic of tensor, sequence, pipeline and data parallelism, in counts and in multiples of
-    b·s·h."""
+    """Measure the traffic of tensor, sequence, pipeline and data parallelism, in counts and in
+    multiples of b·s·h."""
     announce(f"small models on 2 to {2 * max(WIDTHS)} processes, an iteration of each layout")
     note = (
         f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"
@@ -153,10 +160,10 @@ def _tensor() -> list[Line]:
     series = "tensor parallel"
     numbers = []
     for tp in WIDTHS:
-        forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
-        elements = whole.sent / ELEMENT / BSH / ((tp - 1) / tp)
+        forward, training = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
+        elements = training.sent / ELEMENT / BSH / ((tp - 1) / tp)
         numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
-    first, both = forward.calls.total(), whole.calls.total()
+    first, both = forward.calls.total(), training.calls.total()
     counts = {
         "all_reduces_forward": first,
         "all_reduces": both,
@@ -167,27 +174,29 @@ def _tensor() -> list[Line]:
 
 def _sequence() -> list[Line]:
     tp = WIDTHS[0]
-    forward, whole = run_forked(of_layer, tp, ParallelConfig(tp=tp, sequence_parallel=True))[0]
+    forward, training = run_forked(of_layer, tp, ParallelConfig(tp=tp, sequence_parallel=True))[0]
     plain, _ = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
     values = {"forward_traffic_ratio": forward.sent / plain.sent}
     for name, word in (("all_gathers", "allgather"), ("reduce_scatters", "reduce_scatter")):
         first, both = (
-            sum(n for (op, _), n in each.calls.items() if word in op) for each in (forward, whole)
+            sum(n for (op, _), n in traffic.calls.items() if word in op)
+            for traffic in (forward, training)
         )
         values |= {f"{name}_forward": first, f"{name}_backward": both - first}
     return lines("tensor and sequence parallel", values)
 
 
 def _passed_on(parallel: ParallelConfig, model: ModelConfig = MODEL) -> list[float]:
-    """Elements of b·s·h that each rank passes on to another stage for a microbatch."""
+    """Return, for each rank, the multiples of b·s·h that it sends to another stage for a
+    microbatch."""
     batch = 4
     ranks = run_forked(iteration, parallel.pp * parallel.tp, model, parallel, batch)
     return [rank.bytes["send", parallel.pp] / ELEMENT / BSH / batch for rank in ranks]
 
 
 def _pipeline() -> list[Line]:
-    """Elements that cross a border for each microbatch: the first stage sends forward, the last one
-    back."""
+    """Measure the elements that cross a border for each microbatch: the first stage sends forward,
+    the last one back."""
     first, last = _passed_on(ParallelConfig(pp=2))
     numbers = lines(
         "pipeline parallel", {"border_elements_forward": first, "border_elements_backward": last}
@@ -199,7 +208,7 @@ def _pipeline() -> list[Line]:
 
 
 def _interleaved() -> list[Line]:
-    """Traffic of an inner stage over its traffic with one chunk."""
+    """Measure the traffic of an inner stage relative to its traffic with one chunk."""
     model, numbers = MODEL.model_copy(update={"num_layers": 16}), list[Line]()
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
@@ -214,28 +223,28 @@ def _interleaved() -> list[Line]:
 
 
 def _batches() -> list[Line]:
-    """Traffic of four microbatches per rank over that of one."""
+    """Measure the traffic of four microbatches per rank relative to one microbatch."""
     numbers = []
     for series, parallel in (
         ("data parallel", ParallelConfig()),
         ("tensor parallel", ParallelConfig(tp=2)),
     ):
-        each = 2 // parallel.tp
+        replicas = 2 // parallel.tp
         many, single = (
-            run_forked(iteration, 2, MODEL, parallel, count * each)[0].sent for count in (4, 1)
+            run_forked(iteration, 2, MODEL, parallel, count * replicas)[0].sent for count in (4, 1)
         )
         numbers += lines(series, {"traffic_of_four_microbatches": many / single})
     return numbers
 
 
 def measure_sent_bytes() -> list[Line]:
-    """Megabytes that a rank sends in an iteration, the mean over ranks, at several batches; ratios
-    of ZeRO's stages.
+    """Measure the megabytes that a rank sends in an iteration, the mean over ranks, at several
+    batches, and ratios of ZeRO's stages.
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
     numbers: list[Line] = []
-    at_least: dict[str, float] = {}
+    with_one_microbatch: dict[str, float] = {}
     announce(
         f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)}"
         " batches"
@@ -245,12 +254,14 @@ def measure_sent_bytes() -> list[Line]:
             for batch in BATCHES:
                 sent = [rank.sent for rank in run_forked(iteration, RANKS, MODEL, parallel, batch)]
                 measured = sum(sent) / RANKS
-                at_least.setdefault(name, measured)
+                # The first batch has one microbatch a rank, for which the ratios of ZeRO's stages
+                # are stated.
+                with_one_microbatch.setdefault(name, measured)
                 note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
-                place = {"x": float(batch), "x_name": "global_batch", "note": note}
-                numbers += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **place)
+                position = {"x": float(batch), "x_name": "global_batch", "note": note}
+                numbers += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **position)
             progress.advance()
     for stage, series in STAGES.items():
-        ratio = at_least[f"ZeRO stage {stage}"] / at_least["data parallel"]
+        ratio = with_one_microbatch[f"ZeRO stage {stage}"] / with_one_microbatch["data parallel"]
         numbers += lines(series, {"communication_ratio": ratio}, note="one microbatch to a rank")
     return numbers

@@ -1,5 +1,5 @@
-"""Published workloads, from the files beside this one, with their published values, from
-`experiments/claims`."""
+"""Published workloads, read from the CSV files of this folder, with their published values, read
+from `experiments/claims`."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -17,8 +17,8 @@ Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """The rows of a set in the `*-runs.csv` files of this folder. Raises BadInput where there is
-    none."""
+    """Return the rows of a named set from the `*-runs.csv` files of this folder. Raises BadInput if
+    no row belongs to the set."""
     rows = [
         row
         for path in sorted(HERE.glob("*-runs.csv"))
@@ -31,10 +31,12 @@ def workload_rows(name: str) -> list[Row]:
 
 
 def published_rows(experiment: Experiment, part: Part) -> list[Row]:
-    """The part's workloads, each with the values that the experiment's claims have at its series
-    and x.
+    """Return the part's workload rows, each with the values that the experiment's claims state at
+    its series and x.
 
-    A value stands under its quantity's name; of several sources the catalogue's first is taken.
+    The key of a value is its quantity's name. If several claims state it, the first in the
+    catalogue's order counts. A column of the workload's own file wins over a claim of the same
+    name.
     """
     values: dict[tuple[str, float | None], Row] = {}
     for claim in experiment.claims:
@@ -44,8 +46,8 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
 
 
 def published_value(row: Row, quantity: str) -> Range:
-    """The published value of a quantity for a row of `published_rows`, between the ends of its
-    printed digits. Raises BadInput if no claim states it."""
+    """Return the published value of a quantity in a row of `published_rows`, with the range that
+    its printed digits allow. Raises BadInput if no claim states it."""
     if quantity not in row:
         raise BadInput(
             f"no claim has {quantity} for the workload {row['series']} of {row['experiment']}"
@@ -54,15 +56,16 @@ def published_value(row: Row, quantity: str) -> Range:
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
-    """The claims of the 2019 paper's Figure 6 and Table 3 about the named models."""
+    """Yield the claims about the named models in the 2019 paper's Figure 6 and Table 3, as
+    records."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
         yield from (
-            each.record(name, x_name)
-            for each in find_experiment(name).claims
-            if each.series in series
+            claim.record(name, x_name)
+            for claim in find_experiment(name).claims
+            if claim.series in series
         )
 
 
 def position(part: Part, row: Row) -> dict[str, Any]:
-    """Series and x of a workload's record."""
+    """Return the fields of a workload's record that give its series and its x."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

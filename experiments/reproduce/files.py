@@ -13,7 +13,8 @@ LADDER = ("355m", "2.5b", "8.3b")
 
 
 class ModelShape(FileSchema):
-    """A model's shape and size, and the length and learning rate of its training."""
+    """A model's shape and size, and the length and learning rate of its training. None stands for
+    an unknown value."""
 
     num_layers: int | None = None
     hidden_size: int | None = None
@@ -34,11 +35,11 @@ class ModelShape(FileSchema):
 
 
 class ReproducedModel(FileSchema):
-    """A published model and the model that was trained in its name."""
+    """A published model and the model that was trained to reproduce it."""
 
     name: Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")]
-    """The published model's name, and the seed if it is not the recipe's. A folder has this
-    name."""
+    """The published model's name, followed by the seed if it is not the recipe's. It can name a
+    folder."""
     run: str = ""
     published: ModelShape = ModelShape()
     trained: ModelShape = ModelShape()
@@ -50,13 +51,13 @@ class ReproducedModel(FileSchema):
 
     @property
     def series(self) -> str:
-        """The published model's name."""
+        """Return the published model's name."""
         return self.name.partition("-seed-")[0]
 
     @property
     def label(self) -> str:
-        """The trained model's name, with its size where it is another than the published one: `8.3b
-        twin (446 k)`."""
+        """Return the name under which readers see the trained model: `8.3b twin (446 k)`, with its
+        size, or the published name if the sizes are equal."""
         size = self.trained.parameters
         if size in (None, self.published.parameters):
             return self.series
@@ -64,7 +65,8 @@ class ReproducedModel(FileSchema):
 
 
 class ReproductionSummary(FileSchema):
-    """summary.json of a reproduction: what was run, on what hardware, and why at this size."""
+    """summary.json of a reproduction: which models were run, on what hardware, and why at this
+    size."""
 
     target: str
     mode: Literal["scaled", "full"]
@@ -78,13 +80,13 @@ class ReproductionSummary(FileSchema):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of the trained models, by the published models' names."""
+        """Return the labels of the trained models, by the published models' names."""
         return {model.series: model.label for model in self.models}
 
     @property
     def title(self) -> str:
-        """The recipe with the size at which it was run: `Megatron-LM's 8.3b recipe at 1/18,600 of
-        its size`."""
+        """Return the recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
+        1/18,600 of its size`."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
             size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"
@@ -92,7 +94,7 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """A sentence on what models of this size can show and what not; empty at the published
+        """Return a sentence on what models of this size can and cannot show; empty at the published
         size."""
         if not (sizes := self._sizes):
             return ""
@@ -103,8 +105,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def _sizes(self) -> tuple[int, int] | None:
-        """Parameters of the target as published and as trained; None where they are the same or not
-        known."""
+        """Return the target's parameters as published and as trained; None if they are equal or
+        unknown."""
         for model in self.models:
             theirs = model.published.parameters
             ours = model.trained.parameters

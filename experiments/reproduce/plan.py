@@ -27,7 +27,7 @@ FULL_RECIPE = RECIPES / "available-2019.toml"
 SEED_MARK = "-seed-"
 """Mark in the name of a training with another seed than its recipe's."""
 SEEDS = "seeds"
-"""Folder of those trainings beside a reproduction, so that the folder of runs shows one training a
+"""Folder for trainings with further seeds, so that the folder of runs shows one training a
 model."""
 
 
@@ -52,7 +52,8 @@ days."""
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a scaled reproduction is run."""
+    """Settings of one scale of a reproduction (smoke or twin): the recipe, its overrides, the
+    number of evaluation examples and of seeds."""
 
     recipe: Path
     suffix: str
@@ -62,7 +63,7 @@ class Size:
     examples: int
     """LAMBADA examples scored for each model."""
     seeds: int = 1
-    """Trainings of each model where no other number is asked for."""
+    """Trainings of each model by default."""
     has_ladder_rates: bool = False
     """True if learning rates follow `RATE_RULE` and initial deviations the ladder's; False keeps
     the ones of the twins."""
@@ -77,6 +78,7 @@ FACTORS = (
 )
 """Factors by which the twins of a reproduction are shrunk: the largest then sees at least five
 tokens a parameter."""
+# Two seeds, so that a reproduction's intervals are over seeds as well as over articles.
 TWIN = Size(
     RECIPES / "twin.toml",
     "twin",
@@ -106,7 +108,8 @@ SMOKE = Size(
 
 @dataclass(frozen=True)
 class Plan:
-    """A reproduction, decided."""
+    """The plan of a reproduction: the target, full or scaled size, the data recipe and the models
+    to train."""
 
     target: str
     mode: str
@@ -116,13 +119,13 @@ class Plan:
     size: Size | None
     """None for the full size."""
     published: tuple[RunConfig, ...]
-    """The published recipe of each of `configs`: those up to the target, smallest first, again for
-    every seed."""
+    """The published recipe of each item of `configs`: all models up to the target, smallest first,
+    repeated for every seed."""
     configs: tuple[RunConfig, ...]
     """Recipe of each model: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
-        """The overrides under which `mlm-train` runs one of `configs`."""
+        """Return the overrides with which `mlm-train` runs one of `configs`."""
         if not self.size:
             return []
         seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
@@ -132,12 +135,11 @@ class Plan:
 def make_plan(
     target: str, mode: str, smoke: bool, recipe: Path | None, seeds: int | None = None
 ) -> Plan:
-    """Decide between the full size and twins by looking at the hardware.
+    """Decide between the full size and twins by this machine's GPUs, and list the models to train.
 
-    Twins are trained with so many seeds, or as many as their size has, from the recipe's own on.
-    Raises HardwareMissing when full size is asked for on a machine that cannot, BadInput when it is
-    asked for together with the smallest size, and where several seeds are asked for and the full
-    size is chosen.
+    Twins are trained with `seeds` seeds, by default as many as their size states, counting up from
+    the recipe's own seed. Raises HardwareMissing if the full size is asked for and does not fit.
+    Raises BadInput if it is asked for with `smoke`, or if it is chosen together with several seeds.
     """
     if smoke and mode == "full":
         raise BadInput("--smoke is a size of twins; it does not go with --mode full")
@@ -170,26 +172,29 @@ def make_plan(
 
 
 def model_name(training: str) -> str:
-    """The name under which a reproduction keeps a training: its model's, with a seed that is not
-    the recipe's own."""
+    """Return the name under which a reproduction keeps a training: its model's name, followed by
+    the seed if it is not the recipe's own."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """The folder in which a reproduction keeps a training of this name."""
+    """Return the folder that holds the directory of a training of this name."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 
 def training_place(run: str, runs: Path) -> Path:
-    """The directory of a reproduction's training; earlier versions kept every seed beside the
-    reproduction."""
+    """Return the directory of a reproduction's training. Earlier versions kept every seed beside
+    the reproduction, so a sealed directory there comes first."""
     beside = runs / run
     return beside if is_sealed(beside) else folder_of(run, runs) / run
 
 
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
-    """Overrides by which a twin has the ladder's rate, with the same share of it at the end, and
-    initial deviation."""
+    """Return overrides that give a twin the ladder's learning rate and initial deviation.
+
+    The final rate is the same share of the rate as before. Empty if the size keeps the twins' own
+    rates.
+    """
     if not size.has_ladder_rates:
         return []
     train = config.train
@@ -204,17 +209,17 @@ def _of_ladder(config: RunConfig, size: Size) -> list[str]:
 
 
 def ladder_rate(config: RunConfig) -> float:
-    """The learning rate of a training by `RATE_RULE`, to three digits."""
+    """Return the learning rate of a training by `RATE_RULE`, to three digits."""
     by_size = (parameter_count(config.model) / OF_PARAMETERS) ** BY_SIZE
     by_length = (tokens_trained(config.model, config.train) / OF_TOKENS) ** BY_LENGTH
     return float(f"{RATE * by_size * by_length:.3g}")
 
 
 def twin_rule(config: RunConfig) -> str:
-    """The rule that shrank a recipe, in words; empty if none did."""
+    """Return the rule that shrank a recipe, in words; empty if it was not shrunk."""
     if not config.twin:
         return ""
-    # A text has its own vocabulary, which changes the parameters a little.
+    # The vocabulary, and so the rate, depends on the text.
     if not math.isclose(config.train.learning_rate, ladder_rate(config), rel_tol=0.05):
         return describe_scale(config.twin)
     return describe_scale(
@@ -226,14 +231,14 @@ def twin_rule(config: RunConfig) -> str:
 
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
-    """How a published model is trained on this machine's GPUs."""
+    """Return the job that trains a published model on this machine's GPUs."""
     here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
     job = load_config(manifest_file(config.name), Job)
     return job.model_copy(update={"runs": runs, "dataset": dataset, **here})
 
 
 def manifest_file(name: str) -> Path:
-    """The manifest by which a published model is trained on the paper's cluster."""
+    """Return the job manifest that trains a published model on the paper's cluster."""
     return HOME / "experiments" / "jobs" / f"{name}.toml"
 
 
@@ -253,7 +258,7 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
+    """Print mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
     time."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
@@ -290,7 +295,7 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> float:
-    """Disk that the checkpoints of a training take."""
+    """Return the bytes of disk that a training's checkpoints take."""
     return float(
         config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)
     )

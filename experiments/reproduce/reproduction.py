@@ -69,16 +69,17 @@ from mlm_repro.lineage.run import RunDirectory
 OTHER_STEPS = 3
 """Steps beside the trainings: the text, the scores and the page."""
 CURVE_POINTS = 200
-"""Blocks of iterations that a run's metrics are averaged over."""
+"""Number of blocks, roughly, in which a training's iterations are averaged."""
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
-"""Ends of the names of quantities that compare twins; the paper has none of them."""
+"""Last words of the quantities that compare twins; the paper states none of these."""
 RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
     zip(steps.TASKS, (PerplexityResult, ClozeResult), strict=True)
 )
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Data, training, evaluation, records, report; what is already complete is found and said so.
+    """Make data, trainings, evaluations, records and report by public commands; complete parts are
+    found and not repeated.
 
     Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
     `steps.StepFailed` with the exit code of the command that failed.
@@ -155,11 +156,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """The line of a training in a reproduction, with the validations of its metrics and means of
-    blocks of iterations.
+    """Return the line of a training in a reproduction: its validations, and means over blocks of
+    iterations.
 
-    Losses, rates and norms are means over the block that ends at `iteration`; tokens/s and TFLOP/s
-    are those of the whole block's work in the whole block's time.
+    Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
+    TFLOP/s are the block's work over its time.
     """
     steps = read_steps(training.path)
     block = max(len(steps) // CURVE_POINTS, 1)
@@ -188,10 +189,10 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Every record of a reproduction, from the summary and from the metrics and evaluations that it
-    keeps.
+    """Derive every record of a reproduction from its summary and from the metrics and evaluations
+    that it keeps.
 
-    A run of an earlier version, which has no scores.json, has neither bits per byte nor
+    A run of an earlier version, which has no scores.json, gets neither bits per byte nor
     log-likelihoods.
     """
     records = list(
@@ -212,21 +213,22 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 def results_of(
     reproduction: Path, summary: ReproductionSummary
 ) -> dict[str, PerplexityResult | ClozeResult]:
-    """The results of a reproduction's models, by model and protocol.
+    """Return the results of a reproduction's models, by model and protocol.
 
-    Raises IntegrityFailure for one that is not there, or that is not what its protocol gives.
+    Raises IntegrityFailure if a result is missing or has another form than its protocol's.
     """
     lines = read_evaluations(reproduction)
     results = {}
     for model in summary.models:
-        for task, of in RESULTS.items():
+        for task, schema in RESULTS.items():
             name = steps.evaluation_name(model.name, task)
-            results[name] = parse_document(lines.get(name), of, f"{name} in {EVALUATIONS}")
+            results[name] = parse_document(lines.get(name), schema, f"{name} in {EVALUATIONS}")
     return results
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """The mean of a model's results over several seeds, with minimum and maximum."""
+    """Yield the mean of a model's results over several seeds; minimum and maximum stand in its
+    note."""
     of_seeds: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
@@ -246,8 +248,8 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
-    """Paired differences between neighbouring models, from the evaluations that a reproduction
-    keeps."""
+    """Derive the paired differences between models that are neighbours in size, from the
+    evaluations that a reproduction keeps."""
     by_size: dict[str, list[TextScore]] = {}
     results = results_of(run.path, summary)
     for model in summary.models:
@@ -257,7 +259,7 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
     scores = [*by_size.values()]
     articles = len(scores[0][0].nll)
     larger = range(1, len(scores)) if articles > 1 else ()
-    comparisons = [compared(result.task, place - 1, place, scores) for place in larger]
+    comparisons = [compared(result.task, index - 1, index, scores) for index in larger]
     return ReproductionScores(
         text=result.task,
         articles=articles,
@@ -325,13 +327,13 @@ def _curve_records(
         for mean in means
         if mean.iteration % block == 0
     ]
-    places = {
+    targets = {
         "validation": ("2019/figure-6", "validation_perplexity"),
         "final-validation": ("2019/validation", END),
     }
     for validation in validations_in(training.metrics):
         if validation.iteration:
-            experiment, quantity = places[validation.kind]
+            experiment, quantity = targets[validation.kind]
             value = validation.perplexity
             x = validation.iteration
             records.append(
@@ -359,7 +361,7 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Summary of the run that stands for a published model."""
+    """Return the summary of the run that reproduces a published model."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),
@@ -375,7 +377,7 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
 
 
 def hardware_of(started: Environment) -> str:
-    """Processor, cores, memory and GPUs."""
+    """Describe processor, cores, memory and GPUs."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"
@@ -393,7 +395,7 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Shape, size and length of training of a recipe's model."""
+    """Return the shape, size and length of training of a recipe's model."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()
@@ -407,7 +409,7 @@ def _print_results(directory: Path) -> None:
     labels = read_document(directory / SUMMARY, ReproductionSummary).labels
     shown = []
     for record in records:
-        # Of words, by a twin.
+        # A twin's perplexity of words says nothing.
         meaningless = record.kind == "scaled" and record.quantity.endswith("_perplexity")
         if record.seed is not None and (
             record.quantity == END or (record.x is None and not meaningless)

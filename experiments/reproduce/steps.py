@@ -1,4 +1,4 @@
-"""The commands of a reproduction: in words, and as processes. Imports no torch."""
+"""The commands of a reproduction: their words, and running them as processes. Imports no torch."""
 
 import math
 import os
@@ -34,17 +34,18 @@ def say_step(number: int, count: int, what: str) -> None:
 
 
 def words_step(runs: Path) -> Step:
-    """Count the words of the published file."""
+    """Return the step that counts the words of the published file."""
     return ["mlm-experiment", "run", "2019/words", "--runs", shown(runs)]
 
 
 def data_step(plan: Plan, runs: Path) -> Step:
-    """Build the dataset."""
+    """Return the step that builds the dataset."""
     return ["mlm-data", "run", shown(plan.recipe), "--runs", str(runs)]
 
 
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
-    """Train one of the plan's models: a twin at once, a published size through its launch file."""
+    """Return the step that trains one of the plan's models: a twin directly, a published size
+    through its launch file."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
     published = config.name.split("-")[0]
@@ -63,40 +64,41 @@ def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step
 
 
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
-    """Evaluate a trained model."""
+    """Return the step that evaluates a trained model on a task and writes the result to `out`."""
     limits = {"wikitext103": plan.size.windows, "lambada": plan.size.examples} if plan.size else {}
     limit = ["--limit", str(limits[task])] if task in limits else []
     return ["mlm-eval", task, "--ckpt", shown(checkpoint), "--json", shown(out), *limit]
 
 
 def evaluation_name(model: str, task: str) -> str:
-    """Name of an evaluation's result in a reproduction."""
+    """Return the name of an evaluation's result in a reproduction."""
     return f"{model}-{task}"
 
 
 def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """File that an evaluation writes its result to; it is joined to the others when all are
-    made."""
+    """Return the file that an evaluation writes its result to; `join_evaluations` later joins all
+    of them."""
     return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
 
 
 def report_step(reproduction: Path, runs: Path) -> Step:
-    """Build the page of everything."""
+    """Return the step that builds the page of everything."""
     return ["mlm-report", "build", shown(reproduction), str(runs)]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:
-    """Folder of a published model's launch files."""
+    """Return the folder of a published model's launch files."""
     return runs / f"launch-{config.name}"
 
 
 def shown(path: Path) -> str:
-    """The path relative to the current directory where it lies below it."""
+    """Return the path relative to the current directory if it lies below it, else the whole
+    path."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 class StepFailed(UserError):
-    """A command of the sequence failed; its own sentence stands above and its exit code is passed
+    """A command of a sequence failed. It has printed its own sentence, and its exit code is passed
     on."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
@@ -105,16 +107,16 @@ class StepFailed(UserError):
 
 
 def run_step(program: str, *arguments: str) -> None:
-    """Run a command of this suite, or of the system, and print it first. Raises StepFailed if it
-    failed.
+    """Print a command of this suite, or of the system, and run it. Raises StepFailed if it fails,
+    Interrupted if this process was stopped meanwhile.
 
-    If this process is killed, the step is stopped as by SIGTERM: one that trains leaves a
-    checkpoint. So it does, and ends by itself, where this process is stopped: a terminal sends the
-    step Ctrl-C too, SIGTERM is passed on.
+    If this process is killed, the step receives SIGTERM, so that a training leaves a checkpoint. On
+    Ctrl-C the terminal stops the step as well; on another signal this process sends it SIGINT. The
+    step then ends by itself.
     """
-    shown = shlex.join([program, *arguments])
+    words = shlex.join([program, *arguments])
     if not is_quiet():
-        print(f"\n$ {shown}", flush=True)
+        print(f"\n$ {words}", flush=True)
     # This environment's command of that name, or the system's.
     own = Path(sys.executable).with_name(program)
     command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
@@ -127,15 +129,16 @@ def run_step(program: str, *arguments: str) -> None:
 
     def prepare() -> None:
         end_with_parent(signal.SIGTERM)
-        if not is_ours:  # no other program lets in what waits for it
+        if not is_ours:  # only our own programs release the signals that are held back here
             hear_stops()
 
     with when_stopped(leave):
+        # Until `process` is bound, a stop could not be passed on to it.
         with held_back():
             process = subprocess.Popen(command, preexec_fn=prepare)
-        # With a limit it wakes often: another thread may have taken the signal.
+        # A limit makes `wait` poll: another thread may have taken the signal.
         status = process.wait(math.inf)
     if status:
-        raise StepFailed(shown, status, bool(stopped))
+        raise StepFailed(words, status, bool(stopped))
     if stopped:
-        raise Interrupted(f"stopped after `{shown}`; the same command continues from there")
+        raise Interrupted(f"stopped after `{words}`; the same command continues from there")

@@ -28,17 +28,16 @@ RESULTS = (
     "fits",
     "reason",
 )
-"""`fitted`: whether the cost model was fitted on this very workload; `extrapolated`: what lies
-beyond all of them."""
+"""`fitted`: true if the cost model was fitted on this very workload. `extrapolated`: how the
+workload lies outside the fitted rows."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
-    """Write a prediction for every row; returns how many there are and how many have a reason in
-    place of numbers.
+    """Write a prediction for every row; return the number of rows and the number that cannot run.
 
-    Raises BadInput where the file cannot be read, a column without a default is missing, or `out`
-    cannot be written; nothing is then left behind. Raises NotCosted when all is written, if a row
-    is of another family.
+    Raises BadInput if the file cannot be read, a column without a default is missing, or `out`
+    cannot be written; nothing is then left behind. Raises NotCosted after all rows are written, if
+    a row is of a family that is not costed.
     """
     check_place("--out", out, ",".join(INPUTS))
     rows = read_rows(rows_path)
@@ -62,23 +61,24 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
-    """The prediction for each row, and true if the cost model was fitted on it."""
+    """Predict every row; the second value is True if the cost model was fitted on the row."""
     predictions = [(Prediction(), False)] * len(rows)
-    asked: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
+    by_cluster: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
     clusters: dict[tuple[str, str], Cluster] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         name = ((row["cluster"] or "").strip(), (row.get("software") or "").strip())
         try:
             if name not in clusters:
                 clusters[name] = load_cluster(*name)
-            asked[name].append((place, workload_of(row)))
+            by_cluster[name].append((index, workload_of(row)))
         except BadInput as error:
-            predictions[place] = Prediction(reason=str(error)), False
-    for name, workloads in asked.items():
-        answers = simulate(clusters[name], [workload for _, workload in workloads])
+            predictions[index] = Prediction(reason=str(error)), False
+    # The rows of a cluster are simulated in one call: the cost model works on arrays.
+    for name, workloads in by_cluster.items():
+        predicted = simulate(clusters[name], [workload for _, workload in workloads])
         known = fitted_workloads(clusters[name].software)
-        for (place, workload), prediction in zip(workloads, answers, strict=True):
-            predictions[place] = prediction, workload in known
+        for (index, workload), prediction in zip(workloads, predicted, strict=True):
+            predictions[index] = prediction, workload in known
     return predictions
 
 

@@ -12,7 +12,7 @@ from mlm_repro.lineage.shipped import HOME, Shipped, find_file
 
 
 class Constant(Config):
-    """A number of the cost model and its origin."""
+    """A number of the cost model, with its kind and its source."""
 
     value: NonNegativeFloat
     kind: Literal["datasheet", "micro-benchmark", "fit", "counted", "transferred"]
@@ -27,7 +27,8 @@ Number = TypeVar("Number", Constant, float)
 
 
 def unmeasured(value: float) -> Any:
-    """A constant that a file may leave out."""
+    """Return a pydantic field for a constant that a file may omit; its default is `value`, which
+    was not measured."""
     return Field(
         {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
     )
@@ -42,7 +43,7 @@ class Hardware(Config, Generic[Number]):
     matmul_flops_per_second: Number
     """Peak of dense matrix products at the cluster's precision."""
     vector_flops_per_second: Number
-    """Peak of fp32 products without tensor cores, by which attention runs unless the width of its
+    """Peak of fp32 products without tensor cores, at which attention runs unless the width of its
     heads is a multiple of 8."""
     memory_bytes_per_second: Number
     link_bytes_per_second: Number
@@ -52,19 +53,20 @@ class Hardware(Config, Generic[Number]):
     node_latency_seconds: Number
     """Start of an all-reduce inside a node."""
     node_rank_latency_seconds: Number
-    """Added for each rank beyond the first."""
+    """Latency added for each rank beyond the first."""
+    # A share of the link's bandwidth, so that it can be transferred to a machine with other links.
     node_efficiency: Number
     """Share of a link's bandwidth that large all-reduces inside a node reach, by 2(n − 1)/n ·
     bytes/seconds."""
     matmul_efficiency: Number
     """Share of the peak that the largest matrix products reach."""
     matmul_half_size: Number
-    """Size of a dimension, in elements, at which a product runs at half of that."""
+    """Size of a dimension, in elements, that halves the efficiency of a product."""
     network_efficiency: Number
     """Share of the network's bandwidth that messages reach."""
     network_share: Number
-    """Share of the adapters beyond one that gradients use where several ranks of a data-parallel
-    group share a node."""
+    """Share of the network's bandwidth that gradients use if all GPUs of a node are in one
+    data-parallel group."""
 
 
 class SoftwareConstants(Config, Generic[Number]):
@@ -88,21 +90,23 @@ class SoftwareConstants(Config, Generic[Number]):
     gradient_overlap: Number
     """Share of the last backward pass that hides gradient reduction."""
     flash_efficiency: Number = unmeasured(0.3)
-    """Share of the peak that fused attention reaches, by the products that a causal mask leaves."""
+    """Share of the peak that fused attention reaches, counting only the products that a causal mask
+    leaves."""
     fused_attention: Number = unmeasured(0.0)
     """1 where attention is fused: no scores are stored, and half of them are skipped."""
     gradient_bytes: Number = unmeasured(0.0)
-    """Bytes of an element of a gradient where it is reduced; 0 for those of a parameter."""
+    """Bytes of a gradient's element when it is reduced; 0 if it has a parameter's size."""
     gathered_squares: Number = unmeasured(12.0)
     """Parameters that ZeRO 3 gathers at a time, in h²: 12 of a layer, 4 of its largest product."""
     tensor_step_seconds: Number = unmeasured(0.0)
-    """Added to a collective of a tensor-parallel group larger than a node for each of its ranks."""
+    """Seconds per rank that are added to a collective of a tensor-parallel group larger than a
+    node."""
     memory_error: Number = unmeasured(0.08)
     """Standard deviation of the logarithm of measured over computed memory."""
 
 
 class Constants(Hardware[Number], SoftwareConstants[Number], Generic[Number]):
-    """Everything the cost model knows of a cluster under a software."""
+    """All constants of the cost model: a cluster's and its software's."""
 
 
 class ErrorInterval(Config):
@@ -112,13 +116,14 @@ class ErrorInterval(Config):
     high: FiniteFloat
     source: str
     coverage: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of left-out measurements that lay in the interval; None if nobody tried."""
+    """Share of held-out measurements inside the interval; None if it was not tested."""
     score: NonNegativeFloat | None = None
-    """Mean interval score of left-out measurements (Gneiting and Raftery 2007, Section 6.2), of
-    logarithms: the interval's width, and 20 times what a measurement lies outside. Less is
-    better."""
+    """Mean interval score of held-out measurements, in logarithms (Gneiting and Raftery 2007,
+    Section 6.2): the interval's width, plus 20 times the distance by which a measurement lies
+    outside. Less is better."""
     baseline: NonNegativeFloat | None = None
-    """The score of a rule by which every GPU reaches one share of its peak, the others' median."""
+    """Score of a rule by which every GPU reaches the same share of its peak: the median of the
+    other rows."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -128,21 +133,22 @@ class ErrorInterval(Config):
 
 
 class Intervals(Config):
-    """Intervals of runs inside one node, of runs on several, of runs beyond what was measured, and
-    of ratios of two."""
+    """Error intervals of runs on one node, on several nodes and beyond the measured range, and of
+    ratios of two runs."""
 
     one_node: ErrorInterval
     several_nodes: ErrorInterval
     extrapolated: ErrorInterval
-    """Interval beyond `reach`: the widest of the sources, each predicted by a fit that has not seen
-    it."""
+    """Interval beyond `reach`: it covers every source's range when a fit predicts that source
+    without having seen it."""
     ratio: ErrorInterval | None = None
     """Interval of a ratio of two runs, whose common errors cancel; None if it is as uncertain as a
     run."""
 
 
 class Reach(Config):
-    """Processors of a fit's rows; their nodes, positions and parameters, least and most."""
+    """Range of a fit's rows: their processors, and the minimum and maximum of nodes, sequence
+    length and parameters."""
 
     processors: tuple[str, ...]
     nodes: tuple[float, float]
@@ -151,7 +157,7 @@ class Reach(Config):
 
 
 class Software(Config):
-    """A generation of a program that trains, by its constants on the cluster that it was measured
+    """A version of a training program, with its constants on the cluster that it was measured
     on."""
 
     title: str
@@ -166,8 +172,8 @@ class Cluster(Config):
     title: str
     """The machine in words."""
     software: str = ""
-    """Software whose constants, intervals and reach fill the gaps of this file; empty if there are
-    no gaps."""
+    """Software whose constants, intervals and reach fill the gaps of this file; empty if it has no
+    gaps."""
     processor: str
     """Name of the GPU, as the software's reach has it."""
     precision: Precision
@@ -177,11 +183,11 @@ class Cluster(Config):
     reach: Reach
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
-        """Everything in which a run lies beyond the rows that the constants are fitted on; empty if
-        nothing does."""
-        said = []
+        """Describe how a run lies outside the rows that the constants are fitted on; empty if it
+        lies inside."""
+        reasons = []
         if self.processor not in self.reach.processors:
-            said.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
+            reasons.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
         nodes = max(gpus / self.constants.gpus_per_node.value, 1.0)
         for name, value, (least, most) in (
             ("nodes", nodes, self.reach.nodes),
@@ -189,11 +195,12 @@ class Cluster(Config):
             ("parameters", parameters, self.reach.parameters),
         ):
             if not least <= value <= most:
-                said.append(f"{value:,.0f} {name}, measured are {least:,.0f} to {most:,.0f}")
-        return "; ".join(said)
+                reasons.append(f"{value:,.0f} {name}, measured are {least:,.0f} to {most:,.0f}")
+        return "; ".join(reasons)
 
     def interval(self, gpus: int, beyond: str) -> ErrorInterval:
-        """The interval of runs on this many GPUs, of which so much is beyond what was measured."""
+        """Return the error interval of a run on this many GPUs; `beyond` is empty if the run was
+        not extrapolated."""
         if beyond:
             return self.intervals.extrapolated
         return (
@@ -204,28 +211,28 @@ class Cluster(Config):
 
 
 class Machine(Constants[float]):
-    """The values of a cluster's constants, as the cost model takes them."""
+    """Values of a cluster's constants without their sources, as the cost model takes them."""
 
     element_bytes: float
 
     def replaced(self, **values: float) -> Self:
-        """The machine with other values of the named constants. Raises ValidationError for a name
-        that is none."""
+        """Return a copy with other values of the named constants. Raises ValidationError for an
+        unknown name."""
         return self.model_validate({**dict(self), **values})
 
 
 def machine_of(cluster: Cluster) -> Machine:
-    """The cluster's constants without their origins."""
+    """Return the values of the cluster's constants."""
     values = {name: getattr(cluster.constants, name).value for name in Constants.model_fields}
     return Machine(element_bytes=PARAMETER_BYTES[cluster.precision].weight, **values)
 
 
 def load_cluster(name: str, software: str = "") -> Cluster:
-    """A shipped cluster, or that of a TOML file, under its own software or the named one. Raises
-    BadInput for anything else.
+    """Load a shipped cluster or a TOML file, completed by its own software or by the named one.
+    Raises BadInput if a name is unknown or a file is not valid.
 
-    What a cluster's file states itself goes before its own software's constants, and another
-    software's go before both.
+    The cluster's own file wins over its own software's constants. Another software's constants win
+    over both.
     """
     path = find_file(name, Shipped.CLUSTER)
     values = read_toml(path)
@@ -245,4 +252,5 @@ def load_cluster(name: str, software: str = "") -> Cluster:
 
 
 FITTED = HOME / "experiments"
-"""Below it stand the files of fitted constants, which those of clusters and software extend."""
+"""Folder below which the files of fitted constants lie; the files of clusters and software extend
+them."""

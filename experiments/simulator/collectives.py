@@ -11,12 +11,13 @@ from mlm_repro.experiments.simulator.cluster import Machine
 from mlm_repro.experiments.simulator.workload import Floats, Workloads
 
 ADAPTERS_POWER = 8
-"""Power of the groups of a node with which the share of adapters in use by gradients rises; from
-measured times."""
+"""Exponent with which the share of network adapters that gradients use rises with the data-parallel
+groups of a node; from measured times."""
 
 
 def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats) -> Floats:
-    """Ring all-reduce of `sent_bytes` among ranks of one node, alone on its links."""
+    """Return the seconds of a ring all-reduce of `sent_bytes` among ranks of one node that have its
+    links to themselves."""
     start = machine.node_latency_seconds + machine.node_rank_latency_seconds * (ranks - 1)
     return start + 2 * (ranks - 1) / ranks * sent_bytes / (
         machine.link_bytes_per_second * machine.node_efficiency
@@ -24,10 +25,10 @@ def node_all_reduce_seconds(machine: Machine, ranks: Floats, sent_bytes: Floats)
 
 
 def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """All-reduce of one tensor-parallel group; a group larger than a node has the node's network to
-    itself.
+    """Return the seconds of an all-reduce in one tensor-parallel group. A group larger than a node
+    has the node's network to itself.
 
-    An all-gather and a reduce-scatter, which sequence parallelism has in its place, take as long.
+    An all-gather and a reduce-scatter, which sequence parallelism uses instead, take as long.
     """
     inside = node_all_reduce_seconds(machine, w.t, sent_bytes) * machine.collective_slowdown
     network = machine.network_bytes_per_second * machine.network_efficiency
@@ -37,7 +38,7 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
-    """One activation, or the gradient of one, to the next pipeline stage.
+    """Return the seconds to send one activation, or its gradient, to the next pipeline stage.
 
     With the scatter/gather optimisation (2021 paper, Section 4.1) each rank sends b·s·h/t elements.
     On several nodes all ranks of a node send through its adapters at once.
@@ -50,16 +51,17 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
 
 
 def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
-    """All-reduce of so many bytes over a rank's data-parallel group; an all-gather or a
-    reduce-scatter takes half.
+    """Return the seconds of an all-reduce of `sent_bytes` over a rank's data-parallel group; an
+    all-gather or a reduce-scatter takes half.
 
-    Between nodes the groups that share a node (one per tensor-parallel rank) share its adapters.
-    Where ranks of one group share a node too, rings collide on few adapters: with one group
-    `network_share` of them is in use, all where each GPU is of another group; between, measured
-    times rise late, here with a high power. Bandwidth in use never falls with the groups, so
-    gradients never take longer for being divided further.
+    Groups that share a node (one per tensor-parallel rank) share its network adapters. If several
+    ranks of one group are on a node too, their rings collide on a few adapters: a single group uses
+    `network_share` of the bandwidth, and as many groups as GPUs use all of it. Between the two,
+    measured times rise late, hence the high power. The bandwidth in use never falls as groups are
+    added, so gradients never take longer for being divided further.
     """
     groups = np.minimum(w.t, machine.gpus_per_node)
+    # One share for every number of groups below a full node was tried first: times then jumped.
     apart = ((groups - 1) / np.maximum(machine.gpus_per_node - 1, 1)) ** ADAPTERS_POWER
     used = (machine.network_share + (1 - machine.network_share) * apart) / groups
     network = machine.network_bytes_per_second * machine.network_efficiency * used

@@ -18,30 +18,29 @@ HIDDEN_FORWARD, HIDDEN_BACKWARD = 11.0, 17.0
 write), two dropout-and-add (read twice, write, mask of half an element), in backward two sums of
 gradients."""
 DIVIDED_FORWARD, DIVIDED_BACKWARD = 10.0, 14.0
-"""The same of what tensor parallelism divides: GeLU at 4h (read, write; backward read twice,
-write), a transpose."""
+"""Elements moved by operations that tensor parallelism divides: GeLU at 4h (read, write; backward
+read twice, write), a transpose."""
 SCORES_FORWARD, SCORES_BACKWARD = 4.5, 5.5
-"""The same per attention score: masked softmax (read, write; backward read twice, write), dropout
-with its mask."""
+"""Elements moved per attention score: masked softmax (read, write; backward read twice, write),
+dropout with its mask."""
 BACKWARD_PRODUCTS = 2.0
-"""A linear layer's products of the backward pass over those of the forward pass: gradients of
-inputs and weights."""
+"""Products of a linear layer's backward pass over those in its forward pass: gradients of inputs
+and of weights."""
 ACCUMULATED = 3.0
 """Elements moved per parameter and microbatch: its gradient is read and added to the sum (read,
 write)."""
 FLASH_BACKWARD = 2.5
-"""Products of fused attention's backward pass over those of forward: scores are computed again (Dao
-et al. 2022)."""
+"""Products of fused attention's backward pass over its forward pass; backward recomputes the scores
+(Dao et al. 2022)."""
 LOGITS_BYTES = 24.0
-"""Per logit: written, converted to fp32, exponentiated, and back."""
+"""Bytes moved per logit: written, converted to fp32, exponentiated, and back."""
 OPTIMIZER_BYTES = 40.0
-"""Per parameter: gradient unscaled and its norm taken, Adam's four inputs and three outputs, a
-half-precision copy."""
+"""Bytes moved per parameter: gradient unscaled and its norm taken, Adam's four inputs and three
+outputs, a half-precision copy."""
 
 
 class Passes(NamedTuple):
-    """Seconds of a forward pass and of a backward pass with what it computes again, of one
-    microbatch.
+    """Seconds of one microbatch's forward pass, and of its backward pass with recomputation.
 
     One element per workload, or per workload and stage.
     """
@@ -51,7 +50,7 @@ class Passes(NamedTuple):
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """One product [rows, depth] × [depth, columns]."""
+    """Return the seconds of a product [rows, depth] × [depth, columns]."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -64,13 +63,13 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Element-wise work that moves so many bytes."""
+    """Return the seconds of element-wise work that moves this many bytes."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """One transformer layer with its tensor-parallel all-reduces, two in each direction (2019
-    paper, Figure 4)."""
+    """Return the seconds of one transformer layer with its tensor-parallel all-reduces, two in each
+    direction (2019 paper, Figure 4)."""
     tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
     linears = (
         matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
@@ -119,8 +118,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
     core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
     if machine.fused_attention:
         core, core_backward = (
-            np.where(w.xl == 1, *each)
-            for each in ((core, flash), (core_backward, FLASH_BACKWARD * flash))
+            np.where(w.xl == 1, *times)
+            for times in ((core, flash), (core_backward, FLASH_BACKWARD * flash))
         )
     forward = linears + core + moved(HIDDEN_FORWARD, DIVIDED_FORWARD) + 2 * all_reduce
     backward = (
@@ -138,12 +137,14 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def layer_weights(w: Workloads) -> Floats:
-    """Parameters of a GPT-2's or a Transformer-XL's layer, without biases and norms."""
+    """Return the number of parameters in a layer of a GPT-2 or a Transformer-XL, without biases and
+    norms."""
     return np.where(w.xl == 1, 5 * w.h * w.width * w.heads + 2 * w.h * w.f, 12 * w.h * w.h)
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:
-    """Logits, cross-entropy and their gradients; the host's work per microbatch is counted here."""
+    """Return the seconds of logits, cross-entropy and their gradients, and of the host's work per
+    microbatch."""
     tokens = w.b * w.s
     product = matmul_seconds(machine, tokens, w.v / w.t, w.h)
     moved = bytes_seconds(machine, tokens * w.v / w.t * LOGITS_BYTES) / 2
@@ -152,11 +153,12 @@ def head_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def optimizer_seconds(machine: Machine, parameters: Floats) -> Floats:
-    """One step of Adam over a rank's parameters."""
+    """Return the seconds of one step of Adam over a rank's parameters."""
     return bytes_seconds(machine, parameters * OPTIMIZER_BYTES)
 
 
 def _overlapped(machine: Machine, host: Floats, device: Floats) -> Floats:
     power = machine.host_exponent
     largest = np.maximum(host, device)
+    # With the larger time taken out, no power of a small number underflows.
     return largest * ((host / largest) ** power + (device / largest) ** power) ** (1 / power)

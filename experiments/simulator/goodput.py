@@ -1,10 +1,10 @@
 """Goodput: the interval between checkpoints that loses the least to failures, and the share of the
 time that is kept.
 
-Failures come at random at one rate, also while a checkpoint is written and while the ranks start
-again (Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps").
-Training stands while its state is copied; the copy is written beside it, and until that is done a
-failure takes what it has. Imports no torch.
+Failures come at random at a constant rate, also while a checkpoint is written and while the ranks
+start again (Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart
+dumps"). Training pauses while its state is copied. The copy is written beside training, and a
+failure before the write ends loses that checkpoint. Imports no torch.
 """
 
 import math
@@ -16,24 +16,25 @@ FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16_384)
 """Llama 3 (arXiv:2407.21783, Section 3.3.4): 419 unexpected interruptions of 16,384 H100 GPUs in 54
 days."""
 RESTART_SECONDS = 300.0
-"""Time from a failure to the first iteration after it, where nothing else is said."""
+"""Default time from a failure to the first iteration after it."""
 WRITTEN_BYTES_PER_SECOND = 100e6
-"""Rate of a rank while all write, where nothing else is said: little for a shared file system."""
+"""Default rate of a rank while all ranks write: low for a shared file system."""
 COPIED_BYTES_PER_SECOND = 5e9
-"""Rate at which a rank copies its state to the host: little for page-locked memory on PCIe 3, which
+"""Rate at which a rank copies its state to the host: low for page-locked memory on PCIe 3, which
 carries 16e9."""
 
 
 class Failures(NamedTuple):
-    """How often a job fails, and what that costs it; in seconds."""
+    """A job's time between failures, and the times of a checkpoint, its copy and a restart, in
+    seconds."""
 
     mean: float
-    """Time between two failures of any of its GPUs, on average."""
+    """Mean time between failures of any of the job's GPUs."""
     checkpoint: float
-    """Time that a checkpoint is written, beside training."""
+    """Time to write a checkpoint beside training."""
     restart: float
     copy: float
-    """Time that a checkpoint takes from the training."""
+    """Time for which a checkpoint pauses training."""
 
     @classmethod
     def of(
@@ -44,15 +45,16 @@ class Failures(NamedTuple):
         restart: float = RESTART_SECONDS,
         per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     ) -> "Failures":
-        """Failures of a job whose fullest rank writes so many bytes of a checkpoint, at `rate`
-        bytes a second."""
+        """Return the failures of a job whose fullest rank writes this many bytes of a checkpoint,
+        at `rate` bytes a second."""
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)
 
     @property
     def best_interval(self) -> float:
-        """Seconds of training from one checkpoint to the next (Daly's Equation 37): one is written
-        at a time."""
+        """Return the seconds of training between checkpoints that lose the least (Daly's Equation
+        37). They are at least the time to write a checkpoint, because only one is written at a
+        time."""
         if self.copy >= 2 * self.mean:
             return max(self.mean, self.checkpoint)
         ratio = self.copy / (2 * self.mean)
@@ -63,7 +65,7 @@ class Failures(NamedTuple):
         return max(best, self.checkpoint)
 
     def describe(self, interval: float) -> str:
-        """How often it fails, is saved, and what is left."""
+        """Describe how often the job fails and is saved, and the share of its time that is kept."""
         every = " and is saved every ".join(map(format_days, (self.mean, interval)))
         return (
             f"it fails every {every}: {self.share(interval):.1%} of the time is training that is"
@@ -71,7 +73,7 @@ class Failures(NamedTuple):
         )
 
     def share(self, interval: float) -> float:
-        """Share of the time that is training that is kept (Daly's Equation 20)."""
+        """Return the share of the time that is training and is kept (Daly's Equation 20)."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
             (interval + self.copy) / self.mean
         )
@@ -79,8 +81,8 @@ class Failures(NamedTuple):
 
 
 def format_days(seconds: float, longest: float = 0.0) -> str:
-    """A time in days, or as `format_duration` has it where it, or the longest beside it, is under
-    two."""
+    """Format seconds as days if they, or `longest`, are more than two days, else as
+    `format_duration` does."""
     return (
         f"{seconds / 86400:,.1f} days"
         if max(seconds, longest) > 2 * 86400

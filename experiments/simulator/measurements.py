@@ -1,7 +1,7 @@
-"""Measured and published iteration times as observations that the simulator is fitted on or held
-against.
+"""Measured and published iteration times, as observations to fit the simulator on or to compare it
+with.
 
-What was run and others' measurements stand in `experiments/published`, published values in
+Workloads and others' measurements lie in `experiments/published`, published values in
 `experiments/claims`. Imports no torch.
 """
 
@@ -37,7 +37,7 @@ COLUMNS = (
     "head_dim",
     "sequence_parallel",
 )
-"""Columns of a workload in files."""
+"""Columns that describe a workload in a CSV file."""
 LARGEST_CELL = 1e9
 PEAK_TFLOPS = {"selene": 312.0, "dgx-a100-80g": 312.0, "dgx-2h-v100": 130.0, "p3dn-v100": 125.0}
 """Peak rates to which the papers' percentages refer."""
@@ -46,43 +46,48 @@ ITERATIONS_PER_EPOCH = int(PRINTED["2019/text/iterations-per-epoch"])
 """2019 paper, Section 4.2."""
 
 WIKITEXT_TOKENS = 103_227_021 * (1 + PRINTED["transformer-xl/post/bpe-length"] / 100)
-"""Byte pairs of WikiText-103's training text: its words (Merity et al. 2016, Table 1), and more of
-them by the post."""
+"""Byte-pair tokens of WikiText-103's training text: its words (Merity et al. 2016, Table 1),
+lengthened by the percentage that the post states."""
 
 
 class Observation(NamedTuple):
-    """One published number that an iteration's time decides."""
+    """A published or measured number that follows from an iteration's time."""
 
     experiment: str
     workload: Workload
     quantity: str
-    """iteration_seconds, tflops_per_gpu, days_per_epoch, or of the set's first row: speedup,
-    scaling_percent."""
+    """iteration_seconds, tflops_per_gpu or days_per_epoch; relative to the set's first row also
+    speedup or scaling_percent."""
     value: float
     cluster: str = ""
     """The cluster that it was measured on."""
 
     @property
     def source(self) -> str:
-        """The paper, or the set of measurements."""
+        """Return the name of the paper, or of the set of measurements."""
         return self.experiment.partition("/")[0]
 
     @property
     def is_published(self) -> bool:
-        """True if it is of a paper's table or figure, not of a set of measurements."""
+        """Return True if it comes from a paper's table or figure, not from a set of
+        measurements."""
         return "/" in self.experiment
 
 
 def megatron_2019() -> list[Observation]:
-    """2019 paper, Figures 1 and 5, Tables 2, 7 and 8; the first row is the one on a single GPU."""
+    """Return the 2019 paper's Figures 1 and 5 and Tables 2, 7 and 8; the first row is the one on a
+    single GPU."""
     return observed(
         *(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8"))
     )
 
 
 def v100_rows() -> list[Observation]:
-    """Rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8, without those
-    of Figures 1 and 5 (one GPU; 32 heads). Ratios refer to the first row, which has no weight."""
+    """Return the rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8,
+    without the workloads of Figures 1 and 5 (one GPU; 32 heads).
+
+    Ratios refer to the first row, which has no weight in the fit.
+    """
     first, *rest = megatron_2019()
     tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
     rows = [
@@ -95,8 +100,8 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """The rows that the constants of this software are fitted on; a ratio's first row among
-    them."""
+    """Return the rows that the software's constants are fitted on, with the first row of its
+    ratios; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -108,13 +113,13 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
 
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
-    """The workloads of those rows."""
+    """Return the workloads that the software's constants are fitted on."""
     return frozenset(row.workload for row in fitted_rows(software))
 
 
 def a100_rows() -> list[Observation]:
-    """Rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on 64 to 512,
-    and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
+    """Return the rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on
+    64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     # The text's trillion parameters are a row of that table.
@@ -123,19 +128,20 @@ def a100_rows() -> list[Observation]:
 
 
 def deepspeed_rows() -> list[Observation]:
-    """Rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on 280, 350 and
-    420 nodes."""
+    """Return the rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on
+    280, 350 and 420 nodes."""
     return timed("mt-nlg")
 
 
 def h100_rows() -> list[Observation]:
-    """Rows that the H100 constants are fitted on: four public sources of GPT models, on 8 to 10,752
-    GPUs."""
+    """Return the rows that the H100 constants are fitted on: four public sources of GPT models, on
+    8 to 10,752 GPUs."""
     return timed("h100")
 
 
 def timed(*names: str) -> list[Observation]:
-    """Measured iterations of files, each under its source, or the file's name."""
+    """Return the measured iterations of some files, each under its source or, without one, the
+    file's name."""
     return [
         Observation(
             row.get("source") or name,
@@ -150,7 +156,7 @@ def timed(*names: str) -> list[Observation]:
 
 
 def workload_of(row: dict[str, str]) -> Workload:
-    """The workload in a row's cells; absent or empty ones take their defaults.
+    """Return the workload in a row's cells; absent or empty cells take their defaults.
 
     Raises BadInput naming a column that has no default and is empty, or is not a whole number.
     """
@@ -177,7 +183,7 @@ def _whole(name: str, cell: str) -> int:
 
 
 class Simulated(NamedTuple):
-    """The time of a workload's iteration beside that of the row it is held against."""
+    """The iteration time of a workload, and of the first row, which its ratios refer to."""
 
     workload: Workload
     seconds: float
@@ -196,10 +202,11 @@ def _parameters(workload: Workload) -> int:
 
 
 def _scaling_percent(row: Simulated) -> float:
-    """Throughput per GPU relative to the first row's, counting parameters × sequences: the
-    normalisation that fits the 2019 paper's Figure 5."""
+    """Return the throughput per GPU as a percentage of the first row's, counting parameters ×
+    sequences: the normalisation that fits the 2019 paper's Figure 5."""
     work, first_work = (
-        each.global_batch / each.gpus * _parameters(each) for each in (row.workload, row.first)
+        workload.global_batch / workload.gpus * _parameters(workload)
+        for workload in (row.workload, row.first)
     )
     return 100 * (work / row.seconds) / (first_work / row.first_seconds)
 
@@ -219,14 +226,14 @@ QUANTITIES: dict[str, Callable[[Simulated], float]] = {
     "aggregate_petaflops": lambda row: _tflops(row) * row.workload.gpus / 1e3,
     "percent_of_peak": lambda row: 100 * _tflops(row) / PEAK_TFLOPS[row.cluster],
 }
-"""Published quantities that an iteration's time decides."""
+"""Published quantities that follow from an iteration's time."""
 RATIOS = ("speedup", "scaling_percent")
 """Quantities that are 1 or 100 % for the first row by definition."""
 
 
 def observed(*names: str) -> list[Observation]:
-    """The workloads that these experiments simulate, each with the claim about its part's first
-    quantity."""
+    """Return the workloads that these experiments simulate, each with the claim about its part's
+    first quantity."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:

@@ -26,35 +26,36 @@ from mlm_repro.lineage.progress import announce
 MOST_CHUNKS = 8
 LARGEST_MICRO_BATCH = 64
 MOST_UNEVEN = 1.1
-"""Layers of the fullest stage over those of the mean."""
+"""Largest allowed ratio of the fullest stage's layers to the mean."""
 SHOWN = 10
 OWN = "this-engine"
-"""Software that is planned for, unless another is named."""
+"""Software that plans are made for by default."""
 RECOMPUTE = ("none", "selective", "full")
 SERIAL = ("train.microbatch_size=1", "parallel.tp=1", "parallel.pp=1", "parallel.chunks=1")
-"""The model's own layout is put aside, which a batch that is asked for need not divide over."""
+"""Overrides that reset the model's own layout, because a requested batch need not divide over
+it."""
 
 
 class Choice(NamedTuple):
-    """A layout that runs, and what it takes."""
+    """A layout that can run, with its predicted time and memory."""
 
     workload: Workload
     prediction: Prediction
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """A shipped model or a TOML file. Raises NotCosted for a `config.json`, which describes
-    another's model, and for a llama by name."""
+    """Resolve a shipped model or a TOML file, with its own layout reset. Raises NotCosted for a
+    `config.json`, which describes another program's model, and for a llama by name."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
     return read_run(model, [*SERIAL, *overrides])
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Every layout that divides and fits, by its rate times the chance that it fits; the batch is
-    the model's.
+    """Return every layout that divides and fits, best expected time first; the batch is the
+    model's.
 
-    Raises HardwareMissing with a reason where none does.
+    Raises HardwareMissing with a reason if no layout can run.
     """
     template = Workload.of_run(run.config, 1)
     workloads = list(possible_layouts(template, cluster, gpus))
@@ -70,15 +71,15 @@ def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice
 
 
 def expected_seconds(choice: Choice) -> float:
-    """Seconds of an iteration over the chance that the layout fits."""
+    """Return the seconds of an iteration divided by the probability that the layout fits."""
     return choice.prediction.seconds / choice.prediction.probability_fits
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and everything
-    divides evenly, but for layers over stages of one chunk, which may differ a little.
-    """
+    """Yield layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and
+    everything divides evenly. Only the layers over stages of one chunk may differ a little."""
     t, is_modern = template, cluster.constants.fused_attention.value == 1
+    # Fused attention keeps no scores, the only part that selective recomputation would drop.
     modes = ("none", "full") if is_modern else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
         if t.heads % tp or t.inner % tp:
@@ -108,23 +109,24 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
 
 
 def _smallest(cluster: Cluster, choices: Sequence[Choice]) -> str:
-    """Says which layout lacks the least memory, and how much."""
+    """Return a text that names the layout that lacks the least memory, and how much it lacks."""
     w, prediction = min(choices, key=lambda choice: choice.prediction.memory_bytes)
-    more = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
+    lacking = (prediction.memory_bytes - cluster.constants.memory_bytes.value) / 2**30
     layout = (
         f"tp {w.tp} × pp {w.pp} × dp {w.dp}, microbatches of {w.micro_batch}, zero {w.zero},"
         f" recompute {w.recompute}"
     )
-    return f": the smallest, {layout}, lacks {more:.1f} GiB; {prediction.reason}"
+    return f": the smallest, {layout}, lacks {lacking:.1f} GiB; {prediction.reason}"
 
 
 def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig:
-    """The run by a layout, as `mlm-train`, its `to-megatron` and a job take it."""
+    """Return the run in a chosen layout, as `mlm-train`, its `to-megatron` and a job take it."""
     return checked_config(choice.workload, cluster.precision, run.config)
 
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
-    """A sentence on what failures leave of a training that takes so long without them."""
+    """Return a sentence on the time and attempts of a training with failures that takes `seconds`
+    without them."""
     w, config = choice.workload, planned_run(run, cluster, choice)
     failures = Failures.of(
         w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp)
@@ -138,7 +140,8 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
 
 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
-    """Says which numbers of GPUs would divide."""
+    """Return a text that names the next smaller and larger number of GPUs that a layout divides
+    over."""
     below, above = (
         next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
@@ -150,25 +153,26 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 
 def reasons(choices: Sequence[Choice]) -> str:
-    """A line that says how much longer the best layout takes that differs from the first in one
-    respect."""
-    first, said = choices[0], []
+    """Return a line that says, for each respect such as tp, how much longer the best layout takes
+    that differs from the first in it."""
+    first, comparisons = choices[0], []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
         own = getattr(first.workload, name)
         if other := next(
             (choice for choice in choices if getattr(choice.workload, name) != own), None
         ):
             times = expected_seconds(other) / expected_seconds(first)
-            said.append(f"{name} {own}: {getattr(other.workload, name)} takes {times:.2f} ×")
+            comparisons.append(f"{name} {own}: {getattr(other.workload, name)} takes {times:.2f} ×")
         else:
-            said.append(f"{name} {own}: no other fits")
-    return f"why the first: {'; '.join(said)}"
+            comparisons.append(f"{name} {own}: no other fits")
+    return f"why the first: {'; '.join(comparisons)}"
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Shares of the iteration's time; every number is simulated, and the bubble is its closed form.
+    """Return the shares of an iteration's time as lines. Every number is simulated; the bubble is
+    its closed form.
 
-    Tensor-parallel communication is what the iteration would save if that were free.
+    Tensor-parallel communication is the time that the iteration would save if it were free.
     """
     machine, w = machine_of(cluster), choice.workload
     parts = iteration_parts(machine, [w])
@@ -199,9 +203,9 @@ def format_plan(
     price: float = 0.0,
     days: float = 0.0,
 ) -> str:
-    """The best layouts as a table, with what the whole run takes; every number in it is simulated.
+    """Return the best layouts as a table with the time of the whole run; every number is simulated.
 
-    With `price`, of a GPU-hour, also what it costs; with `days`, how far it comes.
+    A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time.
     """
     model, first = run.config.model, choices[0]
     gpus = first.workload.gpus
@@ -221,7 +225,7 @@ def format_plan(
         else ""
     )
     tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
-    whole = flops_of(first.workload._replace(recompute="none")) / per_iteration
+    flops_per_token = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
     fused = cluster.constants.fused_attention.value
     stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
@@ -252,7 +256,7 @@ def format_plan(
     ]
     for w, p in choices[:SHOWN]:
         run_seconds = p.seconds * run.tokens / per_iteration
-        rate = per_iteration / p.seconds / gpus * whole
+        rate = per_iteration / p.seconds / gpus * flops_per_token
         lines.append(
             f"{w.tp:>3}{w.pp:>4}{w.dp:>5}{w.micro_batch:>7}{w.chunks:>8}{w.zero:>6} "
             f" {w.recompute:<10}"

@@ -47,7 +47,7 @@ class Parts:
     pipeline: Floats
     """Time from the first forward to the last backward pass."""
     gradients: Floats
-    """Time of their reduction that computation does not hide."""
+    """Time of gradient reduction that computation does not hide."""
     optimizer: Floats
     host: Floats
     """Host time outside microbatches."""
@@ -60,7 +60,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A workload's time and memory, or the reason for which it cannot run."""
+    """A workload's predicted time and memory, or the reason why it cannot run."""
 
     reason: str = ""
     """Empty if it runs. If only memory is short, the numbers are given too."""
@@ -68,13 +68,15 @@ class Prediction:
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     tflops_per_gpu: float = 0.0
-    """Rate by the papers' count (2021 paper, Equation 3), which has the whole of attention."""
+    """Rate by the papers' count (2021 paper, Equation 3), which counts attention without its causal
+    mask."""
     memory_bytes: int = 0
     """Memory of this engine's fullest rank (`mlm_repro.engine.costs`)."""
     probability_fits: float = 0.0
-    """Probability that the layout fits."""
+    """Probability that the layout fits into a GPU's memory."""
     extrapolated: str = ""
-    """Everything in which the workload lies beyond the rows that the constants are fitted on."""
+    """How the workload lies outside the rows that the constants are fitted on; empty if it lies
+    inside."""
 
 
 class Walk(NamedTuple):
@@ -87,7 +89,8 @@ class Walk(NamedTuple):
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
-    """Time of every workload. They must have been checked (`checked_config`)."""
+    """Return the time of every workload's iteration, in parts. The workloads must have been checked
+    (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
     layer, head = layer_passes(machine, w), head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
@@ -109,13 +112,14 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
 
 
 def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Floats]:
-    """A layer's passes under ZeRO 3, those of others as they are, and its communication that
-    nothing hides.
+    """Return a layer's passes with ZeRO 3's communication, and the seconds of it that nothing
+    hides. Other workloads keep their passes, and their seconds mean nothing.
 
-    While a layer computes, the next one's parameters are gathered and in backward the former one's
-    gradients sent (arXiv:2304.11277, Section 3.3), as far as the software hides gradients: of n
-    layers a pass takes n times the longer of both and what is not hidden of the shorter, whose rest
-    comes once, at its ends. The embedding, gathered once, has nothing to hide behind.
+    While a layer computes, the next layer's parameters are gathered and, in backward, the previous
+    layer's gradients are sent (arXiv:2304.11277, Section 3.3), as far as the software hides
+    gradients. A pass over n layers takes n times the longer of computation and communication, and
+    the part of the shorter that is not hidden. The hidden part comes once, at the ends of the pass.
+    The embedding is gathered once and has nothing to hide behind.
     """
     hidden = machine.gradient_overlap
     own = layer_weights(w)
@@ -144,29 +148,31 @@ def simulate(
     run: RunConfig | None = None,
     only_fitting: bool = False,
 ) -> list[Prediction]:
-    """A prediction per workload, in order; one that cannot run gets the reason and no numbers.
+    """Predict every workload, in order. A workload that the engine refuses gets a reason alone; one
+    that lacks memory gets a reason beside its numbers.
 
-    `run` is what the workloads are layouts of, if not of a GPT-2 that shards nothing: memory is its
-    own. Times of a BERT are a GPT-2's. With `only_fitting`, one that lacks memory gets no time.
+    The workloads are layouts of `run`, or without it of a model with default settings; memory is
+    computed for that run. A BERT is timed as a GPT-2. With `only_fitting`, a workload that lacks
+    memory gets no time.
     """
     predictions, runnable = [Prediction()] * len(workloads), []
     machine = machine_of(cluster)
     with Progress("workloads checked", len(workloads), "workloads") as progress:
-        for place, workload in enumerate(workloads):
+        for index, workload in enumerate(workloads):
             try:
                 config = checked_config(workload, cluster.precision, run)
-                predictions[place] = _memory(machine, workload, config)
-                if not (only_fitting and predictions[place].reason):
-                    runnable.append((place, workload, parameter_count(config.model)))
+                predictions[index] = _memory(machine, workload, config)
+                if not (only_fitting and predictions[index].reason):
+                    runnable.append((index, workload, parameter_count(config.model)))
             except BadInput as error:
-                predictions[place] = Prediction(reason=str(error))
+                predictions[index] = Prediction(reason=str(error))
             progress.advance()
     parts = iteration_parts(machine, [workload for _, workload, _ in runnable])
-    for (place, workload, parameters), total in zip(runnable, parts.total.tolist(), strict=True):
+    for (index, workload, parameters), total in zip(runnable, parts.total.tolist(), strict=True):
         beyond = cluster.beyond(workload.gpus, workload.seq, parameters)
         interval = cluster.interval(workload.gpus, beyond)
-        predictions[place] = replace(
-            predictions[place],
+        predictions[index] = replace(
+            predictions[index],
             seconds=total,
             low_seconds=total * interval.low,
             high_seconds=total * interval.high,
@@ -177,56 +183,62 @@ def simulate(
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
-    """The bytes of the fullest pipeline rank, and whether a GPU has them."""
-    model, has = config.model, machine.memory_bytes
+    """Return the bytes of the fullest pipeline rank, the probability that a GPU has them, and a
+    reason if a GPU does not."""
+    model, available = config.model, machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
-        # It neither stores scores nor makes them again for backward.
+        # Fused attention holds no scores, neither for backward nor when a layer is recomputed.
         model = model.model_copy(update={"num_heads": 0})
     parallel = config.parallel.model_copy(update={"shard_parameters": workload.zero == 3})
     fullest = fullest_rank(model, config.train, parallel, workload.dp)
-    # under ZeRO 3 parameters are whole that compute, those that are next, and gradients of the
-    # former
-    whole = max(machine.gathered_squares * workload.hidden, workload.padded_vocab) * workload.hidden
-    each = PARAMETER_BYTES[config.train.precision]
-    more = round(whole * (2 * each.weight + each.gradient)) if workload.zero == 3 else 0
-    needed = fullest.total + more
+    # ZeRO 3 holds in full the parameters of the layer that computes and of the next one, and the
+    # gradients of the previous one
+    elements = (
+        max(machine.gathered_squares * workload.hidden, workload.padded_vocab) * workload.hidden
+    )
+    element = PARAMETER_BYTES[config.train.precision]
+    gathered = (
+        round(elements * (2 * element.weight + element.gradient)) if workload.zero == 3 else 0
+    )
+    needed = fullest.total + gathered
     short = (
         f"pipeline rank {fullest.rank} needs {needed / 2**30:.1f} GiB of memory; a GPU has"
-        f" {has / 2**30:.1f}"
+        f" {available / 2**30:.1f}"
     )
     return Prediction(
-        reason=short if needed > has else "",
+        reason=short if needed > available else "",
         memory_bytes=needed,
-        probability_fits=NormalDist().cdf(log(has / needed) / machine.memory_error),
+        probability_fits=NormalDist().cdf(log(available / needed) / machine.memory_error),
     )
 
 
 @lru_cache(maxsize=8)  # a fit asks for the same rows thousands of times
 def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
-    """The columns of workloads, and how they are walked."""
+    """Return the workloads as columns, and in groups whose pipelines are walked together."""
+    # Walking workloads of one schedule together made calibration three times as fast.
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        alike[row.pp, row.chunks, row.microbatches, row.layers].append(place)
+    for index, row in enumerate(rows):
+        alike[row.pp, row.chunks, row.microbatches, row.layers].append(index)
     walks = []
-    for (pp, chunks, microbatches, layers), places in alike.items():
+    for (pp, chunks, microbatches, layers), indices in alike.items():
         counts = np.array([len(stage.layers) for stage in split_layers(layers, pp, chunks)])
-        walks.append(Walk(np.array(places), order_of(pp, chunks, microbatches), counts))
+        walks.append(Walk(np.array(indices), order_of(pp, chunks, microbatches), counts))
     return Workloads.of(rows), walks
 
 
 def _pipeline_seconds(
     walks: Sequence[Walk], layer: Passes, head: Passes, message_seconds: Floats
 ) -> Floats:
-    """Time from the first forward to the last backward pass; every stage sends a message to the
-    next."""
+    """Return the seconds from the first forward to the last backward pass. A stage's pass includes
+    its message to the next stage."""
     seconds = np.empty(len(message_seconds))
-    for places, order, layers in walks:
-        forward, backward = (np.multiply.outer(times[places], layers) for times in layer)
-        forward[:, :-1] += message_seconds[places, None]
-        backward[:, 1:] += message_seconds[places, None]
-        forward[:, -1] += head.forward[places]
-        backward[:, -1] += head.backward[places]
-        seconds[places] = makespan()(order, forward, backward)
+    for indices, order, layers in walks:
+        forward, backward = (np.multiply.outer(times[indices], layers) for times in layer)
+        forward[:, :-1] += message_seconds[indices, None]
+        backward[:, 1:] += message_seconds[indices, None]
+        forward[:, -1] += head.forward[indices]
+        backward[:, -1] += head.backward[indices]
+        seconds[indices] = makespan()(order, forward, backward)
     return seconds
 
 
@@ -237,8 +249,8 @@ chunk."""
 
 @lru_cache(maxsize=1024)
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
-    """The engine's order of computation, not to be changed: 1F1B, interleaved where there are
-    several chunks."""
+    """Return the engine's order of computation: 1F1B, or interleaved if there are several chunks.
+    Cached, so callers must not change it."""
     orders = compute_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
     return np.array(
         [
@@ -255,9 +267,10 @@ def order_of(pp: int, chunks: int, microbatches: int) -> Order:
 
 @cache
 def makespan() -> Callable[[Order, Floats, Floats], Floats]:
-    """The compiled walk: time from the first forward to the end of the last backward pass, [n].
+    """Return the compiled walk, which gives the time from the first forward to the end of the last
+    backward pass, [n].
 
-    Durations are per stage, [n, stages].
+    It takes an order and the durations of each stage's passes, [n, stages].
     """
     from mlm_repro.lineage.loops import compiled
 
@@ -273,6 +286,8 @@ def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
         position = np.zeros(ranks, np.int64)
         free = np.zeros(ranks)
         finished, before = 0, -1
+        # A round takes each rank as far as its inputs allow; a round without progress ends the
+        # walk.
         while finished != before:
             before = finished
             for rank in range(ranks):

@@ -22,12 +22,12 @@ NOT_COSTED = (
     " costed"
 )
 MOST_COMPUTATIONS = 10_000_000
-"""Forward and backward passes of all stages in one iteration; published runs have fewer than
-100,000."""
+"""Limit on the forward and backward passes of all stages in one iteration; published runs have
+fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """A model of a family that this engine does not train."""
+    """A model of a family that the simulator does not cost."""
 
 
 class Workload(NamedTuple):
@@ -65,7 +65,7 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
-        """An iteration of a run on so many GPUs."""
+        """Return the workload of one iteration of a run on this many GPUs."""
         model, train, parallel = config.model, config.train, config.parallel
         row = cls(
             gpus,
@@ -112,11 +112,11 @@ class Workload(NamedTuple):
 def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
-    """The run the engine would be asked for: `run` by another layout, or without one a GPT-2 that
-    shards nothing.
+    """Return the configuration of the run that the workload describes: `run` with the workload's
+    sizes and layout, or default settings if `run` is None.
 
-    Raises BadInput with the engine's own reason where it would refuse: sizes that do not divide,
-    too few layers.
+    Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
+    not divide, and NotCosted for a family that is not costed.
     """
     w = workload
     for name in ("gpus", "dp", "tp", "vocab"):  # the engine's configuration checks the others
@@ -161,10 +161,10 @@ def _check_family(w: Workload) -> None:
 
 @lru_cache(maxsize=4096)  # a fit asks for the same rows thousands of times
 def flops_of(workload: Workload) -> float:
-    """Floating-point operations of an iteration's matrix products, those that are computed again
-    among them.
+    """Return the floating-point operations of an iteration's matrix products, with full
+    recomputation if the workload has it.
 
-    Raises BadInput as `checked_config`.
+    Raises BadInput as `checked_config` does.
     """
     config = checked_config(workload)
     return flops_per_iteration(config.model, config.train, recompute=workload.recompute == "full")
@@ -210,8 +210,8 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
 
 @dataclass(frozen=True)
 class Workloads:
-    """Many workloads as columns, so that the cost model is arithmetic on arrays; one letter as in
-    the papers."""
+    """Workloads as columns of numbers, so that the cost model is arithmetic on arrays. Names of one
+    letter are the papers'."""
 
     gpus: Floats
     b: Floats
@@ -238,7 +238,7 @@ class Workloads:
     xl: Floats
     """1 for a Transformer-XL, otherwise 0."""
     keys_length: Floats
-    """Positions that a position attends to: those of the segment and of the memory."""
+    """Positions that a position attends to: the segment's and the memory's."""
     width: Floats
     """Width of a head."""
     zero: Floats
@@ -247,7 +247,7 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Columns of checked workloads."""
+        """Return the columns of workloads that were checked."""
         columns = [
             [
                 w.gpus,

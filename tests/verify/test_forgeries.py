@@ -353,7 +353,7 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (
         TRAININGS,
         put(0, "seal", digest=ZEROS),
-        "355m: the digest of its seal is not that of the files in it",
+        "355m: the digest of its seal does not match the files in it",
     ),
     (
         TRAININGS,

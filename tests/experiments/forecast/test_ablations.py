@@ -364,7 +364,7 @@ def double_records(run: Path) -> None:
     [
         (write_forecast_later, "the forecast was changed or made after its trainings"),
         (edit_a_manifest_alone, "its manifest.json is not the one that was sealed"),
-        (edit_a_seal_alone, "the digest of its seal is not that of the files in it"),
+        (edit_a_seal_alone, "the digest of its seal does not match the files in it"),
         (shorten, "was not trained as forecast.json says"),
         (other_data, "was trained on other data than forecast.json says"),
         (another_rate, "has other rates than its search gives"),
@@ -441,7 +441,7 @@ def test_datasets_of_other_text_are_refused(tmp_path: Path) -> None:
     card = json.loads((second / "dataset.json").read_text(encoding="utf-8"))
     card["splits"] = {"valid": {"prefix": "x", "documents": 1, "bytes": 1, "tokens": 1}}
     (second / "dataset.json").write_text(json.dumps(card), encoding="utf-8")
-    with pytest.raises(BadInput, match="are not of the same text"):
+    with pytest.raises(BadInput, match="do not hold the same text"):
         run_ablation(experiment, [first, second], tmp_path / "runs")
 
 

@@ -183,7 +183,7 @@ def test_a_host_that_a_shell_or_ssh_would_act_on_is_refused(name: str, tmp_path:
     job = small_job(tmp_path, 8).model_copy(
         update={"nodes": 2, "ranks_per_node": 1, "hosts": tmp_path / "hosts"}
     )
-    with pytest.raises(BadInput, match="is no name of a host"):
+    with pytest.raises(BadInput, match="is not a host's name"):
         write_launch_files(job, tmp_path / "launch")
     assert not (tmp_path / "launch").exists()
     (tmp_path / "hosts").write_text("me@node-1.example\nfe80::1\n")
