@@ -90,10 +90,8 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
     everything.
     """
     sizes = PARAMETER_BYTES[precision]
-    owners, holders = (
-        (dp if parallel.shard_optimizer else 1),
-        (dp if parallel.shard_parameters else 1),
-    )
+    owners = dp if parallel.shard_optimizer else 1
+    holders = dp if parallel.shard_parameters else 1
     return (sizes.weight + sizes.gradient + (sizes.moments + sizes.master) / owners) / holders
 
 
@@ -134,7 +132,9 @@ def memory_of_ranks(
     inputs of final layer norm and output head, and fp32 logits. Raises BadInput if layers or
     microbatches do not fit the pipeline.
     """
-    costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
+    costs = family_of(model).closed_forms(model)
+    b = train.microbatch_size
+    s = model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
     stored = activation_bytes_per_layer(model, b, parallel)
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))

@@ -190,13 +190,9 @@ def compare(
         ),
     ],
     json: Json = None,
-    table: Annotated[
-        Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")
-    ] = None,
 ) -> None:
     """Compare models by their results on the same texts: the paired difference, its 95 % interval
     and its p value."""
-    check_place("--table", table, "| model |")
     check_place("--json", json, '"differences"')
     from mlm_repro.evaluation import compare, tables
 
@@ -207,13 +203,11 @@ def compare(
         )
     pairs = [(first[name], other[name]) for other in others for name in first if name in other]
     differences = [compare.paired_difference(*pair) for pair in pairs]
-    rows = compare.rows([first, *others], differences)
-    tables.print_rows(rows)
+    tables.print_rows(compare.rows([first, *others], differences))
     tables.print_remarks([result for file in (first, *others) for result in file.values()])
     _write(
         json, {"differences": [difference.model_dump(mode="json") for difference in differences]}
     )
-    _write(table, compare.as_text(rows, table.suffix if table else ""))
 
 
 @app.command()

@@ -5,8 +5,6 @@ example. A window of one tokenizer covers another text than the same window of a
 are never paired across tokenizers.
 """
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,9 +68,12 @@ def paired_difference(first: Result, second: Result) -> Difference:
                 f"{first.task}: the two models were not scored on the same parts of the text"
             )
         loss, change = (pairs[1] - pairs[0]).T
-        accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
+        accuracy = float(change.mean())
+        accuracy_error = mean_standard_error(change)
         p = _sign_test(int((change > 0).sum()), int((change < 0).sum()))
-        count, difference, error = len(loss), float(loss.mean()), mean_standard_error(loss)
+        count = len(loss)
+        difference = float(loss.mean())
+        error = mean_standard_error(loss)
     else:
         assert isinstance(first, PerplexityResult)
         assert isinstance(second, PerplexityResult)
@@ -173,13 +174,3 @@ def rows(
             ]
         )
     return table
-
-
-def as_text(rows: Sequence[Sequence[str]], suffix: str) -> str:
-    """Format rows as CSV if the suffix is .csv, otherwise as a Markdown table."""
-    if suffix == ".csv":
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(rows)
-        return file.getvalue()
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"

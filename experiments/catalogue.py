@@ -180,7 +180,8 @@ class Claim(Config):
                 else (-math.inf, -math.ulp(0.0))
             )
         value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
-        low, high = min(self.printed.low, value - below), max(self.printed.high, value + above)
+        low = min(self.printed.low, value - below)
+        high = max(self.printed.high, value + above)
         relation = self.relation
         return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
 
@@ -206,7 +207,8 @@ class Claim(Config):
     def _tolerances(self) -> tuple[float, float]:
         """Allowed distance below and above the value, in the claim's unit, beyond which rounding
         may still go."""
-        text, value = self.allowed.tolerance, abs(float(self.value))
+        text = self.allowed.tolerance
+        value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
         if not ends:
             return 0.0, 0.0
@@ -387,9 +389,6 @@ class Experiment(Config):
     """Claims that follow from other claims."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
-    extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Axis over which some of its claims are predicted from the others
-    (`mlm_repro.experiments.forecast.published`)."""
     ablation: Ablation | None = None
     """Trainings that `mlm-experiment ablate` makes for it."""
     measures: str = ""
@@ -406,13 +405,9 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """True if a run of it gives numbers of this quantity."""
-        return bool(
-            self.reproduction
-            or self.extrapolates
-            or self.ablation
-            or self.measures
-            or self.arithmetic
-        ) or any(quantity in (*part.simulated, *part.computed) for part in self.parts)
+        return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
+            quantity in (*part.simulated, *part.computed) for part in self.parts
+        )
 
 
 @cache

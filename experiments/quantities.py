@@ -61,7 +61,8 @@ def layer_values(
     the percentage by which both passes take longer than the first workload's."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
-    total, alone = float((forward + backward)[0]), float((first_forward + first_backward)[0])
+    total = float((forward + backward)[0])
+    alone = float((first_forward + first_backward)[0])
 
     def value(factor: float) -> float:
         return {

@@ -2,12 +2,10 @@
 what they were made of. Imports no torch."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
 from pydantic import BaseModel
 
 from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, named_datasets
@@ -23,17 +21,13 @@ from mlm_repro.experiments.files import (
     EXPERIMENTS,
     FORECAST,
     NOT_RUN,
-    PLAN,
     RUNS,
     SCORES,
-    LadderResult,
     ReproductionScores,
     read_evaluations,
     read_runs,
 )
-from mlm_repro.experiments.files import LADDER as LADDER_RESULT
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.ladder import derive, read_scores
 from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
@@ -48,7 +42,7 @@ from mlm_repro.experiments.reproduce.reproduction import (
     shape_of,
 )
 from mlm_repro.experiments.reproduce.steps import evaluation_name
-from mlm_repro.experiments.sealed import digest_of_numbers
+from mlm_repro.experiments.sealed import SCHEMA, digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import JSON, parse_json
@@ -75,7 +69,9 @@ from mlm_repro.lineage.shipped import model_file
 
 def models(run: Path) -> Comparisons:
     """Check that the summary describes the models that the manifest asks for."""
-    summary, config, started = _summary(run), _manifest(run).config, _manifest(run).environment
+    summary = _summary(run)
+    config = _manifest(run).config
+    started = _manifest(run).environment
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
@@ -111,13 +107,15 @@ def models(run: Path) -> Comparisons:
 def evaluations(run: Path) -> Comparisons:
     """Check the checkpoint, the kind and the derived numbers of every evaluation."""
     kind = "scaled" if _summary(run).mode == "scaled" else "measured"
-    results, lines = results_of(run, _summary(run)), read_evaluations(run)
+    results = results_of(run, _summary(run))
+    lines = read_evaluations(run)
     yield Remade(EVALUATIONS, sorted(lines), sorted(results))
     tokenizer = read_document(run / DATASET, DataCard).tokenizer.digest
     for model in _summary(run).models:
         for task, of in RESULTS.items():
             name = evaluation_name(model.name, task)
-            result, where = results[name], f"{EVALUATIONS}: {name}"
+            result = results[name]
+            where = f"{EVALUATIONS}: {name}"
             yield from misread(lines[name], of, where)
             facts = {
                 "kind": kind,
@@ -135,7 +133,8 @@ def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
     """Count what the text and the tokenizer give, and the answers that are kept."""
-    training, config = training_place(model.run, run.parent), _manifest(run).config
+    training = training_place(model.run, run.parent)
+    config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
     if is_sealed(training) and (
         places := [each.place for each in named_datasets(training) if each.is_here]
@@ -214,11 +213,14 @@ def _summary(run: Path) -> ReproductionSummary:
 
 def trainings(run: Path) -> Comparisons:
     """Compare the summary and the kept curves with the training run of every model."""
-    summary, parents = _summary(run), _manifest(run).parents
-    models, runs = {model.run.rpartition("-")[0]: model for model in summary.models}, read_runs(run)
+    summary = _summary(run)
+    parents = _manifest(run).parents
+    models = {model.run.rpartition("-")[0]: model for model in summary.models}
+    runs = read_runs(run)
     yield Remade(f"{MANIFEST}: parents", sorted(parents), sorted({"dataset", *models}))
     for name, model in models.items():
-        place, copy = training_place(model.run, run.parent), runs.get(model.name)
+        place = training_place(model.run, run.parent)
+        copy = runs.get(model.name)
         yield Parent(place, name)
         if copy:
             copy.check_seal()
@@ -227,10 +229,8 @@ def trainings(run: Path) -> Comparisons:
         if not is_sealed(place):
             continue
         training = RunDirectory(place)
-        made, again = (
-            reproduced_model(read_run_config(model_file(model.series)), training),
-            keep_training(training),
-        )
+        made = reproduced_model(read_run_config(model_file(model.series)), training)
+        again = keep_training(training)
         yield Remade(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
         yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(recipe_of(place)))
         if copy and copy.manifest is None:  # of the first release
@@ -259,7 +259,8 @@ def study(run: Path) -> Comparisons:
     """Compare the records of each run that a study of experiments keeps with what that run was
     sealed with."""
     load_results([run])
-    records, due = read_records(run / RECORDS), {}
+    records = read_records(run / RECORDS)
+    due = {}
     for name, kept_run in read_runs(run).items():
         due[name] = kept_run.manifest and kept_run.manifest["identity"]
         manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
@@ -274,7 +275,8 @@ def study(run: Path) -> Comparisons:
 def _begun_with(
     run: Path, manifest: Manifest, records: Sequence[Record], refused: object
 ) -> Comparisons:
-    name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
+    name = f"{manifest.name}-{manifest.identity[:8]}"
+    config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
         yield f"{RECORDS} of {run.name} has records of another run"
@@ -282,7 +284,7 @@ def _begun_with(
         yield Absent(f"the digest of the records of {name}")
     elif (digest_of_numbers(records), sha256_json(refused)) != (
         config["records"],
-        config["refused"],
+        config.get("refused", sha256_json([])),
     ):
         yield f"{RECORDS} of {run.name} does not have the numbers that {name} was begun with"
 
@@ -309,21 +311,6 @@ def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
 def values_of(records: Iterable[Record]) -> dict[str, float]:
     """Values of records by all that tells them apart."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
-
-
-def ladder(run: Path) -> Comparisons:
-    """Derive result and records again from the kept trainings, whose scores are of one text."""
-    sizes: dict[str, list[float]] = defaultdict(list)
-    for scores in read_scores(run).values():
-        for text, score in scores.texts.items():
-            sizes[text].append(sum(score.nll) / score.bits_per_byte / sum(score.words))
-    for text, bytes_of in sizes.items():
-        if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
-            yield f"the bits per byte of {text} in {run.name} are not of the losses beside them"
-    result, derived = derive(run)
-    yield Remade(LADDER_RESULT, read_document(run / LADDER_RESULT, LadderResult), result)
-    yield Remade(RECORDS, read_records(run / RECORDS), derived)
-    yield from _kept_trainings(run)
 
 
 def ablation(run: Path) -> Comparisons:
@@ -367,6 +354,7 @@ KINDS = {
         r"not_run\.json",
         lambda config: f"{_experiment(config)}(-measured)?",
         settings=_settings("experiment", Experiment),
+        schema=SCHEMA,
         made=(numbers,),
     ),
     EXPERIMENTS: Kind(
@@ -383,12 +371,6 @@ KINDS = {
         lambda config: f"{_experiment(config)}-effects",
         settings=_settings(ABLATION, Ablation),
         made=(ablation,),
-    ),
-    "ladder": Kind(
-        {DATASET: DataCard, **dict.fromkeys((PLAN, FORECAST, LADDER_RESULT, RUNS, RECORDS))},
-        r"evaluations\.jsonl|report/ladder\.\w+",
-        lambda config: "ladder",
-        made=(ladder,),
     ),
     "reproduction": Kind(
         {DATASET: DataCard, LEDGER: Ledger, RECORDS: None, SUMMARY: ReproductionSummary},

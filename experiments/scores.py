@@ -16,7 +16,9 @@ from mlm_repro.experiments.catalogue import Effect
 from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
 from mlm_repro.lineage.records import Record
 
-EXPERIMENT, END, LEVEL = "2019/size", "final_validation_perplexity", 0.95
+EXPERIMENT = "2019/size"
+END = "final_validation_perplexity"
+LEVEL = 0.95
 Seen = Literal["confirmed", "contradicted", "undecided"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 NORMAL = 1.645
@@ -67,7 +69,8 @@ def compared(
     # Bits per byte for each nat per word: the resampled error is in nats per word.
     bits = pair[0][0].bits_per_byte / (np.array(pair[0][0].nll).sum() / words.sum())
     sums = [np.mean([score.nll for score in seeds], axis=0) for seeds in pair]
-    error, times = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0, NORMAL
+    error = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0
+    times = NORMAL
     differences = [
         larger.bits_per_byte - smaller.bits_per_byte for larger, smaller in zip(*pair, strict=True)
     ]
@@ -108,7 +111,8 @@ def found(
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
     outcome = outcome_of(effect, low, high)
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
-    series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
+    series = f"{effect.of} less {effect.less}{when}"
+    unit = UNITS[effect.quantity]
     sentence = (
         f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
     )

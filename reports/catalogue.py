@@ -67,7 +67,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
         command = f"mlm-experiment ablate {experiment.name} --dataset DATASET"
     layers = drawn_layers(numbers, quantity)
     shows = f"As published: {experiment.shows}" if experiment.claims else experiment.shows
-    caption, table = [shows, *_arms(numbers), *_repeats(layers)], _table(numbers, quantity)
+    caption = [shows, *_arms(numbers), *_repeats(layers)]
+    table = _table(numbers, quantity)
     label = named(quantity)
     return Exhibit(
         experiment.name.replace("/", "-"),
@@ -155,7 +156,8 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
         counts[layer.kind] |= {point.count for point in layer.points}
     for kind in ("measured", "counted", "scaled"):
         if kind in counts:
-            least, most = min(counts[kind]), max(counts[kind])
+            least = min(counts[kind])
+            most = max(counts[kind])
             number = str(least) if least == most else f"{least} to {most}"
             spread = ", drawn as their mean with least and most" if most > 1 else ""
             sentences.append(f"{kind.capitalize()}: {number} at a place{spread}.")

@@ -273,7 +273,8 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     )
     rows = []
     for verdict in claims:
-        claim, record = verdict.claim, verdict.record
+        claim = verdict.claim
+        record = verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
         rows.append(

@@ -168,7 +168,8 @@ def attrition_table(ledger: Ledger) -> Table:
     for stage in ledger.stages:
         decision = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            count, share = show(amount.documents), percent(amount.documents, stage.documents_in)
+            count = show(amount.documents)
+            share = percent(amount.documents, stage.documents_in)
             sizes = (
                 f"−{count}" if reason else count,
                 share,

@@ -25,6 +25,7 @@ from mlm_repro.experiments.runner import measure
 from mlm_repro.experiments.scores import outcome_of
 from mlm_repro.experiments.sealed import Line
 from mlm_repro.experiments.verdicts import (
+    COST_MODEL,
     JUDGED,
     Outcome,
     Results,
@@ -350,7 +351,8 @@ def cost_faults(results: Results) -> Iterator[CostFault]:
             ]
         right = right or {verdict.claim.id: verdict.outcome for verdict in verdicts}
         turned = [each.claim.id for each in verdicts if each.outcome != right[each.claim.id]]
-        score = next((each.ours.score for each in skills(verdicts) if len(each.baselines) > 1), 0.0)
+        skill = skills(verdicts)
+        score = skill[COST_MODEL].score if skill else 0.0
         yield CostFault(fault=words, turned=turned, score=score)
 
 

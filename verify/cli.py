@@ -273,9 +273,7 @@ def layouts(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder for a page of the findings, and for JUnit and SARIF files."
-        ),
+        typer.Option("--out", help="Folder for JUnit and SARIF files of what was found."),
     ] = None,
     reproduce: Annotated[
         Path | None,
@@ -292,7 +290,7 @@ def layouts(
     with its layout; 2 if a layout that was named cannot run here.
     """
     check_place("--json", json_file, '"findings"')
-    check_place("--out", out and out / "index.html", "<html")
+    check_place("--out", out and out / "junit.xml", "<testsuite")
     check_place("--reproduce", reproduce and reproduce / "tp2.py", "planted")
     for folder in filter(None, (out, reproduce)):
         claim(folder)

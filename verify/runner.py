@@ -99,7 +99,8 @@ def train(
 ) -> Computed:
     """Train on one rank and compare every tensor with the reference, or the final weights alone.
     Forked ranks inherit the reference."""
-    engine, computed = kind(work, layout), Computed()
+    engine = kind(work, layout)
+    computed = Computed()
     if work.initial:
         engine.load(work.initial)
     recorder = engine.recorder(computed.take(engine, reference))
@@ -158,7 +159,10 @@ def compare_layout(
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
     }
-    start, ranks, failure, lost = time.monotonic(), list[Computed](), "", False
+    start = time.monotonic()
+    ranks = list[Computed]()
+    failure = ""
+    lost = False
     try:
         ranks = run(
             program,
@@ -171,7 +175,8 @@ def compare_layout(
             timeout_seconds=seconds,
         )
     except RanksFailed as raised:
-        failure, lost = raised.sentence, raised.lost
+        failure = raised.sentence
+        lost = raised.lost
     # A rank that is a thread raises its own error here.
     except Exception as error:
         traceback.print_exc()
@@ -228,7 +233,8 @@ def run_parity(
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
-    model, half = config.model, (memory_bytes() or 0) / 2
+    model = config.model
+    half = (memory_bytes() or 0) / 2
     outputs = (
         (12 * model.num_layers + 2)
         * config.train.global_batch_size
@@ -259,7 +265,8 @@ def run_parity(
         )
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
-        patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
+        patience = 120 + PATIENCE * serial.seconds
+        run = run_threads if threads else run_forked
         for layout in chosen:
             outcome = compare_layout(
                 train, Ours, work, layout, reference, run=run, seconds=patience

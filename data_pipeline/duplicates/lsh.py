@@ -48,7 +48,8 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Equal
     bands have equal hashes."""
-    documents, rows = minima.shape[0], minima.shape[1] // bands
+    documents = minima.shape[0]
+    rows = minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
     for document in range(documents):
         for band in range(bands):
@@ -101,7 +102,9 @@ def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
     starts of these runs. The last start is the total."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
-    start, filled, runs = 0, 0, 0
+    start = 0
+    filled = 0
+    runs = 0
     for end in range(1, documents.shape[0] + 1):
         if end < documents.shape[0] and keys[end] == keys[start]:
             continue
@@ -130,9 +133,11 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
     )
     partial = band.copy()
     partial[rows] = 0
-    agreeing, without_a_band = np.ones(1), np.ones(1)
+    agreeing = np.ones(1)
+    without_a_band = np.ones(1)
     for _ in range(bands):
-        agreeing, without_a_band = np.convolve(agreeing, band), np.convolve(without_a_band, partial)
+        agreeing = np.convolve(agreeing, band)
+        without_a_band = np.convolve(without_a_band, partial)
     return float(
         np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1)
     )

@@ -58,7 +58,8 @@ def _first(forest: Forest, document: int) -> int:
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
     """Join the sets of two documents, in place."""
-    left, right = _first(forest, left), _first(forest, right)
+    left = _first(forest, left)
+    right = _first(forest, right)
     forest[max(left, right)] = min(left, right)
 
 
@@ -90,20 +91,23 @@ def link(
     compared, whose later documents are marked in `partly` [documents of the corpus], and the number
     of pairs that were compared and are not alike.
     """
-    uncompared, unlike = 0, 0
-    following, heads, tails = (
-        np.empty(most, np.int64),
-        np.empty(most, np.int64),
-        np.empty(most, np.int64),
-    )
+    uncompared = 0
+    unlike = 0
+    following = np.empty(most, np.int64)
+    heads = np.empty(most, np.int64)
+    tails = np.empty(most, np.int64)
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]
-        chains, apart = 0, 0
+        chains = 0
+        apart = 0
         for place in range(members.shape[0]):
-            document, is_offered = members[place], place < most
+            document = members[place]
+            is_offered = place < most
             if is_offered:
                 following[place] = -1
-            own, chain, unlinked = -1, 0, 0
+            own = -1
+            chain = 0
+            unlinked = 0
             while chain < chains:
                 other = heads[chain]
                 linked = _first(forest, members[other]) == _first(forest, document)
@@ -185,14 +189,16 @@ class _Held:
         config: DeduplicateConfig,
         scratch: Path | None,
     ) -> None:
-        bands, size = config.banding[0], len(members)
+        bands = config.banding[0]
+        size = len(members)
         places = bands * size, bands * (size + size // 2)
         self.pages = [_mapped(4 * max(1, count), scratch) for count in places]
         own, slots = (
             np.frombuffer(*each)
             for each in zip(self.pages, (np.int32, np.int32), places, strict=True)
         )
-        self._buckets, self._slots = own.reshape(size, bands), slots.reshape(bands, -1)
+        self._buckets = own.reshape(size, bands)
+        self._slots = slots.reshape(bands, -1)
         component = np.repeat(np.arange(len(starts) - 1, dtype=np.uint64) * SPREAD, np.diff(starts))
         for band in range(bands):
             sharing, first = buckets(keys_of(band) ^ component)
@@ -201,13 +207,12 @@ class _Held:
                 first[:-1] + np.arange(len(first) - 1), np.diff(first)
             )
             self.pages[0].madvise(MADV_DONTNEED)
-        self._sketches, self._members, self._required = (
-            sketches,
-            members,
-            required_agreement(config),
-        )
+        self._sketches = sketches
+        self._members = members
+        self._required = required_agreement(config)
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
-        self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
+        self._found = np.empty(size, np.int64)
+        self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int, int]:
         """Held documents, in order, that share a bucket with this document and agree with it often
@@ -323,7 +328,8 @@ def resolve(
     order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
     text without shingles has a similarity of 0 to all others.
     """
-    is_published, size = config.rule == "megatron-2019", len(members)
+    is_published = config.rule == "megatron-2019"
+    size = len(members)
     held = _Held(members, starts, keys_of, sketches, config, scratch)
 
     def text(place: int) -> str:

@@ -37,12 +37,12 @@ def shingle_keys(text: str, characters: int) -> Keys:
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
     """Return the keys of all shingles of a text in UTF-8, in order, repetitions included."""
     all_keys = np.empty(data.shape[0], np.uint64)
-    keys, starts, ends = (
-        np.empty(CHUNK, np.uint64),
-        np.empty(CHUNK, np.int64),
-        np.empty(CHUNK, np.int64),
-    )
-    filled, start, end = 0, 0, first_end(data, characters)
+    keys = np.empty(CHUNK, np.uint64)
+    starts = np.empty(CHUNK, np.int64)
+    ends = np.empty(CHUNK, np.int64)
+    filled = 0
+    start = 0
+    end = first_end(data, characters)
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
         all_keys[filled : filled + count] = keys[:count]

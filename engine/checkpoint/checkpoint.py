@@ -159,10 +159,8 @@ class CheckpointWriter:
         # might disagree.
         own = [p for p in parameters if not p.is_copy and mesh.dp.rank == 0]
         self._weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in own]
-        place, part = (
-            f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}",
-            f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1),
-        )
+        place = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}"
+        part = f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1)
         self._files = [
             (
                 f"{file}.safetensors",
@@ -231,7 +229,8 @@ class CheckpointWriter:
         cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for a tensor
         that was not written as it was copied.
         """
-        steps, self._steps = self._steps, None
+        steps = self._steps
+        self._steps = None
         assert steps is not None
         try:
             self._work = next(steps)
@@ -254,7 +253,8 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None,
     ) -> Generator[Future[Any], None, Ancestor]:
-        path, mesh = checkpoint_path(run, state.iteration), self._mesh
+        path = checkpoint_path(run, state.iteration)
+        mesh = self._mesh
         # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has
         # cut short.
         unfinished = path.with_name(f".{path.name}.partial")
@@ -492,7 +492,8 @@ def load_checkpoint(
         path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors"))
     )
     with mesh.all_or_none():
-        state, index = _read_state(path), read_object(path / INDEX)
+        state = _read_state(path)
+        index = read_object(path / INDEX)
 
         def fill(
             loaded: Loaded, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]

@@ -24,7 +24,8 @@ class StreamMemory:
     """States of this rank's layers and streams, by microbatch; empty for a model without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
-        self.mesh, self.is_kept = mesh, model.transformer_xl.memory_length > 0
+        self.mesh = mesh
+        self.is_kept = model.transformer_xl.memory_length > 0
         self._states: dict[Places, dict[int, torch.Tensor]] = {}
         # Apart from the states until `commit`, so that a rehearsal can be discarded.
         self._passing: dict[Places, Recurrence] = {}

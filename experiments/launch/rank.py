@@ -88,16 +88,16 @@ def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
     """
     name_rank(os.environ)
     sys.argv = [module, *arguments]
-    code, cause = 0, None
+    code = 0
+    cause = None
     try:
         import_module(module).main()
     except SystemExit as end:
-        code, cause = (
-            end.code if isinstance(end.code, int) else int(end.code is not None),
-            end.__cause__,
-        )
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        cause = end.__cause__
     except BaseException as error:
-        code, cause = Fault.exit_code, error
+        code = Fault.exit_code
+        cause = error
         traceback.print_exc()
     if code:
         with suppress(OSError):

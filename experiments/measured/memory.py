@@ -52,8 +52,10 @@ class GroupedStage(nn.Module):
 
     def __init__(self, layers: int, form: str, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.config, self.is_first = CONFIG, mesh.pp.rank == 0
-        h, heads = CONFIG.hidden_size, CONFIG.num_heads
+        self.config = CONFIG
+        self.is_first = mesh.pp.rank == 0
+        h = CONFIG.hidden_size
+        heads = CONFIG.num_heads
         self.layers = nn.ModuleList([PlainLayer(h, heads, mesh, form) for _ in range(layers)])
         rows = CONFIG.seq_length // (mesh.tp.size if mesh.sequence_parallel else 1)
         self.start = nn.Parameter(torch.ones(rows, 1, h))
@@ -121,11 +123,9 @@ def measure_memory() -> list[Line]:
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
     )
-    plain, total, note = (
-        LAYOUTS["no parallelism"],
-        CONFIG.num_layers,
-        "saved bytes of the stage that keeps most",
-    )
+    plain = LAYOUTS["no parallelism"]
+    total = CONFIG.num_layers
+    note = "saved bytes of the stage that keeps most"
     ((size_in, size_all),) = run_forked(layer_bytes, 1, plain)
     ((whole,),) = run_forked(peaks, 1, 1, plain, total, (0,), MICROBATCHES[:1], SEQUENCES)
     numbers = lines("nothing again, 1 partition", {"layers_kept": whole / size_all}, note=note)

@@ -157,7 +157,8 @@ def measure_traffic() -> list[Line]:
 
 
 def _tensor() -> list[Line]:
-    series, numbers = "tensor parallel", []
+    series = "tensor parallel"
+    numbers = []
     for tp in WIDTHS:
         forward, training = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
         elements = training.sent / ELEMENT / BSH / ((tp - 1) / tp)

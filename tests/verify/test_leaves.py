@@ -12,7 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile
 from mlm_repro.experiments.catalogue import find_experiment
-from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.experiments.sealed import digest_of_numbers
 from mlm_repro.lineage.digest import MARKER, check_seal, seal, sha256_json
 from mlm_repro.lineage.errors import IntegrityFailure
@@ -22,6 +21,7 @@ from mlm_repro.verify.recomputed import RunCheck
 from tests.chaos.job import write_tiny
 from tests.commands import call
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, unpack
+from tests.experiments.simulated import seal_simulated
 from tests.verify.mutator import survivors
 
 
@@ -193,7 +193,7 @@ def test_tokens_of_documents_are_drawn_after_the_seal(runs: Path) -> None:
 
 
 def test_a_simulation_is_computed_again_alone_as_in_its_folder(tmp_path: Path) -> None:
-    run, _, _ = run_experiment(find_experiment("2021/figure-6"), tmp_path)
+    run = seal_simulated(find_experiment("2021/figure-6"), tmp_path)
     path = run.path
     assert RunCheck(path).broken == []
     lines = [json.loads(line) for line in (path / "records.jsonl").read_text().splitlines()]
