@@ -175,7 +175,7 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 
 class Promise(NamedTuple):
-    """Predicted cost of a build."""
+    """Predicted cost of building a dataset: seconds and disk by stage, and peak memory."""
 
     documents: int
     seconds: dict[str, float]

@@ -48,7 +48,8 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum of state, activations and copy."""
+        """Bytes in total: state, activations, and the copy of the state that a checkpoint is
+        written from."""
         return self.state + self.activations + self.copied
 
 

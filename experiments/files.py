@@ -220,7 +220,7 @@ class Comparison(FileSchema):
 
 
 class TextScore(FileSchema):
-    """A model's score on a text."""
+    """A model's bits per byte on a text, with the loss and the number of words of each article."""
 
     bits_per_byte: Finite
     nll: list[Finite]
@@ -298,7 +298,7 @@ class EffectForecast(FileSchema):
 
     @property
     def made_of(self) -> dict[str, str]:
-        """Digests of the trials that did not diverge."""
+        """Digests of the trials that did not diverge, by name."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
 
     def __str__(self) -> str:
@@ -314,7 +314,7 @@ class VerdictScore(FileSchema):
 
 
 class RungPlan(FileSchema):
-    """One size of model."""
+    """One model size of a ladder: layers, width, heads and parameter counts."""
 
     layers: Count
     width: Count
@@ -439,7 +439,8 @@ class Forecast(FileSchema):
 
 
 class LadderRun(FileSchema):
-    """A finished training of a ladder."""
+    """A finished training of a ladder: its rung, seed, learning rate, loss curve and final bits per
+    byte."""
 
     name: str
     rung: int
@@ -466,7 +467,8 @@ class LadderScores(FileSchema):
 
 
 class LadderResult(FileSchema):
-    """ladder.json: the outcome of a ladder."""
+    """ladder.json: a ladder's finished trainings, the verdict on the sealed prediction of the
+    largest one, and comparisons between sizes."""
 
     runs: list[LadderRun]
     verdict: Literal["HIT", "MISS"]

@@ -104,7 +104,8 @@ class PaperPart(NamedTuple):
 
     @property
     def shared(self) -> dict[str, str]:
-        """Return the facts common to all claims, which are shown once."""
+        """Return the facts, by label, that all claims of this part have in common; the page shows
+        them once."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
@@ -114,7 +115,7 @@ class PaperPart(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper's part of the page."""
+    """One paper's section of the page: its tables and figures, each with its claims."""
 
     name: str
     title: str

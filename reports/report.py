@@ -219,8 +219,9 @@ def _drawn(
     every: Sequence[Record],
     reproduced: Mapping[str, Exhibit],
 ) -> dict[str, Exhibit]:
-    """Return tables and figures of experiments, with the numbers that were run and computed. One
-    whose name a reproduction's exhibit has is named NAME-runs."""
+    """Return each experiment's exhibit, by the experiment's name, with the numbers that were run
+    and computed. An exhibit that has the name of a reproduction's is renamed NAME-runs. An
+    experiment that a reproduction answers is left out if it has no numbers."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
         records = [record for record in every if record.experiment == name]

@@ -130,8 +130,8 @@ class Outcome:
 
     @property
     def whole(self) -> dict[Key, Array]:
-        """Whole tensors that the ranks computed. Raises IntegrityFailure if parts overlap or leave
-        holes."""
+        """Whole tensors, by iteration and name, assembled from the parts on each rank. Raises
+        IntegrityFailure if parts overlap or leave holes."""
         return assemble(part for rank in self.ranks for part in rank.parts)
 
 

@@ -22,7 +22,8 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """Megatron-LM's three index arrays."""
+    """Megatron-LM's three index arrays: the order of documents, where each sample starts, and the
+    order of samples."""
 
     documents: NDArray[np.int32]
     """Order of documents over all epochs, [E·N]."""
@@ -80,7 +81,8 @@ class SamplePiece(NamedTuple):
 
 
 class PackedSamples:
-    """The samples of one token file."""
+    """The samples of one token file, s + 1 consecutive tokens each, in shuffled order. Samples run
+    across documents."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file, self._seq_length = token_file, seq_length

@@ -280,7 +280,8 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent, for the answers with the best scores."""
+        """Return the task's metrics in percent, for the answers with the best scores: `exact_match`
+        and `f1` for spans, else `accuracy`."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [

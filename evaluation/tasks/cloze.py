@@ -213,7 +213,8 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Return both counts, the share of right answers and its standard error."""
+    """Return both counts, the share of right answers and its standard error, by field of the
+    result."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

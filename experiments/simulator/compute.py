@@ -50,7 +50,8 @@ class Passes(NamedTuple):
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """Return the seconds of a product [rows, depth] × [depth, columns]."""
+    """Return the predicted seconds of a matrix product [rows, depth] × [depth, columns] on the
+    machine. The rate falls where a dimension is small."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -63,7 +64,8 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Return the seconds of element-wise work that moves this many bytes."""
+    """Return the predicted seconds of element-wise work that moves this many bytes on the
+    machine."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 

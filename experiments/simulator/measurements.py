@@ -75,8 +75,8 @@ class Observation(NamedTuple):
 
 
 def megatron_2019() -> list[Observation]:
-    """Return the 2019 paper's Figures 1 and 5 and Tables 2, 7 and 8; the first row is the one on a
-    single GPU."""
+    """Return the numbers that the 2019 paper prints in Figures 1 and 5 and Tables 2, 7 and 8, as
+    Observations. The first one is on a single GPU."""
     return observed(
         *(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8"))
     )
@@ -140,8 +140,8 @@ def h100_rows() -> list[Observation]:
 
 
 def timed(*names: str) -> list[Observation]:
-    """Return the measured iterations of some files, each under its source or, without one, the
-    file's name."""
+    """Return an Observation of the seconds per iteration for each row of some CSV files. It is
+    named after the row's `source`, or after its file if the row names none."""
     return [
         Observation(
             row.get("source") or name,
@@ -232,8 +232,8 @@ RATIOS = ("speedup", "scaling_percent")
 
 
 def observed(*names: str) -> list[Observation]:
-    """Return the workloads that these experiments simulate, each with the claim about its part's
-    first quantity."""
+    """Return an Observation for each workload that these experiments simulate: the published value
+    of the first quantity that its part simulates."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:
