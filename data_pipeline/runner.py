@@ -248,7 +248,8 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of a build of a sample."""
+    """Measured cost of building a sample: time, memory, disk, and the pairs that deduplication
+    compares in vain."""
 
     documents: int
     bytes: int

@@ -332,8 +332,8 @@ def ladder(run: Path) -> Comparisons:
 
 
 def ablation(run: Path) -> Comparisons:
-    """Check an ablation's records against its forecast, and compare its kept trainings with their
-    runs."""
+    """Derive an ablation's records again from its kept trainings, and compare the kept trainings
+    with their runs. Raises IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     yield from _kept_trainings(run)
 

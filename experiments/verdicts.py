@@ -137,8 +137,8 @@ def load_results(folders: Iterable[Path]) -> Results:
     unfinished runs and the ablations' findings.
 
     Raises IntegrityFailure if a sealed file was changed, a run has a kind of number that it cannot
-    have made, or an ablation's forecast does not belong to its trainings; BadInput if a folder does
-    not exist.
+    have made, or an ablation's records or forecast disagree with its trainings; BadInput if a
+    folder does not exist.
     """
     parts: list[RunNumbers] = []
     left_out = []
@@ -372,7 +372,7 @@ class Skill(NamedTuple):
 
 
 class Skills(NamedTuple):
-    """Predictions of one kind beside simpler rules."""
+    """How well the predictions of one kind do, beside simpler rules for the same numbers."""
 
     ours: Skill
     baselines: tuple[Skill, ...]

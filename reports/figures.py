@@ -44,7 +44,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Layer:
-    """The numbers of one series and one kind."""
+    """The points of one line in a figure: of one series and one kind of number."""
 
     series: str
     rank: int

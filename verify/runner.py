@@ -111,7 +111,8 @@ def train(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of comparing one layout with a reference."""
+    """Results of one layout: the ranks' tensors, their differences from the reference, and why
+    ranks failed."""
 
     layout: ParityLayout
     ranks: list[Computed]

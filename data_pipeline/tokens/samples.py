@@ -71,7 +71,8 @@ def build_sample_index(
 
 
 class SamplePiece(NamedTuple):
-    """The tokens of one document within a sample."""
+    """The tokens of one document within a sample, with the document's index and the first token's
+    position in the document."""
 
     document: int
     start: int

@@ -109,7 +109,7 @@ def describe_computation(layout: Layout, device: torch.device) -> JSON:
 
 
 class Ancestor(NamedTuple):
-    """A checkpoint that this one descends from."""
+    """An earlier checkpoint that this one's training went through: its iteration and digests."""
 
     iteration: int
     digest: str
