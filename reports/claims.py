@@ -213,7 +213,8 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return a table of contradictions inside documents, with our numbers for the printed ones."""
+    """Return an exhibit with a row for each contradiction inside a document: what it prints, what
+    follows, and our number."""
     rows = []
     for erratum in (errata := read_errata().errata):
         own = {
@@ -259,7 +260,8 @@ def unlinked(text: str) -> str:
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return all claims as data: the published number, ours, the verdict and the run behind it."""
+    """Return an exhibit with a row for each claim: the published number, ours, the verdict and the
+    run behind it."""
     heads = (
         "claim",
         "published",

@@ -71,7 +71,8 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Return the inputs without the reproduction, by paths relative to it."""
+        """Return the content of sources.json: the paths of the runs, relative to the
+        reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
@@ -112,7 +113,7 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """Return the claims in sections by outcome."""
+        """Return the claims, grouped in the page's sections of outcomes."""
         return group_claims(self.claims)
 
     @property

@@ -376,7 +376,7 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return the checkpoint as later checkpoints name it."""
+    """Return the checkpoint's iteration and digests, as later checkpoints name it."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 

@@ -95,7 +95,8 @@ class PairEncoder:
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Encode both texts in at most `length` tokens; the longer text loses tokens at its end."""
+        """Encode both texts with [CLS] and two [SEP] in at most `length` tokens; the longer text,
+        the second if they are equal, loses tokens at its end."""
         a, b = self._encode(first), self._encode(second)
         room, sizes = length - 3, [len(a.ids), len(b.ids)]
         while sum(sizes) > room:

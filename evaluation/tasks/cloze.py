@@ -180,7 +180,8 @@ class ClozeTask(Task):
         return {**sizes, "num_truncated": cut}
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
-        """Return the accuracy over examples and the perplexity of whole targets."""
+        """Return the task's result: accuracy over examples, perplexity of whole targets, their
+        standard errors, the text's counts and the checkpoint's provenance."""
         losses, correct, counts = scores.nll, self.correct(scores), self.counts
         truncated = counts["num_truncated"]
         examples = "1 example" if truncated == 1 else f"{truncated:,} examples"

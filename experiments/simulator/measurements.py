@@ -83,10 +83,10 @@ def megatron_2019() -> list[Observation]:
 
 
 def v100_rows() -> list[Observation]:
-    """Return the rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8,
-    without the workloads of Figures 1 and 5 (one GPU; 32 heads).
+    """Return the Observations that the V100 constants are fitted on: the 2019 paper's Tables 2, 7
+    and 8, without the workloads of Figures 1 and 5 (one GPU; 32 heads).
 
-    Ratios refer to the first row, which has no weight in the fit.
+    Ratios refer to the first one, which has no weight in the fit.
     """
     first, *rest = megatron_2019()
     tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
@@ -100,8 +100,8 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the rows that the software's constants are fitted on, with the first row of its
-    ratios; empty for a software that is not fitted."""
+    """Return the Observations that the software's constants are fitted on, with the first one, to
+    which ratios refer; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -118,8 +118,8 @@ def fitted_workloads(software: str) -> frozenset[Workload]:
 
 
 def a100_rows() -> list[Observation]:
-    """Return the rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on
-    64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
+    """Return the Observations that the A100 constants are fitted on: 724 iterations on 2 to 8
+    A100s, 61 on 64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     # The text's trillion parameters are a row of that table.
@@ -128,14 +128,14 @@ def a100_rows() -> list[Observation]:
 
 
 def deepspeed_rows() -> list[Observation]:
-    """Return the rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on
-    280, 350 and 420 nodes."""
+    """Return the Observations that Megatron-DeepSpeed's constant is fitted on: 530 billion
+    parameters on 280, 350 and 420 nodes."""
     return timed("mt-nlg")
 
 
 def h100_rows() -> list[Observation]:
-    """Return the rows that the H100 constants are fitted on: four public sources of GPT models, on
-    8 to 10,752 GPUs."""
+    """Return the Observations that the H100 constants are fitted on: four public sources of GPT
+    models, on 8 to 10,752 GPUs."""
     return timed("h100")
 
 
