@@ -176,7 +176,7 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 
 class Promise(NamedTuple):
-    """Predicted cost of a build."""
+    """Predicted cost of building a dataset: seconds and disk by stage, and peak memory."""
 
     documents: int
     seconds: dict[str, float]
@@ -268,7 +268,8 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of a build of a sample."""
+    """Measured cost of building a sample: time, memory, disk, and the pairs that deduplication
+    compares in vain."""
 
     documents: int
     bytes: int

@@ -110,7 +110,8 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments.
+    """Return the configuration that Megatron-LM would train with these arguments, with the flags
+    that did not become settings.
 
     Raises BadInput for an invalid value, a missing flag, and flags of another model or another
     training.

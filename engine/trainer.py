@@ -114,8 +114,9 @@ class Trainer:
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Load the run's newest checkpoint, else the one that it starts from, if any: weights,
-        optimizer, memory, loss scale and recent losses."""
+        """Set `self.state` and load weights, optimizer, memory, loss scale and recent losses from
+        the run's newest checkpoint, else from the one that it starts from. Without either, the run
+        begins at iteration 0."""
         run = self.run
         own = (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(

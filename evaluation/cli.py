@@ -364,8 +364,12 @@ def list_() -> None:
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint and start the ranks of the layout. Raises BadInput if `json` exists and
-    is not a result."""
+    """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
+    directory and format.
+
+    Raises the errors of `Place.find`, and BadInput if `json`, the file to write, cannot be written
+    or exists without `mark`, so that it is no result of this command.
+    """
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)
     # Imported before the ranks are forked, so that torch is imported once for all of them.

@@ -376,7 +376,8 @@ class Expected(Config):
 
 
 class Experiment(Config):
-    """experiment.toml: a published table or figure."""
+    """experiment.toml: a published table or figure, and how its claims are answered here: by
+    arithmetic, simulation, a measurement, a reproduction or trainings."""
 
     name: str
     title: str
@@ -442,7 +443,7 @@ def every_tolerance() -> tuple[Tolerance, ...]:
 
 
 class Quotation(Config):
-    """Words of a document."""
+    """Words quoted from a document, and where in it they stand."""
 
     words: str
     place: str

@@ -217,7 +217,7 @@ class Comparison(FileSchema):
 
 
 class TextScore(FileSchema):
-    """A model's score on a text."""
+    """A model's bits per byte on a text, with the loss and the number of words of each article."""
 
     bits_per_byte: Finite
     nll: list[Finite]
@@ -295,7 +295,7 @@ class EffectForecast(FileSchema):
 
     @property
     def made_of(self) -> dict[str, str]:
-        """Digests of the trials that did not diverge."""
+        """Digests of the trials that did not diverge, by name."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
 
 

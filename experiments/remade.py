@@ -132,7 +132,8 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Count what the text and the tokenizer give, and the answers that are kept."""
+    """Compare an evaluation's counts with those that its text and tokenizer give, if both are on
+    this machine, and its number of right answers with the kept answers."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -165,7 +166,9 @@ def _counted_again(
 
 
 def records(run: Path) -> Comparisons:
-    """Compute scores and records again; claims may be worded differently by now."""
+    """Compute scores and records again and compare them with the run's files. The published claims'
+    wording is not compared. If the run keeps no metrics, records along a curve are reported as
+    absent."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
@@ -290,7 +293,8 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Compare the records with those that are made again."""
+    """Compute the records of every simulated experiment again and compare them with the stored
+    ones. Measured ones are reported as absent."""
     for part in parts_of(run):
         experiment = load_experiments().get(part.manifest["config"]["experiment"]["name"])
         made = (
@@ -303,18 +307,19 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """The records of an experiment in that mode; None where this machine would have to measure
-    them."""
+    """Return an experiment's records, computed again, if `mode` is "simulate"; else None, because
+    this machine would have to measure them."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Values of records by all that tells them apart."""
+    """Return the values of records, by a text of series, quantity, kind and x."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
 def ablation(run: Path) -> Comparisons:
-    """Derive the records again from the kept trainings, whose seeds follow from the forecast."""
+    """Derive an ablation's records again from its kept trainings, and compare the kept trainings
+    with their runs. Raises IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     yield from _kept_trainings(run)
 

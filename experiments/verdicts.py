@@ -81,7 +81,8 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and what was found."""
+    """A published claim, the outcome of checking it here, and the record and reason behind that
+    outcome."""
 
     experiment: str
     """Empty where none runs the claim."""
@@ -122,7 +123,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """The records of several runs."""
+    """Records of several runs, with the runs that were left out and the findings of ablations."""
 
     records: tuple[Record, ...]
     """Newest run first."""
@@ -133,11 +134,12 @@ class Results:
 
 
 def load_results(folders: Iterable[Path]) -> Results:
-    """Records of the sealed runs that stand in `folders`, or are one of them.
+    """Return the records of the sealed runs that are in `folders`, or are one of them, with the
+    unfinished runs and the ablations' findings.
 
-    Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it
-    cannot have made or an ablation's forecast is not that of its trainings, BadInput where a folder
-    is not there.
+    Raises IntegrityFailure if a sealed file was changed, a run has a kind of number that it cannot
+    have made, or an ablation's records or forecast disagree with its trainings; BadInput if a
+    folder does not exist.
     """
     parts: list[RunNumbers] = []
     left_out = []

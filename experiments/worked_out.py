@@ -39,7 +39,8 @@ UNKNOWN: Mapping[str, Range] = {}
 
 
 class Worked(NamedTuple):
-    """A number that was worked out."""
+    """A number computed or simulated from published ones, with its range and simpler rules'
+    predictions."""
 
     record: Record
     """The digest is of what it was worked out of: numbers of one workload are one prediction."""
@@ -50,7 +51,8 @@ class Worked(NamedTuple):
 
 
 class WorkedOut(NamedTuple):
-    """All that follows for an experiment."""
+    """The numbers computed and simulated for one experiment, the workloads that cannot run, and the
+    clusters of the simulations."""
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]

@@ -29,7 +29,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """Return the published numbers, then those made here."""
+        """Return the published numbers as records, then the records of numbers made here."""
         name, claims = self.experiment.name, self.experiment.claims
         return [
             *(c.record(name, "" if c.x is None else self.x_name) for c in claims),
@@ -114,8 +114,8 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a row for each series and x with a published number, and a column for each quantity
-    and kind."""
+    """Return a table with a row for each series and x with a published number, and a column for
+    each quantity and kind."""
     wanted = list(
         dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without)
     )

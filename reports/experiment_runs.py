@@ -93,11 +93,12 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Return the results of the runs, and the origins that have numbers; a run that was never
-    finished is named as left out.
+    """Return the results of the sealed runs, and an Origin for each run that has numbers, is a
+    reproduction or compares two engines. A run without a seal is only named, in `left_out` of the
+    results.
 
-    Raises IntegrityFailure or BadInput for a damaged run, and for a number that is of another run
-    or experiment or has no digest.
+    Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
+    belongs to another run or experiment or has no digest.
     """
     finished = [path for path in paths if is_sealed(path)]
     origins = {origin.name: origin for path in finished for origin in _origins(path)}

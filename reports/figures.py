@@ -36,15 +36,15 @@ class Point:
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """Return the mean of several numbers at an x, with minimum and maximum; a single number has
-        no interval."""
+        """Return a point at x: the mean of several numbers, with minimum and maximum; a single
+        number has no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The numbers of one series and one kind."""
+    """The points of one line in a figure: of one series and one kind of number."""
 
     series: str
     rank: int

@@ -68,7 +68,8 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Return the inputs without the reproduction, by paths relative to it."""
+        """Return the content of sources.json: the paths of the runs, relative to the
+        reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
@@ -109,7 +110,7 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """Return the claims in sections by outcome."""
+        """Return the claims, grouped in the page's sections of outcomes."""
         return group_claims(self.claims)
 
     @property
@@ -205,8 +206,9 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return tables and figures of experiments, with the numbers that were run and computed, except
-    for experiments that a reproduction shows itself."""
+    """Return each experiment's exhibit, by the experiment's name, with the numbers that were run
+    and computed. An exhibit that has the name of a reproduction's is renamed NAME-runs. An
+    experiment that a reproduction answers is left out if it has no numbers."""
     by_experiment, drawn = claims.by("experiment"), {}
     for name, experiment in experiments.items():
         if experiment.reproduction:

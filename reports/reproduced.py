@@ -166,8 +166,8 @@ def order_of(reproduction: Reproduction) -> str:
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a row for each model with the quantities that mean something at its size, and a row
-    for an even guess over the vocabulary.
+    """Return a table with a row for each model, of the quantities that mean something at its size,
+    and a row for an even guess over the vocabulary.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

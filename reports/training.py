@@ -52,7 +52,8 @@ VALIDATED = ("iteration", "samples", "loss", "perplexity")
 
 @dataclass(frozen=True)
 class Training:
-    """A training run as far as it has come."""
+    """A training run as far as it has come: its manifest, metrics, datasets, evaluations and
+    samples."""
 
     path: Path
     manifest: Manifest

@@ -51,7 +51,8 @@ show."""
 
 
 class Examined(NamedTuple):
-    """Results of all probes on one layout."""
+    """The comparison of one layout with the serial run, and the findings of all probes on that
+    layout."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
@@ -179,8 +180,9 @@ def probe(
 
 
 class Masks(TorchFunctionMode):
-    """Function mode that drops half of every tensor that a program passes to dropout, and records
-    the masks."""
+    """Function mode for `F.dropout`: every call that would drop, and with `drops_at_zero` any call,
+    drops half of its tensor by torch's generator. `seen` records the calling module and the digests
+    of its input and mask."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

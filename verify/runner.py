@@ -112,7 +112,8 @@ def train(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of comparing one layout with a reference."""
+    """Results of one layout: the ranks' tensors, their differences from the reference, and why
+    ranks failed."""
 
     layout: ParityLayout
     ranks: list[Computed]
@@ -131,8 +132,8 @@ class Outcome:
 
     @property
     def whole(self) -> dict[Key, Array]:
-        """Whole tensors that the ranks computed. Raises IntegrityFailure if parts overlap or leave
-        holes."""
+        """Whole tensors, by iteration and name, assembled from the parts on each rank. Raises
+        IntegrityFailure if parts overlap or leave holes."""
         return assemble(part for rank in self.ranks for part in rank.parts)
 
 

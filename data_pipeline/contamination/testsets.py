@@ -34,7 +34,7 @@ class PublishedFile(Config):
 
 
 class Published(Config):
-    """The content of published.toml."""
+    """published.toml: the published test sets by name, and the two files of GPT-2's tokenizer."""
 
     test_sets: dict[str, PublishedFile]
     gpt2: tuple[PublishedFile, PublishedFile]

@@ -155,7 +155,8 @@ two. With `megatron-2019`, the largest similarity of the document to any other."
 
 
 class Resolution(NamedTuple):
-    """Decisions about some components."""
+    """Outcome of comparing the linked documents of some components: which documents are dropped,
+    and how many pairs were compared or left uncompared."""
 
     decisions: NDArray[Any]
     """DECISION of each dropped document, component by component, in order in each."""

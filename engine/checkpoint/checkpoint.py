@@ -107,7 +107,7 @@ def describe_computation(layout: Layout, device: torch.device) -> JSON:
 
 
 class Ancestor(NamedTuple):
-    """A checkpoint that this one descends from."""
+    """An earlier checkpoint that this one's training went through: its iteration and digests."""
 
     iteration: int
     digest: str
@@ -377,7 +377,7 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return the checkpoint as later checkpoints name it."""
+    """Return the checkpoint's iteration and digests, as later checkpoints name it."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 

@@ -88,7 +88,8 @@ def describe(
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Write index and statistics of all ranks' files."""
+    """Merge all ranks' descriptions of their files, and write the index of the tensors and their
+    statistics into the checkpoint."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is

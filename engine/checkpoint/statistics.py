@@ -83,7 +83,8 @@ def merge(parts: Iterable[Numbers]) -> Numbers:
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
-    """Return the numbers as `statistics.json` has them."""
+    """Return a tensor's numbers under their names in `statistics.json`, with the norm in place of
+    the sum of squares."""
     squares, least, greatest, lost, checksum = numbers
     return {
         "norm": math.sqrt(squares),

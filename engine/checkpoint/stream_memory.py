@@ -31,21 +31,23 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """Return the memory for a microbatch of these streams, None for a model without; `commit`
-        stores the states that the microbatch leaves."""
+        """Return the memory for a microbatch of these streams, which `commit` replaces by the
+        states that the microbatch leaves; None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
         return self._passing[places]
 
     def commit(self) -> None:
-        """Store the states that the entered microbatches have left."""
+        """Make the states that this iteration's microbatches have left the memory for the next
+        iteration."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
         self._passing = {}
 
     def discard(self) -> None:
-        """Drop the states that the entered microbatches have left, after a dry run."""
+        """Drop the states that the microbatches since the last `commit` have left, as after a dry
+        run."""
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:

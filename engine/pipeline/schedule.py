@@ -13,7 +13,7 @@ from mlm_repro.lineage.errors import BadInput
 
 
 class Op(StrEnum):
-    """Direction of a computation."""
+    """Direction of a pass: forward or backward."""
 
     FORWARD = "F"
     BACKWARD = "B"

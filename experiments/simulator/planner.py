@@ -56,8 +56,8 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Return every layout that divides and fits, best expected time first; the batch is the
-    model's.
+    """Return a Choice, the workload and its prediction, for every layout that divides and fits,
+    best expected time first; the batch is the model's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """

@@ -185,8 +185,8 @@ def simulate(
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
-    """Return the bytes of the fullest pipeline rank, the probability that a GPU has them, and a
-    reason if a GPU does not."""
+    """Return a Prediction of memory alone: the bytes of the fullest pipeline rank, the probability
+    that a GPU has them, and a reason if a GPU does not."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":

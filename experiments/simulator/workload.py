@@ -31,7 +31,8 @@ class NotCosted(BadInput):
 
 
 class Workload(NamedTuple):
-    """One training iteration to be timed."""
+    """One training iteration to be timed: its batch, the model's shape, and the layout over
+    GPUs."""
 
     gpus: int
     global_batch: int
