@@ -9,16 +9,31 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
+from pydantic import BaseModel
 
-from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.config import DataConfig, OverlapConfig, TokenizerConfig
 from mlm_repro.data_pipeline.document import size_bytes, written_documents
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    UNSPLIT,
+    DataCard,
+    Ledger,
+    NearDuplicates,
+)
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.stages import STAGES
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes, texts_of
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.data_pipeline.stages.stage import SOURCE
+from mlm_repro.data_pipeline.tokens.token_file import (
+    TOKENS_OF,
+    TokenFile,
+    split_prefixes,
+    texts_of,
+)
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
 from mlm_repro.lineage.files import (
     Comparisons,
@@ -33,6 +48,7 @@ from mlm_repro.lineage.run import MANIFEST
 
 SAMPLED_DOCUMENTS = 64
 AMOUNTS = "documents", "bytes", "tokens"
+TEST_SET_KEYS = {"texts", "percent", "occurrences", "distinct", "documents"}
 
 
 def card(run: Path) -> Comparisons:
@@ -57,16 +73,19 @@ def card(run: Path) -> Comparisons:
         said,
         (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text),
     )
-    config = read_document(run / MANIFEST, Manifest).config
+    config = _config(run)
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
-        stated = card.seed, card.tokenizer.kind
-        asked = (
-            config.get("seed", card.seed),
-            config.get("tokenizer", {}).get("kind", card.tokenizer.kind),
-        )
-        yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
+        yield from _banded(run, card.near_duplicates)
+    tokenizing = _asked(config, TokenizerConfig, "tokenizer")
+    stated = card.seed, card.tokenizer.kind
+    seed = config.get("seed", DataConfig.model_fields["seed"].default)
+    asked = (
+        0 if "prefix" in config else seed,  # tokens of another's file are not shuffled
+        "path" if tokenizing["path"] else tokenizing["kind"],
+    )
+    yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         of_tokens, of_texts, are_there = np.zeros(2, np.int64), np.zeros(2, np.int64), False
         for prefix in split_prefixes(run, name):
@@ -84,6 +103,9 @@ def card(run: Path) -> Comparisons:
                 has = np.concatenate([tokens[each] for each in range(first, end)]).tolist()
                 due = [*tokenizer.encode(texts[place]), tokenizer.end_of_text]
                 yield Remade(f"{prefix.name}: tokens of document {place}", has, due)
+        alone = f"{name}{TOKENS_OF}"
+        whole = alone if (run / f"{alone}.bin").is_file() else f"{name}-*{TOKENS_OF}"
+        yield Remade(f"{DATASET}: prefix of {name}", split.prefix, whole)
         where = f"{DATASET}: {split.prefix}"
         yield Remade(
             f"{where}: documents and tokens",
@@ -100,18 +122,37 @@ def card(run: Path) -> Comparisons:
 
 def stages(run: Path) -> Comparisons:
     """Check what a verb of mlm-data states."""
+    if (run / LEDGER).is_file():
+        done = [stage.name for stage in read_document(run / LEDGER, Ledger).stages]
+        asked = [SOURCE, *_config(run).get("stages", [])]
+        yield Remade(f"{LEDGER}: stages", done, asked, f"{MANIFEST} has")
     if (run / DATASET).is_file():
         yield from card(run)
     elif (run / LEDGER).is_file():
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
-        last, files = ledger.stages[-1], run.rglob("shard-*.jsonl")
-        texts = [document.text for path in files for document in written_documents(path)]
-        yield Remade(
-            f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts)
-        )
+        yield from _banded(run, ledger.near_duplicates)
+        named = list[str]()
+        for name, split in ledger.splits.items():
+            folder = "" if name == UNSPLIT else f"{name}/"
+            count = len(list((run / folder).glob("shard-*.jsonl")))
+            names = [f"{folder}shard-{number:05d}.jsonl" for number in range(count)]
+            texts = [each.text for name in names for each in written_documents(run / name)]
+            stated = split.documents, split.bytes
+            yield Remade(f"{LEDGER}: documents and bytes of {name}", stated, _amount(texts))
+            named += names
+        has = [path.relative_to(run).as_posix() for path in run.rglob("shard-*.jsonl")]
+        yield Remade("shards", sorted(has), sorted(named), f"{LEDGER} gives")
     else:
-        for name, measured in read_object(run / OVERLAP)["test_sets"].items():
+        found = read_object(run / OVERLAP)
+        said = {**found, "test_sets": [*found["test_sets"]]}
+        gives = {
+            **_asked(_config(run), OverlapConfig, "overlap"),
+            "source": found.get("source"),
+        }
+        yield Remade(OVERLAP, said, gives, f"{MANIFEST} has")
+        for name, measured in found["test_sets"].items():
+            yield Remade(f"{OVERLAP}: keys of {name}", {*measured}, TEST_SET_KEYS)
             ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
             due = {
                 "ngrams": ngrams,
@@ -130,10 +171,11 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             stage.name == "decontaminate" and stage.changed
         )  # a document loses tokens, and may become several
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
-            if (came := getattr(stage, f"{what}_in")) is not None:
-                amount = getattr(stage.kept, what) + sum(
-                    getattr(dropped, what) for dropped in stage.dropped.values()
-                )
+            came, kept = getattr(stage, f"{what}_in"), getattr(stage.kept, what)
+            if came is None or kept is None:
+                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, kept)
+            else:
+                amount = kept + sum(getattr(dropped, what) for dropped in stage.dropped.values())
                 yield Remade(
                     f"{LEDGER}: {what} into {stage.name}",
                     came,
@@ -147,7 +189,7 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
         bad = sum(parse_json(line)["line"] > 0 for line in (run / QUARANTINE).open("rb"))
         yield Remade(f"{LEDGER}: malformed_lines", ledger.malformed_lines, bad, f"{QUARANTINE} has")
     if alike := ledger.near_duplicates:
-        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # with numba
+        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, SIMILARITIES, recall  # with numba
 
         found_at = partial(
             recall, bands=alike.bands, rows=alike.rows, min_agreement=alike.min_agreement
@@ -156,7 +198,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             alike,
             {
                 "s_curve": [(similarity, found_at(similarity)) for similarity in CURVE],
-                "expected_recall": {each: found_at(float(each)) for each in alike.expected_recall},
+                "expected_recall": {
+                    str(each): found_at(each) for each in sorted({*SIMILARITIES, alike.threshold})
+                },
                 "compared_pairs": sum(alike.compared_pairs_by_similarity),
                 "permutations": alike.bands * alike.rows,
             },
@@ -164,9 +208,27 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             "its bands give",
         )
     if splits := ledger.splits.values():
-        said = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
-        due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
-        yield Remade(f"{LEDGER}: documents and bytes of its splits", said, due)
+        said = [sum(getattr(split, what) or 0 for split in splits) for what in AMOUNTS]
+        due = [getattr(ledger.stages[-1].kept, what) or 0 for what in AMOUNTS]
+        yield Remade(f"{LEDGER}: documents and bytes of its splits, and tokens", said, due)
+
+
+def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
+    """A section of a configuration, also of one that an earlier version wrote, with the defaults of
+    what it leaves out."""
+    return {**section().model_dump(), **config.get(name, {})}
+
+
+def _banded(run: Path, alike: NearDuplicates | None) -> Comparisons:
+    """Compare the rule by which documents are near-duplicates with the run's settings."""
+    if alike:
+        asked = _asked(_config(run), DeduplicateConfig, "deduplicate")
+        rule = {name: asked[name] for name in ("rule", "threshold", "shingle_characters")}
+        yield as_said(alike, rule, f"{LEDGER}: near_duplicates", f"{MANIFEST} has")
+
+
+def _config(run: Path) -> JSON:
+    return read_document(run / MANIFEST, Manifest).config
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:
@@ -216,21 +278,30 @@ FREE_COUNTS = (
     "quarantine.jsonl",
     "dropped.jsonl",
     "*.jsonl *.id",
-    "ledger.json near_duplicates.expected_candidate_precision",
+    "*.json near_duplicates.expected_candidate_precision",
+    "*.json near_duplicates.compared_pairs_by_similarity",
+    "*.json near_duplicates.partly_compared_documents",
+    "*.json near_duplicates.uncompared_pairs",
+    "*.json source",
 )
+FREE_TEXTS = (*FREE_COUNTS, "*shard-*.jsonl *.text")
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
 MADE_BY_VERBS = Kind(
     {LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,)
 )
 KINDS = {
     **{
-        f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_COUNTS, made=(stages,))
+        f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_TEXTS, made=(stages,))
         for stage in STAGES
     },
     "data-tokenize": MADE_BY_VERBS,
     "data-import": MADE_BY_VERBS,
     "data-merge": MADE_BY_VERBS,  # of earlier versions
-    "data-overlap": Kind({OVERLAP: None}, made=(stages,)),
+    "data-overlap": Kind(
+        {OVERLAP: None},
+        free=(f"{OVERLAP} *.texts", f"{OVERLAP} *.distinct", f"{OVERLAP} source"),
+        made=(stages,),
+    ),
     "data": MADE_BY_VERBS._replace(
         name=lambda config: re.escape(config["name"]),
         settings=lambda config: DataConfig.model_validate(config).identity(),

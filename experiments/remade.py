@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, named_datasets
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    DataCard,
+    Ledger,
+    dataset_digest,
+    named_datasets,
+)
 from mlm_repro.data_pipeline.remade import counted
 from mlm_repro.engine.run.files import SUMMARY, TrainingSummary, validations_in
 from mlm_repro.engine.run.remade import ending, recipe_of
@@ -27,6 +34,7 @@ from mlm_repro.experiments.files import (
     RUNS,
     SCORES,
     LadderResult,
+    LadderScores,
     ReproductionScores,
     read_evaluations,
     read_runs,
@@ -53,7 +61,14 @@ from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.chain import broken_manifest
-from mlm_repro.lineage.digest import MARKER, is_sealed, sealed_files, sha256_file, sha256_json
+from mlm_repro.lineage.digest import (
+    MARKER,
+    by_digest,
+    is_sealed,
+    sealed_files,
+    sha256_file,
+    sha256_json,
+)
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import (
     Absent,
@@ -151,6 +166,7 @@ def _counted_again(
         yield Absent(f"text and tokenizer of {where}")
     if not isinstance(result, ClozeResult) or result.examples:
         return
+    yield Absent(f"the losses behind the perplexity in {where.partition(': ')[2]}.json", ever=False)
     path = run / "examples.jsonl"  # of a reproduction of an earlier version
     about, *shown = (
         [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
@@ -225,6 +241,7 @@ def trainings(run: Path) -> Comparisons:
             done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
             yield from ending(done, validations_in(copy.metrics), model.name)
         if not is_sealed(place):
+            yield Absent(f"the training and the data of {SUMMARY}, {DATASET} and {LEDGER}")
             continue
         training = RunDirectory(place)
         made, again = (
@@ -264,6 +281,8 @@ def study(run: Path) -> Comparisons:
         due[name] = kept_run.manifest and kept_run.manifest["identity"]
         manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
         yield from broken_manifest(name, manifest.to_json())
+        if kept_run.seal is None:
+            yield f"{name} was kept without its seal"
         own = [record for record in records if record.source == name]
         kept_run.check_seal({RECORDS: records_bytes(own)})
         yield from _begun_with(run, manifest, own, kept_run.refused or [])
@@ -321,6 +340,15 @@ def ladder(run: Path) -> Comparisons:
         if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
             yield f"the bits per byte of {text} in {run.name} are not of the losses beside them"
     result, derived = derive(run)
+    lines = (run / EVALUATIONS).read_bytes() if (run / EVALUATIONS).is_file() else b""
+    for line in lines.splitlines():
+        yield from misread(parse_json(line), LadderScores, EVALUATIONS)
+    digest = _manifest(run).parents["dataset"]
+    if data := by_digest(run.parent / digest, digest, dataset_digest):
+        mine, theirs = sealed_files(run)[DATASET], sealed_files(data)[DATASET]
+        yield Remade(f"{run.name}/{DATASET}", mine, theirs, "its dataset has")
+    else:
+        yield Absent(f"the data of {DATASET}")
     yield Remade(LADDER_RESULT, read_document(run / LADDER_RESULT, LadderResult), result)
     yield Remade(RECORDS, read_records(run / RECORDS), derived)
     yield from _kept_trainings(run)
@@ -382,12 +410,17 @@ KINDS = {
         rf"sweeps/{NAME}\.json",
         lambda config: f"{_experiment(config)}-effects",
         settings=_settings(ABLATION, Ablation),
+        free=(f"{RUNS} *.metrics",),
         made=(ablation,),
     ),
     "ladder": Kind(
         {DATASET: DataCard, **dict.fromkeys((PLAN, FORECAST, LADDER_RESULT, RUNS, RECORDS))},
         r"evaluations\.jsonl|report/ladder\.\w+",
         lambda config: "ladder",
+        free=(
+            f"{RUNS} *.metrics",
+            *(f"{LADDER_RESULT} {former}" for former in ("last_words", "found", "exponents")),
+        ),
         made=(ladder,),
     ),
     "reproduction": Kind(
@@ -404,10 +437,12 @@ KINDS = {
             "*evaluations* *checked",
             "*evaluations* *window",
             "*evaluations* *megatron",
+            "*evaluations* *protocol",
             "*examples.jsonl",
             "*timeline",
             "summary.json reason",
             "summary.json commands",
+            "summary.json *.matrix_gflops",
             "records.jsonl *.note",
             "records.jsonl *.source",
         ),

@@ -30,7 +30,7 @@ def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: Run
     done = verify(run.path)
     checkpoints = sorted((run.path / "checkpoints").iterdir())
     compared = (
-        "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics;"
+        "digests of 3 sealed directories; files and keys of a training; datasets; metrics;"
         " checkpoints"
     )
     assert (done.code, done.out.splitlines()) == (
@@ -55,7 +55,8 @@ def test_strictly_what_is_not_here_is_a_failure(run: RunDirectory) -> None:
 def test_without_a_manifest_nothing_is_known_but_a_checkpoint_or_a_page(run: RunDirectory) -> None:
     checkpoint = min((run.path / "checkpoints").iterdir())
     assert (
-        "compared: digests of 1 sealed directories; files of a checkpoint" in verify(checkpoint).out
+        "compared: digests of 1 sealed directories; files and keys of a checkpoint"
+        in verify(checkpoint).out
     )
     (checkpoint / "page.html").write_text("9.3")
     seal(checkpoint)
