@@ -242,6 +242,8 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}
     of_card = {name: amount for name, amount in card.stages.items() if name in stages}
+    names = [stage.name for stage in ledger.stages]
+    yield Remade(f"{LEDGER}: stages", names, [*of_card], f"{DATASET} has")
     said, due = (
         {
             "source": each.source,
@@ -284,7 +286,7 @@ FREE_COUNTS = (
     "*.json near_duplicates.uncompared_pairs",
     "*.json source",
 )
-FREE_TEXTS = (*FREE_COUNTS, "*shard-*.jsonl *.text")
+FREE_TEXTS = (*FREE_COUNTS, "*shard-*.jsonl *.text", "the order of lines in shard-*.jsonl")
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
 MADE_BY_VERBS = Kind(
     {LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,)

@@ -187,6 +187,7 @@ def records(run: Path) -> Comparisons:
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
         yield Remade(SCORES, scores, derived_scores(RunDirectory(run), summary))
+        yield from misread(read_values(run / SCORES), ReproductionScores, SCORES)
     actual = read_records(run / RECORDS)
     if not read_runs(run):
         yield Absent(f"the metrics behind {RECORDS}")
@@ -241,7 +242,7 @@ def trainings(run: Path) -> Comparisons:
             done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
             yield from ending(done, validations_in(copy.metrics), model.name)
         if not is_sealed(place):
-            yield Absent(f"the training and the data of {SUMMARY}, {DATASET} and {LEDGER}")
+            yield Absent(f"the training and the data of {SUMMARY}, {RUNS}, {DATASET} and {LEDGER}")
             continue
         training = RunDirectory(place)
         made, again = (
@@ -287,6 +288,7 @@ def study(run: Path) -> Comparisons:
         kept_run.check_seal({RECORDS: records_bytes(own)})
         yield from _begun_with(run, manifest, own, kept_run.refused or [])
     yield Remade(f"{MANIFEST}: runs", _manifest(run).config["runs"], due, f"{RUNS} gives")
+    yield Remade(f"{RUNS}: order", [*due], sorted(due))
     yield from _numbers_again(run)
 
 
@@ -438,6 +440,8 @@ KINDS = {
             "*evaluations* *window",
             "*evaluations* *megatron",
             "*evaluations* *protocol",
+            "*evaluations* *stride",
+            "the order of an evaluation's examples",
             "*examples.jsonl",
             "*timeline",
             "summary.json reason",

@@ -251,6 +251,7 @@ KINDS = {
             "against.json *.name",
             "against.json *.goal",
             "against.json cases.3.ratios",
+            "against.json cases.*.series.3",
         ),
         made=(against,),
     ),

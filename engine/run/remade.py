@@ -306,6 +306,7 @@ KINDS = {
             "checkpoints/*/probe.json",
             "checkpoints/* *.dim",
             "manifest.json layouts",
+            "a checkpoint before the newest, left out",
         ),
         (datasets, metrics, checkpoints),
     ),

@@ -20,7 +20,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlm_repro.lineage.chain import CHECKPOINTS
+from mlm_repro.lineage.chain import CHECKPOINTS, complete_checkpoints
 from mlm_repro.lineage.digest import MARKER, is_sealed, seal
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.kinds import ALWAYS_FREE
@@ -253,7 +253,7 @@ def _apply_key(edit: Edit, path: Path) -> bool:
             place["mark"] = "mark"
             raw = (mark, f"{json.dumps(last)}: {json.dumps(_scaled(value))}")
         case "look-alike key":
-            if "a" not in str(last):
+            if "a" not in str(last) or not value:  # as good as absent under either name
                 return False
             place[str(last).replace("a", "а", 1)] = place.pop(last)
         case "scale" | "null" | "text" | "endless":
@@ -336,13 +336,23 @@ def said_of(run: Path, others: set[Path]) -> set[str]:
 def is_said_to_be_free(run: Path, edit: Edit, left: list[str]) -> bool:
     """True for a value or the content of a file that, as `mlm-verify run` prints, nothing
     contradicts, or that a sentence on what was not compared names."""
+    if edit.kind == "delete folder" and edit.file in _older_checkpoints(run):
+        return "a checkpoint before the newest, left out" in KINDS[kind_in(run)].free
     if edit.kind in NAMED_ANYWHERE:
         return False
     kind = KINDS[kind_in(run)]
+    if edit.kind == "turn lines" and "shard-" in edit.file:
+        return "the order of lines in shard-*.jsonl" in kind.free
+    if edit.kind == "turn items" and edit.key[-1] == "examples":
+        return "the order of an evaluation's examples" in kind.free
     named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
     if any(Path(edit.file).name in sentence for sentence in left):
         return True
     return any(fnmatch(named, f"{pattern}*") for pattern in (*ALWAYS_FREE, *kind.free))
+
+
+def _older_checkpoints(run: Path) -> list[str]:
+    return [f"{CHECKPOINTS}/{path.name}" for path in complete_checkpoints(run)[:-1]]
 
 
 def survivors(
