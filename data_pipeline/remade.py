@@ -144,14 +144,14 @@ def stages(run: Path) -> Comparisons:
         has = [path.relative_to(run).as_posix() for path in run.rglob("shard-*.jsonl")]
         yield Remade("shards", sorted(has), sorted(named), f"{LEDGER} gives")
     else:
-        found = read_object(run / OVERLAP)
-        said = {**found, "test_sets": [*found["test_sets"]]}
+        overlap = read_object(run / OVERLAP)
+        said = {**overlap, "test_sets": [*overlap["test_sets"]]}
         gives = {
             **_asked(_config(run), OverlapConfig, "overlap"),
-            "source": found.get("source"),
+            "source": overlap.get("source"),
         }
         yield Remade(OVERLAP, said, gives, f"{MANIFEST} has")
-        for name, measured in found["test_sets"].items():
+        for name, measured in overlap["test_sets"].items():
             yield Remade(f"{OVERLAP}: keys of {name}", {*measured}, TEST_SET_KEYS)
             ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
             due = {
@@ -171,11 +171,11 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             stage.name == "decontaminate" and stage.changed
         )  # a document loses tokens, and may become several
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
-            came, kept = getattr(stage, f"{what}_in"), getattr(stage.kept, what)
-            if came is None or kept is None:
-                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, kept)
+            came, left = getattr(stage, f"{what}_in"), getattr(stage.kept, what)
+            if came is None or left is None:
+                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, left)
             else:
-                amount = kept + sum(getattr(dropped, what) for dropped in stage.dropped.values())
+                amount = left + sum(getattr(dropped, what) for dropped in stage.dropped.values())
                 yield Remade(
                     f"{LEDGER}: {what} into {stage.name}",
                     came,

@@ -164,7 +164,7 @@ def kind_of(place: Path) -> str:
 def against(run: Path) -> Comparisons:
     """Compare the curves of two engines with what is said of them."""
     result, config = read_engines(run), read_document(run / MANIFEST, Manifest).config
-    due = {name: config[name] for name in ("title", "setting", "notes")}
+    due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
     read = result.model_dump(mode="json", exclude_unset=True)
     yield Remade(AGAINST, read_object(run / AGAINST), read, "a file of its kind has")
@@ -250,6 +250,7 @@ KINDS = {
             "against.json environment",
             "against.json *.name",
             "against.json *.goal",
+            "against.json *.contender",
             "against.json cases.3.ratios",
             "against.json cases.*.series.3",
         ),
