@@ -301,7 +301,10 @@ KINDS = {
     "data-merge": MADE_BY_VERBS,  # of earlier versions
     "data-overlap": Kind(
         {OVERLAP: None},
-        free=(f"{OVERLAP} *.texts", f"{OVERLAP} *.distinct", f"{OVERLAP} source"),
+        free=(
+            *(f"{OVERLAP} {part}" for part in ("*.texts", "*.distinct", "source")),
+            "the order of documents in overlap.json",
+        ),
         made=(stages,),
     ),
     "data": MADE_BY_VERBS._replace(

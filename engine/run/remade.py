@@ -250,6 +250,12 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
         )
         if is_old and "checksum" not in stated:
             del numbers["checksum"]
+            files = " and ".join(sorted(tensors))
+            yield Absent(
+                f"the last bits in {files} of {checkpoint.name}, of which an earlier version kept"
+                " no checksums",
+                ever=False,
+            )
         yield Remade(f"{where}: {name}", stated, numbers, "its numbers give")
 
 

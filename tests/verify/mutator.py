@@ -56,6 +56,13 @@ NAMED_ANYWHERE = (
 """Edits that no file is free to have."""
 
 
+IN_ANY_ORDER = {
+    "examples": "the order of an evaluation's examples",
+    "documents": "the order of documents in overlap.json",
+}
+"""Lists by key, with the words that `mlm-verify run` prints of their order."""
+
+
 class Edit(NamedTuple):
     """One edit of a file of a run."""
 
@@ -343,8 +350,8 @@ def is_said_to_be_free(run: Path, edit: Edit, left: list[str]) -> bool:
     kind = KINDS[kind_in(run)]
     if edit.kind == "turn lines" and "shard-" in edit.file:
         return "the order of lines in shard-*.jsonl" in kind.free
-    if edit.kind == "turn items" and edit.key[-1] == "examples":
-        return "the order of an evaluation's examples" in kind.free
+    if edit.kind == "turn items" and edit.key[-1] in IN_ANY_ORDER:
+        return IN_ANY_ORDER[edit.key[-1]] in kind.free
     named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
     if any(Path(edit.file).name in sentence for sentence in left):
         return True
