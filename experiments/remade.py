@@ -441,6 +441,7 @@ KINDS = {
             "*evaluations* *megatron",
             "*evaluations* *protocol",
             "*evaluations* *stride",
+            "*evaluations* *note",
             "the order of an evaluation's examples",
             "*examples.jsonl",
             "*timeline",
