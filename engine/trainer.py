@@ -29,6 +29,7 @@ from mlm_repro.engine.optim.precision import LossScaler
 from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.run.files import (
+    METRICS,
     SUMMARY,
     Memory,
     Step,
@@ -39,6 +40,7 @@ from mlm_repro.engine.run.files import (
 from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import NotFinite, build_step
+from mlm_repro.lineage.atomic import sync
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import write_document
@@ -384,6 +386,9 @@ class Trainer:
             precision=self.config.train.precision,
             computed_on=describe_computation(self.mesh.layout, self.mesh.device),
         )
+        if self.mesh.is_first:
+            # A power cut must not leave a checkpoint whose iterations have lost their metrics.
+            sync(self.directory.path / METRICS)
         self.writer.begin(
             self.directory.path, self.config, self.state, self.dataset.tokenizer, probe
         )

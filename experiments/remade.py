@@ -8,7 +8,13 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, named_datasets
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    DataCard,
+    Ledger,
+    named_datasets,
+)
 from mlm_repro.data_pipeline.remade import counted
 from mlm_repro.engine.run.files import SUMMARY, TrainingSummary, validations_in
 from mlm_repro.engine.run.remade import ending, recipe_of
@@ -47,7 +53,13 @@ from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.chain import broken_manifest
-from mlm_repro.lineage.digest import MARKER, is_sealed, sealed_files, sha256_file, sha256_json
+from mlm_repro.lineage.digest import (
+    MARKER,
+    is_sealed,
+    sealed_files,
+    sha256_file,
+    sha256_json,
+)
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import (
     Absent,
@@ -151,6 +163,7 @@ def _counted_again(
         yield Absent(f"text and tokenizer of {where}")
     if not isinstance(result, ClozeResult) or result.examples:
         return
+    yield Absent(f"the losses behind the perplexity in {where.partition(': ')[2]}.json", ever=False)
     path = run / "examples.jsonl"  # of a reproduction of an earlier version
     about, *shown = (
         [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
@@ -173,6 +186,7 @@ def records(run: Path) -> Comparisons:
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
         yield Remade(SCORES, scores, derived_scores(RunDirectory(run), summary))
+        yield from misread(read_values(run / SCORES), ReproductionScores, SCORES)
     actual = read_records(run / RECORDS)
     if not read_runs(run):
         yield Absent(f"the metrics behind {RECORDS}")
@@ -230,6 +244,7 @@ def trainings(run: Path) -> Comparisons:
             done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
             yield from ending(done, validations_in(copy.metrics), model.name)
         if not is_sealed(place):
+            yield Absent(f"the training and the data of {SUMMARY}, {RUNS}, {DATASET} and {LEDGER}")
             continue
         training = RunDirectory(place)
         made = reproduced_model(read_run_config(model_file(model.series)), training)
@@ -268,10 +283,13 @@ def study(run: Path) -> Comparisons:
         due[name] = kept_run.manifest and kept_run.manifest["identity"]
         manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
         yield from broken_manifest(name, manifest.to_json())
+        if kept_run.seal is None:
+            yield f"{name} was kept without its seal"
         own = [record for record in records if record.source == name]
         kept_run.check_seal({RECORDS: records_bytes(own)})
         yield from _begun_with(run, manifest, own, kept_run.refused or [])
     yield Remade(f"{MANIFEST}: runs", _manifest(run).config["runs"], due, f"{RUNS} gives")
+    yield Remade(f"{RUNS}: order", [*due], sorted(due))
     yield from _numbers_again(run)
 
 
@@ -375,6 +393,7 @@ KINDS = {
         rf"sweeps/{NAME}\.json",
         lambda config: f"{_experiment(config)}-effects",
         settings=_settings(ABLATION, Ablation),
+        free=(f"{RUNS} *.metrics",),
         made=(ablation,),
     ),
     "reproduction": Kind(
@@ -391,10 +410,15 @@ KINDS = {
             "*evaluations* *checked",
             "*evaluations* *window",
             "*evaluations* *megatron",
+            "*evaluations* *protocol",
+            "*evaluations* *stride",
+            "*evaluations* *note",
+            "the order of an evaluation's examples",
             "*examples.jsonl",
             "*timeline",
             "summary.json reason",
             "summary.json commands",
+            "summary.json *.matrix_gflops",
             "records.jsonl *.note",
             "records.jsonl *.source",
         ),

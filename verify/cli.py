@@ -304,8 +304,8 @@ def layouts(
             f"{program!r} is not {', '.join(SUBJECTS)}, or a function to build a program,"
             " PATH.py:build"
         )
-    if ":" in program and not Path(program.rpartition(":")[0]).is_file():
-        raise BadInput(f"{program.rpartition(':')[0]} does not exist")
+    if (file := program.rpartition(":")[0]) and not Path(file).is_file():
+        raise BadInput(f"{file} does not exist")
     if spec and program != "megatron-core":
         raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
     from mlm_repro.engine.launch.mesh import RankLost

@@ -2,6 +2,7 @@
 lost by a kill."""
 
 import errno
+import json
 import os
 import signal
 import threading
@@ -102,6 +103,36 @@ def test_one_is_complete_before_the_next_begins(
     monkeypatch.setattr(checkpoint.CheckpointWriter, "begin", begin_and_note)
     train(small_config(dataset, **SHORT), tmp_path)
     assert before == [(10, 0), (20, 1), (30, 2), (40, 3)]
+
+
+def test_the_metrics_of_a_checkpoint_outlive_a_power_cut_that_it_outlives(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file held when it was last synced is what a power cut leaves of it."""
+    fsync, replace = os.fsync, os.replace
+    synced, iterations = [""], dict[str, list[int]]()
+
+    def fsync_and_note(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if "metrics.jsonl" in path.name:
+            synced.append(path.read_text())
+
+    def replace_and_note(source: Path, target: Path) -> None:
+        if Path(target).name.startswith("iter_"):
+            lines = [json.loads(line) for line in synced[-1].splitlines()]
+            iterations[Path(target).name] = [
+                line["iteration"] for line in lines if line["kind"] == "train"
+            ]
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync_and_note)
+    monkeypatch.setattr(os, "replace", replace_and_note)
+    train(small_config(dataset, **SHORT), tmp_path)
+    assert [*iterations] == [f"iter_{number:07}" for number in (10, 20, 30, 40)]
+    for name, there in iterations.items():
+        wanted = int(name.removeprefix("iter_"))
+        assert there[:wanted] == [*range(1, wanted + 1)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -552,7 +552,7 @@ def kind_in(run: Path) -> str:
 
 
 EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "unknown kind": (as_a_forger_would(put(kind="work")), "of the unknown kind 'work'"),
+    "unknown kind": (as_a_forger_would(put(kind="work")), "of no kind that is known: "),
     "no identity's sections": (
         as_a_forger_would(lambda it: it.pop("outside_identity")),
         "'outside_identity' is missing",
@@ -683,6 +683,24 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "runs.jsonl",
         put(1, refused=[]),
         "its not_run.json is not the one that was sealed",
+    ),
+    (
+        "experiments",
+        "runs.jsonl",
+        lambda lines: lines[0].pop("seal"),
+        " was kept without its seal",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        put("cases", 3, "ratios", 0, less_is_better="true"),
+        "less_is_better is true; a file of its kind has True",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        put("cases", 3, "ratios", 0, value=1.5, goal=2.0),
+        "number of disagreements is 0; ",
     ),
 ]
 
