@@ -216,7 +216,8 @@ def errata_exhibit(claims: Claims) -> Exhibit:
     """Return an exhibit with a row for each contradiction inside a document: what it prints, what
     follows, and our number."""
     rows = []
-    for erratum in (errata := read_errata().errata):
+    errata = read_errata().errata
+    for erratum in errata:
         own = {
             f"{verdict.claim.id}: {show(verdict.record.value)}": None
             for verdict in claims
