@@ -29,16 +29,15 @@ def write_page(dataset: Path, out: Path) -> None:
         raise BadInput(f"{out} is there already: name a new folder")
     if not (dataset / DATASET).is_file():
         raise BadInput(f"{dataset} is no dataset of `mlm-data run`, so it has no page")
-    ledger, card = (
-        read_document(dataset / LEDGER, Ledger),
-        read_document(dataset / DATASET, DataCard),
-    )
+    ledger = read_document(dataset / LEDGER, Ledger)
+    card = read_document(dataset / DATASET, DataCard)
     prefixes = {name: split_prefixes(dataset, name) for name in card.splits}
     parts = list(chain(*prefixes.values()))
     sizes = chain.from_iterable(TokenFile(part).sizes.tolist() for part in parts)
     texts = chain.from_iterable(written_documents(texts_of(part)) for part in parts)
     scored = islice(texts, SCORED if "language" in card.settings else 0)
-    duplicates, survivors = dataset / DUPLICATES, Counter[str]()
+    duplicates = dataset / DUPLICATES
+    survivors = Counter[str]()
     if duplicates.is_file():
         with duplicates.open("rb") as lines:
             survivors.update(parse_json(line)["survivor"] for line in lines)

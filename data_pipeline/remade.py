@@ -180,7 +180,8 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
         # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed
         for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
-            came, left = getattr(stage, f"{what}_in"), getattr(stage.kept, what)
+            came = getattr(stage, f"{what}_in")
+            left = getattr(stage.kept, what)
             if came is None or left is None:
                 yield Remade(f"{LEDGER}: {what} into {stage.name}", came, left)
             else:

@@ -233,7 +233,8 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED, MOST_OFFERED
 
     (fewer, _, few), (many, _, counted) = rehearsed.took
-    offers, pairs = OFFER_SECONDS * counted["offered"], counted["compared"]
+    offers = OFFER_SECONDS * counted["offered"]
+    pairs = counted["compared"]
     full = min(times, max(1.0, MOST_OFFERED / max(1, counted["largest"])))
     more = (offers + COMPARISON_SECONDS * counted["unlike"]) * (full * (2 * times - full) - times)
     power = math.log((1 + pairs) / (1 + few["compared"])) / math.log(max(2.0, many / fewer))

@@ -106,13 +106,11 @@ def activation_bytes_per_layer(
     recomputation drops the last term. Full recomputation keeps only the layer's input, 2sbh.
     Sequence parallelism divides the first term by t too.
     """
-    s, b, h, a, t = (
-        model.seq_length,
-        microbatch_size,
-        model.hidden_size,
-        model.num_heads,
-        parallel.tp,
-    )
+    s = model.seq_length
+    b = microbatch_size
+    h = model.hidden_size
+    a = model.num_heads
+    t = parallel.tp
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
         return 2 * s * b * h * rest / parallel.recompute_layers

@@ -155,7 +155,8 @@ class Trainer:
 
         Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it.
         """
-        train, first = self.config.train, self.state.iteration
+        train = self.config.train
+        first = self.state.iteration
         # Earlier sessions count, because the summary states the time of the whole training.
         begun = time.monotonic() - self.state.seconds
         progress = Progress(

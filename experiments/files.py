@@ -177,7 +177,8 @@ class RateSweep(FileSchema):
     def lowest_rate(self) -> float | None:
         """Return the rate at the lowest smoothed loss before divergence; None if the loss never
         fell below its start."""
-        average, smoothed = 0.0, list[float]()
+        average = 0.0
+        smoothed = list[float]()
         for count, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
             smoothed.append(average / (1 - SMOOTHING**count))  # without the bias of the start
@@ -203,7 +204,10 @@ class Comparison(FileSchema):
     def sentence(self, names: Sequence[str]) -> str:
         """Return the difference in words, without a full stop. Mentions it if the interval contains
         zero."""
-        least, size, most, how = -self.high, -self.difference, -self.low, "fewer"
+        least = -self.high
+        size = -self.difference
+        most = -self.low
+        how = "fewer"
         if self.difference > 0:
             least = self.low
             size = self.difference

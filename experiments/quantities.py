@@ -140,7 +140,8 @@ def _state_gigabytes(row: Row, first: Row) -> float:
     ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
     parameters.
     """
-    stage, ranks = int(row["stage"]), int(row["gpus"])
+    stage = int(row["stage"])
+    ranks = int(row["gpus"])
     element = MEGATRON_BYTES
     parts = ((element.weight, 3), (element.gradient, 2), (element.moments + element.master, 1))
     return (

@@ -79,7 +79,8 @@ def compared(
     ):
         error = math.hypot(error, of_seeds)
         times = float(stdtrit(freedom * (error / of_seeds) ** 4, 0.95))
-    difference, reach = float(np.mean(differences)), times * error * bits
+    difference = float(np.mean(differences))
+    reach = times * error * bits
     return Comparison(
         text=text,
         smaller=smaller,
@@ -106,7 +107,8 @@ def found(
 
     `about` holds the fields of the record that name its experiment, run and kind.
     """
-    count, mean = len(differences), float(np.mean(differences))
+    count = len(differences)
+    mean = float(np.mean(differences))
     reach = paired_reach(differences, level)
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
     outcome = outcome_of(effect, low, high)
@@ -175,7 +177,9 @@ def order_verdict(
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
-    checks, phrases, seeds = [], list[str](), set[int]()
+    checks = []
+    phrases = list[str]()
+    seeds = set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
         seeds |= {seed for of in ends.values() for seed in of}

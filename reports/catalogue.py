@@ -30,7 +30,8 @@ class ExperimentNumbers:
     @cached_property
     def every(self) -> list[Record]:
         """Return the published numbers as records, then the records of numbers made here."""
-        name, claims = self.experiment.name, self.experiment.claims
+        name = self.experiment.name
+        claims = self.experiment.claims
         return [
             *(c.record(name, "" if c.x is None else self.x_name) for c in claims),
             *self.records,
@@ -61,7 +62,8 @@ class ExperimentNumbers:
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     """Return the published table or figure, with simulated, computed and measured numbers over
     it."""
-    experiment, quantity = numbers.experiment, _drawn(numbers)
+    experiment = numbers.experiment
+    quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
     if experiment.ablation:
         command = f"mlm-experiment ablate {experiment.name} --dataset DATASET"
@@ -151,7 +153,8 @@ def _text(record: Record) -> str:
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
     """Return sentences on the number of runs behind each measured, counted and scaled point."""
-    sentences, counts = list[str](), defaultdict[str, set[int]](set)
+    sentences = list[str]()
+    counts = defaultdict[str, set[int]](set)
     for layer in layers:
         counts[layer.kind] |= {point.count for point in layer.points}
     for kind in ("measured", "counted", "scaled"):

@@ -178,10 +178,8 @@ def paper_parts(
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title, anchor = (
-                experiments[name].title if name else "Claims without an experiment",
-                name.replace("/", "-"),
-            )
+            title = experiments[name].title if name else "Claims without an experiment"
+            anchor = name.replace("/", "-")
             # Some have questions of our own alone.
             exhibit = drawn[name] if homes.get(name) == paper else None
             parts.append(

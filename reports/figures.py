@@ -181,10 +181,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        x_values, values = (
-            [point.x for point in layer.points],
-            [point.value for point in layer.points],
-        )
+        x_values = [point.x for point in layer.points]
+        values = [point.value for point in layer.points]
         axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
         ranges = [
             (point.x, point.value, point.low, point.high)

@@ -209,7 +209,8 @@ def _drawn(
     """Return each experiment's exhibit, by the experiment's name, with the numbers that were run
     and computed. An exhibit that has the name of a reproduction's is renamed NAME-runs. An
     experiment that a reproduction answers is left out if it has no numbers."""
-    by_experiment, drawn = claims.by("experiment"), {}
+    by_experiment = claims.by("experiment")
+    drawn = {}
     for name, experiment in experiments.items():
         if experiment.reproduction:
             continue

@@ -121,17 +121,16 @@ def evaluations_exhibit(
 ) -> Exhibit:
     """Return tables of results by protocol, with the models in this order and under their
     labels."""
-    data, shown = (
-        tables.evaluations_data(evaluations),
-        tables.evaluations_tables(evaluations, order, labels or {}),
-    )
+    data = tables.evaluations_data(evaluations)
+    shown = tables.evaluations_tables(evaluations, order, labels or {})
     return Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
     """Return the table of documents that each stage kept, and of reasons for dropping the
     others."""
-    data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
+    data = tables.ledger_data(ledger)
+    shown = [tables.attrition_table(ledger)]
     return Exhibit(
         "data-ledger", "What each stage kept and dropped", (), data, command, tables=shown
     )

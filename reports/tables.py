@@ -296,7 +296,8 @@ def with_error(value: float | None, error: float | None) -> str:
 
 def cells_of(result: Result) -> tuple[str, ...]:
     """Return a result's cells for the columns CONVENTIONS, or LAST_WORD for a last-word test."""
-    first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
+    first = with_error(result.perplexity, result.spread)
+    error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):
         words = (
             result.subword_perplexity,

@@ -168,7 +168,8 @@ def kind_of(place: Path) -> str:
 def against(run: Path) -> Comparisons:
     """Compare the curves of two engines with the tolerances, shares and disagreements stated about
     them."""
-    result, config = read_engines(run), read_document(run / MANIFEST, Manifest).config
+    result = read_engines(run)
+    config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
     read = result.model_dump(mode="json", exclude_unset=True)

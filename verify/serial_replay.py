@@ -71,7 +71,8 @@ class RecordedRun:
         for validation in validations_in(lines):
             self.validations[validation.iteration].append(validation)
         self.checkpoints = {iteration_of(path): path for path in complete_checkpoints(self.path)}
-        self.begin, seam = Start(), self.config.train.continues
+        self.begin = Start()
+        seam = self.config.train.continues
         if origin := self.run.origin:
             place = resolve_checkpoint(origin.place)
             self.begin = Start(seam.iteration if seam else 0, place, origin.digest, bool(seam))
@@ -144,7 +145,8 @@ class SerialReplay(Trainer, Guard):
             RunDirectory(recorded.path),
             serial_mesh(local_device()),
         )
-        self.recorded, self.guards = recorded, [self]
+        self.recorded = recorded
+        self.guards = [self]
         optimizer = self.step.optimizer
         if start.place:
             own = start.place, start.digest, self.model.parameters, optimizer

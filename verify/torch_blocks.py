@@ -28,7 +28,12 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify.parity import SERIAL, ParityLayout
 from mlm_repro.verify.programs import EXACT, HeldTraining, Program, whole_of
 
-HIDDEN, HEAD, WORDS, LENGTH, ROWS, LAYERS = 32, 8, 64, 12, 8, 4
+HIDDEN = 32
+HEAD = 8
+WORDS = 64
+LENGTH = 12
+ROWS = 8
+LAYERS = 4
 CLIP = 0.1
 """Largest norm of the gradient."""
 ROUNDINGS = 8

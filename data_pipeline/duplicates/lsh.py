@@ -84,7 +84,9 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 @compiled
 def agreement(left: Words, right: Words) -> int:
     """Number of equal bytes of two sketches, padding included."""
-    mine, theirs, count = left.view(np.uint8), right.view(np.uint8), 0
+    mine = left.view(np.uint8)
+    theirs = right.view(np.uint8)
+    count = 0
     for place in range(mine.shape[0]):
         count += mine[place] == theirs[place]
     return count

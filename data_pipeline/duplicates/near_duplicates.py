@@ -257,7 +257,10 @@ def _candidates(
 ) -> tuple[Forest, int, int]:
     """Places of candidates, their disagreement above PLACE_BITS; how often a full bucket did not
     offer one; and how often one was offered."""
-    count, left, every, own = 0, 0, 0, sketches[members[place]]
+    count = 0
+    left = 0
+    every = 0
+    own = sketches[members[place]]
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
         if start < 0:
@@ -338,9 +341,14 @@ def resolve(
         return whole[:-1] if is_published else whole
 
     texts = ShingledTexts(text, config.shingle_characters)
-    compared, partly, uncompared = np.zeros(HISTOGRAM_BINS, np.int64), np.zeros(size, np.bool_), 0
-    best, forest, every = np.zeros(size), np.arange(size if is_published else 0), 0
-    decisions, dropped = np.empty(size, DECISION), 0
+    compared = np.zeros(HISTOGRAM_BINS, np.int64)
+    partly = np.zeros(size, np.bool_)
+    uncompared = 0
+    best = np.zeros(size)
+    forest = np.arange(size if is_published else 0)
+    every = 0
+    decisions = np.empty(size, DECISION)
+    dropped = 0
     for place, document in enumerate(members.tolist()):
         others, left, offered = held.candidates(place) if document >= held_before else ([], 0, 0)
         every += offered

@@ -61,15 +61,20 @@ def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> N
     similar = np.empty(spans.shape[0])
     for number in range(spans.shape[0]):
         theirs = keys[spans[number, 0] : spans[number, 1]]
-        shared, place, other = 0, 0, 0
-        last, other_last = own.shape[0] - 1, theirs.shape[0] - 1
+        shared = 0
+        place = 0
+        other = 0
+        last = own.shape[0] - 1
+        other_last = theirs.shape[0] - 1
         while place <= last and other <= other_last:
-            left, right = own[place], theirs[other]
+            left = own[place]
+            right = theirs[other]
             shared += left == right
             place += left <= right
             other += right <= left
             if place < last and other < other_last:
-                left, right = own[last], theirs[other_last]
+                left = own[last]
+                right = theirs[other_last]
                 shared += left == right
                 last -= left >= right
                 other_last -= right >= left
@@ -86,8 +91,11 @@ class ShingledTexts:
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
     ) -> None:
-        self._text_of, self._characters = text_of, characters
-        self._keys, self._spans, self._end = np.empty(most, np.uint64), dict[int, Span](), 0
+        self._text_of = text_of
+        self._characters = characters
+        self._keys = np.empty(most, np.uint64)
+        self._spans = dict[int, Span]()
+        self._end = 0
 
     def similarities(
         self, number: int, others: Sequence[int], enough: float
@@ -95,7 +103,8 @@ class ShingledTexts:
         """Return the Jaccard similarity of a text to each of `others`, up to and with the first
         that is at least `enough`."""
         ((start, end),) = [*self._find([number])][-1]
-        own, similar = self._keys[start:end].copy(), []
+        own = self._keys[start:end].copy()
+        similar = []
         for some in self._find(others):
             similar.append(compare(own, self._keys, np.array(some), enough))
             if similar[-1][-1] >= enough:
@@ -111,10 +120,13 @@ class ShingledTexts:
                 if self._end + len(keys) > len(self._keys):
                     if some:
                         yield some
-                    self._spans, self._end, some = {}, 0, []
+                    self._spans = {}
+                    self._end = 0
+                    some = []
                     if len(keys) > len(self._keys):
                         self._keys = np.empty(len(keys), np.uint64)
-                start, self._end = self._end, self._end + len(keys)
+                start = self._end
+                self._end = self._end + len(keys)
                 self._keys[start : self._end] = keys
                 self._spans[number] = start, self._end
             some.append(self._spans[number])

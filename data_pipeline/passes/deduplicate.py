@@ -52,33 +52,18 @@ ROWS_AT_ONCE = 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document and an earlier one with the same text, by their numbers in the corpus."""
-(
-    COPIES,
-    FIRSTS,
-    STARTS,
-    BAND,
-    SKETCHES,
-    DISTINCT,
-    FOREST,
-    PARTLY,
-    MEMBERS,
-    COMPONENTS,
-    DECISIONS,
-    COMPARED,
-) = (
-    "copies.npy",
-    "firsts.npy",
-    "starts.npy",
-    "band-{:04d}.bin",
-    "sketches.bin",
-    "distinct.bin",
-    "forest.npy",
-    "partly.npy",
-    "members.npy",
-    "components.npy",
-    "decisions.npy",
-    "compared.npy",
-)
+COPIES = "copies.npy"
+FIRSTS = "firsts.npy"
+STARTS = "starts.npy"
+BAND = "band-{:04d}.bin"
+SKETCHES = "sketches.bin"
+DISTINCT = "distinct.bin"
+FOREST = "forest.npy"
+PARTLY = "partly.npy"
+MEMBERS = "members.npy"
+COMPONENTS = "components.npy"
+DECISIONS = "decisions.npy"
+COMPARED = "compared.npy"
 
 
 class Corpus:
@@ -249,8 +234,10 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     config = DeduplicateConfig(**settings["config"])
     folder = inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
-    forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
-    counts, largest = np.zeros(2, np.int64), 0
+    forest = np.arange(settings["documents"])
+    partly = np.zeros(settings["documents"], np.bool_)
+    counts = np.zeros(2, np.int64)
+    largest = 0
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
         largest = max(largest, int(np.diff(starts).max(initial=0)))

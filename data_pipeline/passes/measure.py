@@ -33,14 +33,12 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
-NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
-    "numbers.npy",
-    "sizes.npy",
-    "tokens.bin",
-    "fingerprints.bin",
-    "digests.bin",
-    "matches.jsonl",
-)
+NUMBERS = "numbers.npy"
+SIZES = "sizes.npy"
+TOKENS = "tokens.bin"
+FINGERPRINTS = "fingerprints.bin"
+DIGESTS = "digests.bin"
+MATCHES = "matches.jsonl"
 BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
 """Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
 cache; and the characters that a document counts for at least, so that empty documents do not fill

@@ -75,7 +75,12 @@ def survey(
     digest = hashlib.sha256()
     newlines = [0]
     kind = compression(path) if is_of_lines else ""
-    cuts, frame, content, lines, is_inside, is_whole = [Cut(0, 0, 0, False)], 0, 0, 0, False, False
+    cuts = [Cut(0, 0, 0, False)]
+    frame = 0
+    content = 0
+    lines = 0
+    is_inside = False
+    is_whole = False
     with path.open("rb") as file:
 
         def chunks(size: int) -> Iterator[bytes]:

@@ -19,7 +19,8 @@ NOTICE = re.compile(
     "javascript|terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies",
     re.IGNORECASE,
 )
-MIN_WORDS, MIN_SENTENCES = 5, 3
+MIN_WORDS = 5
+MIN_SENTENCES = 3
 PAGE = (
     "The mill stands by the river.\nIts wheel has not turned for years! Who will mend it now?"
     '\n"We may," the miller said, "in spring."'

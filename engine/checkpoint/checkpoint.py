@@ -153,7 +153,9 @@ class CheckpointWriter:
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
-        self._optimizer, self._mesh, self._streams = optimizer, mesh, streams
+        self._optimizer = optimizer
+        self._mesh = mesh
+        self._streams = streams
         # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its
         # own part. The tied embedding's copy is left out, or two files would hold one tensor and
         # might disagree.
@@ -486,7 +488,8 @@ def load_checkpoint(
     saved ones; parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
-    weights, moments = Loaded(), Loaded()
+    weights = Loaded()
+    moments = Loaded()
     is_checked = statistics.has_checksums(path)
     _check_files(
         path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors"))

@@ -162,10 +162,8 @@ def doubts_of(
         trained = arms[arm.name]
         rate = forecast.rates[arm.name]
         grid = arm.rates or ablation.rates
-        lost, loss = (
-            sum(training.is_diverged for training in trained),
-            float(np.mean([training.final for training in trained])),
-        )
+        lost = sum(training.is_diverged for training in trained)
+        loss = float(np.mean([training.final for training in trained]))
         bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
         if lost:
             doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")

@@ -172,10 +172,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
                 raise StepFailed(f"training of {config.name}", code)
             directory = _directory_of(config, runs)
             keep(directory, folder)
-            loss, passed = (
-                read_validations(directory)[-1].loss,
-                format_duration(time.monotonic() - start),
-            )
+            loss = read_validations(directory)[-1].loss
+            passed = format_duration(time.monotonic() - start)
             print(
                 f"{directory.name}: validation loss {loss:.3f}"
                 f" ({done} of {len(waiting)}, {passed})",

@@ -65,10 +65,8 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
     The file is `failed` if another attempt is useless, else `last-failure`; after an interruption
     there is neither. A message that means a failed GPU also leaves `bad-node-NAME`.
     """
-    text, node = (
-        " ".join(str(cause).split()),
-        os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-    )
+    text = " ".join(str(cause).split())
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     is_again = isinstance(cause, HardwareFault) or code not in FINAL
     if FAILED_GPU.search(text):
         write_text(failed.with_name(f"bad-node-{node}"), f"{text}\n")

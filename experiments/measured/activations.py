@@ -190,16 +190,12 @@ def _kept(shape: str) -> list[Line]:
         for (form, tp, divided), value in measured.items()
         if form == "ours"
     }
-    unreduced, tensor, both = (
-        rows["no parallelism"],
-        rows["tensor parallel"],
-        rows[tuple(CONFIGURATIONS)[4]],
-    )
-    scores, full, stage = (
-        unreduced - measured["selective", 1, False],
-        rows["full recomputation"],
-        SHAPES[shape][3],
-    )
+    unreduced = rows["no parallelism"]
+    tensor = rows["tensor parallel"]
+    both = rows[tuple(CONFIGURATIONS)[4]]
+    scores = unreduced - measured["selective", 1, False]
+    full = rows["full recomputation"]
+    stage = SHAPES[shape][3]
     numbers = {
         "score_bytes_per_element": scores,
         "selective_activation_saving_percent": 100 * scores / unreduced,

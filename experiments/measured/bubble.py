@@ -82,7 +82,9 @@ class TimedStage(nn.Module):
 
     def __init__(self, is_first: bool, clock: Clock) -> None:
         super().__init__()
-        self.config, self.is_first, self.clock = CONFIG, is_first, clock
+        self.config = CONFIG
+        self.is_first = is_first
+        self.clock = clock
         # Added to every input, so that autograd runs backward through every stage.
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 

@@ -119,7 +119,8 @@ def run_step(program: str, *arguments: str) -> None:
         print(f"\n$ {words}", flush=True)
     # This environment's command of that name, or the system's.
     own = Path(sys.executable).with_name(program)
-    command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
+    command = [str(own) if own.is_file() else program, *arguments]
+    is_ours = own.is_file()
     stopped: list[int] = []
 
     def leave(number: int) -> None:

@@ -72,7 +72,8 @@ def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
     """Return the seconds of one transformer layer's forward and backward pass, with its
     tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
-    tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
+    tokens = w.b * w.s
+    elements = w.b * w.s * w.h * machine.element_bytes
     linears = (
         matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.h / w.t)

@@ -214,7 +214,8 @@ def format_plan(
 
     A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time.
     """
-    model, first = run.config.model, choices[0]
+    model = run.config.model
+    first = choices[0]
     gpus = first.workload.gpus
     iteration_seconds = first.prediction.seconds
     batch = run.config.train.global_batch_size
