@@ -142,7 +142,7 @@ def stages(run: Path) -> Comparisons:
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
         yield from _banded(run, ledger.near_duplicates)
-        named = list[str]()
+        named = []
         for name, split in ledger.splits.items():
             folder = "" if name == UNSPLIT else f"{name}/"
             count = len(list((run / folder).glob("shard-*.jsonl")))

@@ -178,7 +178,7 @@ class RateSweep(FileSchema):
         """Return the rate at the lowest smoothed loss before divergence; None if the loss never
         fell below its start."""
         average = 0.0
-        smoothed = list[float]()
+        smoothed = []
         for count, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
             smoothed.append(average / (1 - SMOOTHING**count))  # without the bias of the start

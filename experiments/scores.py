@@ -179,7 +179,7 @@ def order_verdict(
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
     checks = []
     phrases = list[str]()
-    seeds = set[int]()
+    seeds = set()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
         seeds |= {seed for of in ends.values() for seed in of}

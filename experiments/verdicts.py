@@ -149,7 +149,7 @@ def load_results(folders: Iterable[Path]) -> Results:
         else:
             check_seal(path)
             parts += parts_of(path)
-    records: list[Record] = []
+    records = []
     findings: dict[str, Finding] = {}
     for path, manifest, own in sorted(
         parts, key=lambda part: str(part.manifest["created"]), reverse=True
@@ -516,7 +516,7 @@ def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """The records at the claim's place, first the one that speaks for it. A twin's x is taken as
     the same share of its training."""
     mine = (claim.series, claim.quantity)
-    at = list[Record]()
+    at = []
     curve = [
         each.x
         for each in experiment.claims

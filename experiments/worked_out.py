@@ -61,8 +61,8 @@ class WorkedOut(NamedTuple):
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate everything that the experiment names."""
-    numbers: list[Worked] = []
-    refused: list[Line] = []
+    numbers = []
+    refused = []
 
     def add(
         line: Line,

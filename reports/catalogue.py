@@ -153,7 +153,7 @@ def _text(record: Record) -> str:
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
     """Return sentences on the number of runs behind each measured, counted and scaled point."""
-    sentences = list[str]()
+    sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
         counts[layer.kind] |= {point.count for point in layer.points}

@@ -116,8 +116,8 @@ def _shares(result: Benchmark) -> list[float]:
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
     """Return a panel of both engines' losses, and one of their nonzero differences with the least
     tolerance of all layouts."""
-    losses = list[Layer]()
-    differences = list[Layer]()
+    losses = []
+    differences = []
     every = [_losses(result) for result in results]
     least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
     for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):

@@ -79,7 +79,7 @@ def _draw(exhibit: Exhibit) -> bytes:
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
     """Return the drawing for the page: colours of its theme, styles as classes, coordinates rounded
     to a tenth of a point."""
-    styles: dict[str, str] = {}
+    styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:
         return re.sub(

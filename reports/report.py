@@ -160,7 +160,7 @@ def assemble(inputs: Inputs) -> Report:
         *(record for record in reproduction.records if record.kind != "published"),
     )
     verdicts = judge(experiments.values(), replace(results, records=records))
-    worked = list[Record]()
+    worked = []
     for experiment in experiments.values():
         worked += [number.record for number in worked_out(experiment).numbers]
     # A run's computed numbers are the same, or an earlier version's.
@@ -170,7 +170,7 @@ def assemble(inputs: Inputs) -> Report:
     beside = [record for record in results.records if _position(record) not in known]
     drawn = _drawn(experiments, claims, (*worked, *beside))
     papers = paper_parts(claims, experiments, drawn, exhibits)
-    sections: dict[str, Exhibit] = {}
+    sections = {}
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for origin in sorted(run_origins, key=lambda origin: origin.manifest.created):
         by_kind[origin.manifest.kind].append(origin.path)

@@ -164,7 +164,7 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 def attrition_table(ledger: Ledger) -> Table:
     """Return a table for readers: for each stage a row of the documents that it kept, and a row for
     each reason for dropping."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for stage in ledger.stages:
         decision = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():

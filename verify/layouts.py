@@ -148,7 +148,7 @@ def check(
     `microbatches`. `loss(model, rows)` is a mean over rows. Raises AssertionError with a line for
     each cause, BadInput for a layout that cannot run.
     """
-    sentences: list[str] = []
+    sentences = []
     for examined in examine(
         run_serial(HeldTraining(build, batch, loss, microbatches), small_work(seed, 3)),
         _layouts(layouts),

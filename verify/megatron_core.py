@@ -249,7 +249,7 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     for the parameters while the package describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
     held = {}
-    by_storage: dict[int, str] = {}
+    by_storage = {}
     for name, parameter in own.items():
         held[name] = parameter.data
         given = named.get(name, parameter).detach()

@@ -161,7 +161,7 @@ def compare_layout(
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
     }
     start = time.monotonic()
-    ranks = list[Computed]()
+    ranks = []
     failure = ""
     lost = False
     try:
@@ -256,7 +256,7 @@ def run_parity(
     )
     # Ranks share the cores.
     torch.set_num_threads(1)
-    wrong: list[str] = []
+    wrong = []
     with with_samples(config, iterations) as work:
         serial = on_ranks(train, Ours, work, SERIAL)
         print(

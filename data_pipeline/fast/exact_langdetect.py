@@ -153,7 +153,7 @@ def _draws() -> Bytes4:
     its two Gaussians.
     """
     generator = random.Random(0)
-    draws: list[int] = []
+    draws = []
     accepted = TRIALS * (Detector.ITERATION_LIMIT + 1) + 4 * TRIALS
     while accepted:
         draws.append(generator.getrandbits(32))

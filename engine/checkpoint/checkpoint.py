@@ -22,7 +22,7 @@ import torch
 from pydantic import Field, NonNegativeInt, field_validator
 
 from mlm_repro.engine.checkpoint import shards, statistics
-from mlm_repro.engine.checkpoint.statistics import NOTHING, Loaded, Numbers
+from mlm_repro.engine.checkpoint.statistics import NOTHING, Loaded
 from mlm_repro.engine.checkpoint.stream_memory import StreamMemory
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.kernels.identity import numerics_identity
@@ -297,7 +297,7 @@ class CheckpointWriter:
     def _write(
         self, path: Path, dtype: torch.dtype, own: dict[str, ShardedParameter]
     ) -> WrittenFile:
-        numbers: dict[str, Numbers] = {}
+        numbers = {}
 
         def measured() -> Iterator[torch.Tensor]:
             for name in sorted(own):  # the order of a file; the index has the model's
@@ -409,7 +409,7 @@ def resume(
     checkpoint fails. Every rank calls it.
     """
     mesh = optimizer.mesh
-    damaged: list[tuple[Path, IntegrityFailure]] = []
+    damaged = []
     for path in reversed(own_checkpoints(run)):
         try:
             state, probe = load_checkpoint(path, parameters, optimizer)

@@ -278,7 +278,7 @@ def read_huggingface(
     is_gpt2 = kind == "gpt2"
     tokenizer = None
     sources = list[Path]()
-    companion_files = dict[str, Path]()
+    companion_files = {}
     if is_gpt2:
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
@@ -353,7 +353,7 @@ def read_weights(
 
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     single = directory / WEIGHTS
     index = directory / INDEX
     file_of = None if single.is_file() else _read_index(index)

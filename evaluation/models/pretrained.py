@@ -232,7 +232,7 @@ class PretrainedModel(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         """Return the output layer's inputs if `cuts`, else None, and the model's logits, which
         `cuts` makes empty."""
-        states: list[Tensor] = []
+        states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             states.append(given[0])

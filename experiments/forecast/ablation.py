@@ -127,7 +127,7 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     seeds = seeds_of(folder / FORECAST, ablation.seeds)
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(f"{FORECAST} of {folder.name} has other rates than its search gives")
-    arms: dict[str, list[Trained]] = {}
+    arms = {}
     for arm in ablation.arms:
         configs = [
             ablation_config(name, ablation, arm, seed, forecast.rates[arm.name]) for seed in seeds

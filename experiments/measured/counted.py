@@ -38,7 +38,7 @@ def built_parameters(config: ModelConfig, part: str = "") -> int:
 def measure_built(experiment: Experiment) -> list[Line]:
     """Count the parameters of every model that the experiment counts, and of its layers alone, in
     billions."""
-    numbers: list[Line] = []
+    numbers = []
     for part in experiment.parts:
         rows = workload_rows(part.workloads)
         is_bert = "bert_parameters" in part.computed

@@ -121,7 +121,7 @@ def run_step(program: str, *arguments: str) -> None:
     own = Path(sys.executable).with_name(program)
     command = [str(own) if own.is_file() else program, *arguments]
     is_ours = own.is_file()
-    stopped: list[int] = []
+    stopped = []
 
     def leave(number: int) -> None:
         stopped.append(number)
