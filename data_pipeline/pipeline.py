@@ -239,7 +239,7 @@ class Pipeline:
             "test_sets": [],
             "tokenizer": None,
         }
-        jobs: list[Job] = [
+        jobs = [
             (settings if number >= self.compared else alone, (prepared.task(number), *shared))
             for number in range(len(prepared.counts))
         ]
@@ -275,7 +275,7 @@ class Pipeline:
             "tokenizer": tokenizer.digest if tokenizer else None,
         }
         shared = (*decided, *((tokenizer.input,) if tokenizer else ()))
-        jobs: list[Job] = [
+        jobs = [
             (
                 {**fixed, "start": starts[n], "count": counts[n], "is_written": n >= self.compared},
                 (prepared.task(n), measured.task(n), *shared),

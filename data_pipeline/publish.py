@@ -68,7 +68,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
             pipeline.finished[name].input for name in ("decisions", "prepare", "measure")
         )
         number = max(1, pipeline.finished["decisions"].counts[0]["documents"])
-        rows: list[Job] = [
+        rows = [
             ({"first": first, "last": first + NAMED}, inputs) for first in range(0, number, NAMED)
         ]
         pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")

@@ -39,7 +39,7 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     scored = np.array([block.nll for block in blocks])
     weights = block_weights(blocks, result.normaliser, result.num_windows)
     size = nll / math.log(2) / share
-    given: dict[str, float] = {
+    given = {
         "num_scored_tokens": sum(block.num_scored for block in blocks),
         "loss_per_token": math.fsum(scored) / result.num_scored_tokens,
         "normaliser": result.num_original_tokens

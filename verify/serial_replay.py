@@ -169,7 +169,7 @@ class SerialReplay(Trainer, Guard):
     def numbers(self, iteration: int) -> Numbers:
         """Train a recorded iteration, or nothing for iteration 0, and return its numbers, with the
         validations after it."""
-        numbers: Numbers = {}
+        numbers = {}
         if now := self.recorded.steps.get(iteration):
             train = self.recorded.config.train
             overflows = now.gradient_norm is None
@@ -330,7 +330,7 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
     if model.dropout:
         first = tuple(range(train.microbatch_size))
         each = batch // dp
-        reuses: dict[str, Callable[[Dropout], Dropout]] = {
+        reuses = {
             "iteration": lambda dropout: replace(dropout, iteration=0),
             "microbatch": lambda dropout: replace(dropout, samples=first),
             "layer": lambda dropout: OneLayer(**vars(dropout)),

@@ -99,7 +99,7 @@ def fetch_published(out: Path) -> Iterator[Path]:
     Raises DataMissing at the end, with the first file that could not be found or downloaded.
     """
     written = []
-    missing: DataMissing | None = None
+    missing = None
     for file in (*TEST_SETS.values(), *GPT2_FILES):
         path = out / file.place
         if not path.is_file():

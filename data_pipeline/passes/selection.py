@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate
 from mlm_repro.data_pipeline.contamination.words import Ngrams
-from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
+from mlm_repro.data_pipeline.document import Drop, size_bytes
 from mlm_repro.data_pipeline.files import StageAttrition
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS
 from mlm_repro.data_pipeline.passes.dropped import drop
@@ -96,7 +96,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     ):
         for number in np.flatnonzero(~gone):
             size, tokens = map(int, sizes[number])
-            remains: list[Document] | Drop | None = None
+            remains = None
             if number in matched:
                 document = documents[int(numbers[number])]
                 margins = (

@@ -223,7 +223,7 @@ def _read_part(
     own = parameter.dim
     # Only the rows that this rank needs are read from each file, so no rank ever holds a whole
     # tensor of another layout.
-    cut: list[slice] = [slice(size) for size in parameter.global_shape]
+    cut = [slice(size) for size in parameter.global_shape]
     if own is not None:
         begin = parameter.axis.rank * parameter.local.shape[own]
         cut[own] = slice(begin, begin + parameter.local.shape[own])

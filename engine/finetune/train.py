@@ -271,7 +271,7 @@ class FineTuner:
         """Return each example's scores: one tensor of its classes or options, or for spans one
         tensor [s, 2] per window."""
         self.model.eval()
-        scored: Scores = []
+        scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
             for start in range(0, len(examples), self.recipe.batch_size):
                 batch = examples[start : start + self.recipe.batch_size]

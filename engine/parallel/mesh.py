@@ -249,7 +249,7 @@ class ParallelMesh:
         one rank's failure is raised on all."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
-        failure: Exception | None = None
+        failure = None
         try:
             yield
         # Only failures that a user can mend are shared. A fault of the program keeps its own

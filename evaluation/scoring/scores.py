@@ -377,7 +377,7 @@ def plan_batches(
     order = sorted(
         range(len(requests)), key=lambda i: (-len(requests[i].tokens), -requests[i].num_scored)
     )
-    batches: Batches = []
+    batches = []
     while order:
         width = len(requests[order[0]].tokens) - 1
         batch = order[: rows(width)]

@@ -85,7 +85,7 @@ def _windows(
             " its first sub-word"
         )
         return whole_windows(count, c, c // 2 + 1), f"{sentence} (llama.cpp)"
-    cut: list[Window] = []  # a document's first token is no target
+    cut = []  # a document's first token is no target
     for window in sliding_windows(count, c, c):
         bounds = [
             window.first_scored,
