@@ -260,16 +260,6 @@ class DatasetFile(FileSchema):
     sha256: str
 
 
-class PackageText(FileSchema):
-    """How much of a dataset is documentation of one installed package."""
-
-    version: str
-    documents: int
-    bytes: int
-    sha256: str
-    """Digest of ids and texts, in order of id."""
-
-
 class DataCard(FileSchema, frozen=False):
     """dataset.json: the content of a dataset and how it was made.
 
@@ -292,9 +282,9 @@ class DataCard(FileSchema, frozen=False):
     settings: dict[str, JSON] = Field(default_factory=dict)
     language: dict[str, str | int] = Field(default_factory=dict)
     near_duplicates: NearDuplicates | None = None
-    packages: dict[str, PackageText] = Field(default_factory=dict)
-    """Documentation of each installed package, Python among them, that remains in the dataset if
-    `installed-docs` is a source."""
+    packages: JSON = Field(default_factory=dict)
+    """Version of each installed package, Python among them, whose documentation is read if
+    `installed-docs` is a source. Earlier versions kept the amount and digest of its text too."""
 
 
 def dataset_digest(directory: Path) -> str:

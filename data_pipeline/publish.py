@@ -1,7 +1,6 @@
 """Moves the files of a finished pipeline to its output directory and describes them."""
 
 import os
-from collections import defaultdict
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import orjson
 
 from mlm_repro.data_pipeline.config import BY_NAME, TokenizerConfig
-from mlm_repro.data_pipeline.document import size_bytes, write_table, written_documents
+from mlm_repro.data_pipeline.document import write_table
 from mlm_repro.data_pipeline.files import (
     DATASET,
     LEDGER,
@@ -19,7 +18,6 @@ from mlm_repro.data_pipeline.files import (
     DataCard,
     DatasetFile,
     Ledger,
-    PackageText,
     Split,
     TokenizerFacts,
 )
@@ -36,7 +34,6 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, padded_vocab_siz
 from mlm_repro.data_pipeline.work.tasks import MARKER, Counts, Settings
 from mlm_repro.data_pipeline.work.workspace import Job
 from mlm_repro.lineage.atomic import JSON, read_json, sync
-from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import write_document
 
 DUPLICATES, NAMED = "duplicates.jsonl", 1 << 14
@@ -95,10 +92,7 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
             written |= (here := read_json(joined / f"{number:05d}" / MARKER)["files"])
             files |= {name: joined / f"{number:05d}" / name for name in here}
         card = _describe(pipeline, dict(sorted(written.items())))
-        card.packages = package_texts(
-            [path for name, path in files.items() if name.startswith("documents/")],
-            pipeline.sources.packages,
-        )
+        card.packages = pipeline.sources.packages
     else:
         for name, shards in pipeline.splits.items():
             for number, task in enumerate(chain(*shards.values())):
@@ -197,23 +191,6 @@ def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
     return card.model_copy(
         update=more | {name: facts for name, facts in made_with.items() if facts}
     )
-
-
-def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, PackageText]:
-    """Return the amount of text of each package in `versions`, from files of documents whose ids
-    begin with a package and a colon."""
-    texts = defaultdict[str, list[tuple[str, str]]](list)
-    for document in chain.from_iterable(map(written_documents, lines if versions else ())):
-        if (owner := document.id.partition(":")[0]) in versions:
-            texts[owner].append((document.id, document.text))
-    facts = {}
-    for name, documents in sorted(texts.items()):
-        size = sum(size_bytes(text) for _, text in documents)
-        digest = sha256_json(sorted(documents))
-        facts[name] = PackageText(
-            version=versions[name], documents=len(documents), bytes=size, sha256=digest
-        )
-    return facts
 
 
 def data_card(

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from mlm_repro import data_pipeline
-from mlm_repro.lineage.digest import sha256_json
 from tests.commands import Command, Outcome
 from tests.data_pipeline.conftest import leftovers, sentences, write_jsonl, write_recipe
 
@@ -155,24 +154,10 @@ def test_offline_fallback_is_named_in_the_dataset(cli: Command) -> None:
         assert (
             "jsonl:a.jsonl -- installed-docs used in place of wikipedia and openwebtext" in source
         )
-    texts: dict[str, dict[str, str]] = {}
-    for split in ("train", "valid"):
-        lines = Path(f"runs/small/documents/{split}.jsonl").read_text(encoding="utf-8").split("\n")
-        for document in map(json.loads, filter(None, lines)):
-            texts.setdefault(document["id"].partition(":")[0], {})[document["id"]] = document[
-                "text"
-            ]
     packages = json.loads(Path("runs/small/dataset.json").read_text())["packages"]
     assert len(packages) > 3
     assert packages == {
-        name: {
-            "version": platform.python_version() if name == "python" else version(name),
-            "documents": len(own),
-            "bytes": sum(len(text.encode()) for text in own.values()),
-            "sha256": sha256_json([[name, own[name]] for name in sorted(own)]),
-        }
-        for name, own in sorted(texts.items())
-        if name != "a.jsonl"
+        name: platform.python_version() if name == "python" else version(name) for name in packages
     }
 
 
