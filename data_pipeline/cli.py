@@ -217,7 +217,8 @@ def _counts(directory: Path) -> str:
         return "; ".join(
             f"{name} {result['percent']:.2f} % found" for name, result in test_sets.items()
         )
-    ledger, sentences = _read_ledger(directory), []
+    ledger = _read_ledger(directory)
+    sentences = []
     for name, split in ledger.splits.items():
         size = f"{split.bytes:,} bytes" if split.tokens is None else f"{split.tokens:,} tokens"
         prefix, total = (

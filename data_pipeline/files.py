@@ -16,7 +16,8 @@ from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.files import FileSchema
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
-LEDGER, DATASET = "ledger.json", "dataset.json"
+LEDGER = "ledger.json"
+DATASET = "dataset.json"
 UNSPLIT = "all"
 """Stands for a split's name in the token file of documents that were not divided."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
@@ -325,7 +326,8 @@ def named_datasets(run: Path) -> list[TrainedOn]:
     DataMissing if its manifest does not name its datasets."""
     manifest = RunDirectory.open(run).manifest
     try:
-        named, parents = manifest["config"]["data"]["dataset"], manifest["parents"]
+        named = manifest["config"]["data"]["dataset"]
+        parents = manifest["parents"]
         weighted = (
             [(named, 1.0)]
             if isinstance(named, str)
@@ -334,7 +336,9 @@ def named_datasets(run: Path) -> list[TrainedOn]:
         datasets = []
         for number, (name, weight) in enumerate(weighted, 1):
             parent = "dataset" if len(weighted) == 1 else f"dataset {number}"
-            directory, digest, folder = Path(name), parents[parent], run.resolve().parent
+            directory = Path(name)
+            digest = parents[parent]
+            folder = run.resolve().parent
             here = by_digest(directory, digest, dataset_digest, folder, folder.parent)
             directory = here or (directory if is_sealed(directory) else folder / directory.name)
             datasets.append(TrainedOn(parent, directory, weight, digest, here is not None))

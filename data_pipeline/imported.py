@@ -34,7 +34,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     not have.
     """
     assert config.path
-    file, tokenizer = TokenFile(prefix), Tokenizer.open(config.path, config.end_of_text)
+    file = TokenFile(prefix)
+    tokenizer = Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
         raise BadInput(
             f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,}"

@@ -153,11 +153,9 @@ class Pipeline:
     def _check_malformed(self) -> None:
         """Raise BadInput, with the first reasons, if more lines are malformed than the recipe
         allows. All of them are then kept beside the run."""
-        bad, lines, limit = (
-            self.ledger.malformed_lines,
-            self.ledger.lines,
-            self.config.sources.max_bad_fraction,
-        )
+        bad = self.ledger.malformed_lines
+        lines = self.ledger.lines
+        limit = self.config.sources.max_bad_fraction
         if bad <= limit * lines:
             return
         run = self.workspace.path.parent
@@ -187,7 +185,8 @@ class Pipeline:
         one."""
         if not self.config.needs_tokenizer:
             return None
-        config, shards = self.config.tokenizer, (self.compared, len(prepared.counts))
+        config = self.config.tokenizer
+        shards = (self.compared, len(prepared.counts))
         if config.origin not in ("gpt2", "path"):
             size = self.ledger.stages[-1].bytes_out
             settings = {
@@ -212,7 +211,8 @@ class Pipeline:
     def _measure(self, prepared: Finished, tokenizer: Finished | None) -> Finished:
         """Run the second pass over all shards and enter it in the ledger. Raises BadInput if no
         document is left."""
-        config, search = self.config.deduplicate, self.config.decontaminate
+        config = self.config.deduplicate
+        search = self.config.decontaminate
         bands, rows = config.banding
         # The tasks rebuild this section without its threshold, so its recall is not checked there.
         banding = {
@@ -305,7 +305,8 @@ class Pipeline:
         )
         self.finished["decisions"] = decisions
         banding = self.ledger.near_duplicates = describe_banding(self.config.deduplicate, compared)
-        recall, against = banding.expected_recall, self.config.deduplicate.against
+        recall = banding.expected_recall
+        against = self.config.deduplicate.against
         expected = ", ".join(f"{recall[j]:.3f} at {j}" for j in recall)
         self.ledger.stage("deduplicate").note = (
             f"{banding.bands} bands of {banding.rows} rows, {banding.compared_pairs:,} pairs"
@@ -323,15 +324,14 @@ class Pipeline:
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, and describe the search in the
         ledger."""
-        counts, frequent = (
-            [task_counts["documents"] for task_counts in measured.counts],
-            self.config.decontaminate.frequent,
-        )
+        counts = [task_counts["documents"] for task_counts in measured.counts]
+        frequent = self.config.decontaminate.frequent
         settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
         searched = [name for name, path in self.test_sets.items() if path is not None]
         missing = [name for name, path in self.test_sets.items() if path is None]
-        documents, common = rare.counts[0]["documents"], rare.counts[0]["common"]
+        documents = rare.counts[0]["documents"]
+        common = rare.counts[0]["common"]
         note = (
             f"searched for {' and '.join(searched) or 'no test set'}: {documents:,} documents"
             " matched"
@@ -348,7 +348,8 @@ class Pipeline:
     ) -> list[Job]:
         """Return the tasks that write the slices of the splits, and note the split and the
         vocabulary in the ledger. Raises BadInput if one document is left to split."""
-        config, counts = self.config.split, [each["documents"] for each in selected.counts]
+        config = self.config.split
+        counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages
         if is_split and sum(counts) < 2:
             raise BadInput(

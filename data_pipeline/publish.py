@@ -50,7 +50,9 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
 
     If it is cut short, nothing is lost: the same call goes on.
     """
-    workspace, stages, gathered = pipeline.workspace, pipeline.stages, pipeline.finished["gather"]
+    workspace = pipeline.workspace
+    stages = pipeline.stages
+    gathered = pipeline.finished["gather"]
     ledger = pipeline.ledger
     ledger.splits = _amounts(pipeline)
     ledger.finish(
@@ -71,7 +73,8 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
         ]
         pipeline.finished["duplicates"] = workspace.all("duplicates", name_duplicates, rows, "")
         files[DUPLICATES] = pipeline.joined(DUPLICATES, "duplicates")
-    card, written = None, JSON()
+    card = None
+    written = JSON()
     if "tokenize" in stages:
         kinds = (
             ["tokens"]
@@ -117,12 +120,11 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: join the slices from `first` to before `last` into the file `name` of a `kind`: jsonl,
     parquet or tokens."""
     folders = [inputs[0] / f"{number:05d}" for number in range(settings["first"], settings["last"])]
-    name, kind = settings["name"], settings["kind"]
+    name = settings["name"]
+    kind = settings["kind"]
     (directory / "documents").mkdir()
-    path, slices = (
-        directory / "documents" / f"{name}.{kind}",
-        (folder / SLICE_LINES for folder in folders),
-    )
+    path = directory / "documents" / f"{name}.{kind}"
+    slices = (folder / SLICE_LINES for folder in folders)
     if kind == "tokens":
         merge_token_files(
             [folder / SLICE_TOKENS for folder in folders], directory / f"{name}{TOKENS_OF}"
@@ -145,7 +147,8 @@ def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> 
     ]
     with (directory / DUPLICATES).open("wb") as file:
         for document, survivor, jaccard in decisions_here.tolist():
-            gone, stays = corpus[document], corpus[survivor]
+            gone = corpus[document]
+            stays = corpus[survivor]
             origins = [
                 f" ({named.source})" if gone.id == stays.id and named.source else ""
                 for named in (gone, stays)
@@ -182,7 +185,8 @@ def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
 
 def _describe(pipeline: Pipeline, files: JSON) -> DataCard:
     """Return the data card of a pipeline; `files` has the size and digest of each file."""
-    config, stages = pipeline.config, pipeline.stages
+    config = pipeline.config
+    stages = pipeline.stages
     assert pipeline.tokenizer
     values = config.model_dump(mode="json")
     made_with: JSON = {name: BY_NAME[name].made_with() for name in sorted(stages)}
@@ -204,10 +208,8 @@ def package_texts(lines: list[Path], versions: dict[str, str]) -> dict[str, Pack
             texts[owner].append((document.id, document.text))
     facts = {}
     for name, documents in sorted(texts.items()):
-        size, digest = (
-            sum(size_bytes(text) for _, text in documents),
-            sha256_json(sorted(documents)),
-        )
+        size = sum(size_bytes(text) for _, text in documents)
+        digest = sha256_json(sorted(documents))
         facts[name] = PackageText(
             version=versions[name], documents=len(documents), bytes=size, sha256=digest
         )

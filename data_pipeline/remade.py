@@ -41,7 +41,8 @@ def card(run: Path) -> Comparisons:
 
     Up to SAMPLED_DOCUMENTS documents of each token file are tokenized anew.
     """
-    card, sealed = read_document(run / DATASET, DataCard), sealed_files(run)
+    card = read_document(run / DATASET, DataCard)
+    sealed = sealed_files(run)
     files = {name: file.to_json() for name, file in card.files.items()}
     held = {
         *files,
@@ -71,13 +72,17 @@ def card(run: Path) -> Comparisons:
         )
         yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
-        of_tokens, of_texts, are_there = np.zeros(2, np.int64), np.zeros(2, np.int64), False
+        of_tokens = np.zeros(2, np.int64)
+        of_texts = np.zeros(2, np.int64)
+        are_there = False
         for prefix in split_prefixes(run, name):
-            tokens, documents = TokenFile(prefix), texts_of(prefix)
+            tokens = TokenFile(prefix)
+            documents = texts_of(prefix)
             of_tokens += len(tokens.document_index) - 1, len(tokens.tokens)
             if not documents.is_file():
                 continue
-            are_there, texts = True, [document.text for document in written_documents(documents)]
+            are_there = True
+            texts = [document.text for document in written_documents(documents)]
             of_texts += _amount(texts)
             # The draw depends on the seal and on chance: nobody can know beforehand which documents
             # to leave intact.
@@ -110,7 +115,8 @@ def stages(run: Path) -> Comparisons:
     elif (run / LEDGER).is_file():
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
-        last, files = ledger.stages[-1], run.rglob("shard-*.jsonl")
+        last = ledger.stages[-1]
+        files = run.rglob("shard-*.jsonl")
         texts = [document.text for path in files for document in written_documents(path)]
         yield Remade(
             f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts)
@@ -144,7 +150,8 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
                     min(amount, came) if is_cut else amount,
                 )
     for (before, after), unit in product(pairwise(ledger.stages), AMOUNTS):
-        came, went = getattr(after, f"{unit}_in"), getattr(before.kept, unit)
+        came = getattr(after, f"{unit}_in")
+        went = getattr(before.kept, unit)
         if None not in (came, went):
             yield Remade(f"{LEDGER}: {unit} into {after.name}", came, went, f"{before.name} kept")
     if (run / QUARANTINE).is_file():

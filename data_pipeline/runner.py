@@ -288,7 +288,8 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         for number, size in enumerate(
             (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
         ):
-            sample_file, work = Path(name, f"{number}.jsonl"), Path(name, str(number))
+            sample_file = Path(name, f"{number}.jsonl")
+            work = Path(name, str(number))
             with sample_file.open("wb") as file:
                 documents = 0
                 for item in chain.from_iterable(source.sample() for source in local):
@@ -305,11 +306,13 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             opened, test_sets, parents, _ = _open(sample, 0)
             with LocalExecutor(1) as executor:
                 work.mkdir()
-                clock, busy = time.monotonic(), time.process_time()
+                clock = time.monotonic()
+                busy = time.process_time()
                 pipeline = Pipeline(
                     sample, opened, test_sets, Workspace(work, executor), parents
                 ).run()
-                gathered, disk = bytes_below(work / "gather"), Counter[str]()
+                gathered = bytes_below(work / "gather")
+                disk = Counter[str]()
                 for path in filter(Path.is_file, work.rglob("*")):
                     folder = path.relative_to(work).parts[0]
                     # Slices count twice: they are joined into the files of the dataset.
@@ -389,7 +392,8 @@ def _open(
         )
     wanted = config.decontaminate.test_sets if "decontaminate" in config.stages else ()
     test_sets = {name: _find_or_none(name) for name in wanted}
-    path, end_of_text = config.tokenizer.path, config.tokenizer.end_of_text
+    path = config.tokenizer.path
+    end_of_text = config.tokenizer.end_of_text
     if config.needs_tokenizer and path:
         tokenizer = Tokenizer.open(path, end_of_text)
         parents["tokenizer"] = tokenizer.digest
@@ -483,7 +487,8 @@ def _workspace(
     work = run.path / FOLDER
     try:
         work.mkdir(mode=0o700, exist_ok=True)
-        free, needed = shutil.disk_usage(run.path).free, room - bytes_below(work)
+        free = shutil.disk_usage(run.path).free
+        needed = room - bytes_below(work)
         if needed > free:
             has = f"{run.path.parent} has {free / 1e9:,.1f} GB of free space"
             raise BadInput(f"{has}, and the work may take {needed / 1e9:,.1f} GB")

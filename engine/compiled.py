@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mlm_repro.lineage.loops import call_first, compiled
 
-LANES, PIECES = 16, 8
+LANES = 16
+PIECES = 8
 BLOCK = LANES * PIECES
 """Columns of a random row that come from LANES counters with PIECES each."""
 ROWS_TOGETHER = 32
@@ -149,15 +150,20 @@ def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
     piece = np.uint64(16)
     for block in range((columns + BLOCK - 1) // BLOCK):
         for lane in range(LANES):
-            c0, c1 = np.uint64(block * LANES + lane), np.uint64(row)
-            c2, c3 = np.uint64(0), np.uint64(0)
-            k0, k1 = key & low, key >> half
+            c0 = np.uint64(block * LANES + lane)
+            c1 = np.uint64(row)
+            c2 = np.uint64(0)
+            c3 = np.uint64(0)
+            k0 = key & low
+            k1 = key >> half
             for _ in range(10):
                 # Products in 64 bits, because Philox takes both halves of each.
-                first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+                first = np.uint64(0xD2511F53) * c0
+                second = np.uint64(0xCD9E8D57) * c2
                 c0 = (second >> half) ^ c1 ^ k0
                 c2 = (first >> half) ^ c3 ^ k1
-                c1, c3 = second & low, first & low
+                c1 = second & low
+                c3 = first & low
                 k0 = (k0 + np.uint64(0x9E3779B9)) & low
                 k1 = (k1 + np.uint64(0xBB67AE85)) & low
             # Pieces lie 16 columns apart, so that lanes next to each other write columns next to

@@ -342,10 +342,8 @@ class TrainConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.global_batch_size % self.microbatch_size:
-            batch, micro = (
-                f"global_batch_size = {self.global_batch_size}",
-                f"microbatch_size = {self.microbatch_size}",
-            )
+            batch = f"global_batch_size = {self.global_batch_size}"
+            micro = f"microbatch_size = {self.microbatch_size}"
             raise ValueError(f"{batch} is not a multiple of {micro}")
         # Not a Literal: an optimizer is added in the table alone (`docs/extend/optimizer.md`).
         if self.optimizer not in OPTIMIZERS:
@@ -359,7 +357,8 @@ class TrainConfig(Config):
         if self.rampup_batch_size:
             start, increment, samples = self.rampup_batch_size
             # Each size on the way has to be whole microbatches, and the last one the global batch.
-            shown, size = f"rampup_batch_size = {[start, increment, samples]}", self.microbatch_size
+            shown = f"rampup_batch_size = {[start, increment, samples]}"
+            size = self.microbatch_size
             if start > self.global_batch_size or (self.global_batch_size - start) % increment:
                 steps = (
                     f"global_batch_size = {self.global_batch_size} from {start} in steps of"
@@ -399,10 +398,8 @@ class TrainConfig(Config):
                 f" once: make it at most {end // 2}, or set decay = 'cosine'"
             )
         if self.decay != "constant" and self.min_learning_rate > self.learning_rate:
-            floor, peak = (
-                f"min_learning_rate = {self.min_learning_rate:g}",
-                f"learning_rate = {self.learning_rate:g}",
-            )
+            floor = f"min_learning_rate = {self.min_learning_rate:g}"
+            peak = f"learning_rate = {self.learning_rate:g}"
             raise ValueError(
                 f"{floor}, the floor of the schedule, is above {peak}, its peak: set"
                 " min_learning_rate too"
@@ -628,7 +625,8 @@ class RunConfig(Config):
         }
         # Only what decides the batch, because the other settings may still be texts.
         batches = TrainConfig(**recipe)
-        schedule, batch = BatchSchedule(batches), batches.global_batch_size
+        schedule = BatchSchedule(batches)
+        batch = batches.global_batch_size
         tokens = values.get("model", {}).get(
             "seq_length", ModelConfig.model_fields["seq_length"].default
         )

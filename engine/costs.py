@@ -90,10 +90,8 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
     everything.
     """
     sizes = PARAMETER_BYTES[precision]
-    owners, holders = (
-        (dp if parallel.shard_optimizer else 1),
-        (dp if parallel.shard_parameters else 1),
-    )
+    owners = dp if parallel.shard_optimizer else 1
+    holders = dp if parallel.shard_parameters else 1
     return (sizes.weight + sizes.gradient + (sizes.moments + sizes.master) / owners) / holders
 
 
@@ -106,13 +104,11 @@ def activation_bytes_per_layer(
     recomputation drops the last term. Full recomputation keeps only the layer's input, 2sbh.
     Sequence parallelism divides the first term by t too.
     """
-    s, b, h, a, t = (
-        model.seq_length,
-        microbatch_size,
-        model.hidden_size,
-        model.num_heads,
-        parallel.tp,
-    )
+    s = model.seq_length
+    b = microbatch_size
+    h = model.hidden_size
+    a = model.num_heads
+    t = parallel.tp
     rest = 1 / t if parallel.sequence_parallel else 1
     if parallel.recompute == "full":
         return 2 * s * b * h * rest / parallel.recompute_layers
@@ -134,7 +130,9 @@ def memory_of_ranks(
     inputs of final layer norm and output head, and fp32 logits. Raises BadInput if layers or
     microbatches do not fit the pipeline.
     """
-    costs, b, s = family_of(model).closed_forms(model), train.microbatch_size, model.seq_length
+    costs = family_of(model).closed_forms(model)
+    b = train.microbatch_size
+    s = model.seq_length
     element = PARAMETER_BYTES[train.precision].weight
     stored = activation_bytes_per_layer(model, b, parallel)
     whole = activation_bytes_per_layer(model, b, parallel.model_copy(update={"recompute": "none"}))

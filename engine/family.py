@@ -31,17 +31,16 @@ class ClosedForms:
     is_causal = True
 
     def __init__(self, model: ModelConfig) -> None:
-        self.model, self.s, self.h, self.v = (
-            model,
-            model.seq_length,
-            model.hidden_size,
-            model.padded_vocab_size,
-        )
+        self.model = model
+        self.s = model.seq_length
+        self.h = model.hidden_size
+        self.v = model.padded_vocab_size
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Return the number of parameters on one tensor-parallel rank of a stage. The last stage
         has a copy of the word embedding if it is not the first as well."""
-        h, words = self.h, self.v // tp * self.h
+        h = self.h
+        words = self.v // tp * self.h
         # In a layer 12h² weights and 7h biases are divided over tp. Two layer norms and the two
         # biases that are added after the all-reduces, together 6h, are whole on every rank.
         count = len(stage.layers) * ((12 * h * h + 7 * h) // tp + 6 * h)
@@ -64,7 +63,9 @@ class ClosedForms:
         72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h +
         v/16Lh).
         """
-        s, h, layers = self.s, self.h, self.model.num_layers
+        s = self.s
+        h = self.h
+        layers = self.model.num_layers
         # Recomputation repeats the layers' forward pass, a third of 72 more, and not the head's:
         # 72/12 = 96/16.
         factor, share = (96, 16) if recompute else (72, 12)
@@ -109,7 +110,8 @@ def _training_order(
     from mlm_repro.engine.batch_schedule import BatchSchedule
     from mlm_repro.engine.data.batches import TrainingOrder, text_of
 
-    train, schedule = config.train, BatchSchedule(config.train)
+    train = config.train
+    schedule = BatchSchedule(config.train)
     samples = training_samples(
         parts, schedule.samples_before(iterations), config.model.seq_length, train.seed
     )

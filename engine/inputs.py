@@ -35,14 +35,17 @@ class TrainingInputs:
     ) -> None:
         """Take token files with their weights; a BERT also needs the directory of their
         tokenizer."""
-        self._config, self._mesh = config, mesh
+        self._config = config
+        self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)
         self.streams = StreamMemory(config.model, mesh)
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
         of their streams."""
-        model, train, mesh = self._config.model, self._config.train, self._mesh
+        model = self._config.model
+        train = self._config.train
+        mesh = self._mesh
         inputs = [
             to_input(
                 # Checked here: a divided embedding would take an unknown token for another rank's,
@@ -75,7 +78,8 @@ class ValidationSplit:
     def __init__(
         self, config: RunConfig, parts: TokenFiles, mesh: ParallelMesh, tokenizer: Path
     ) -> None:
-        self.mesh, self._vocab_size = mesh, config.model.vocab_size
+        self.mesh = mesh
+        self._vocab_size = config.model.vocab_size
         self.batch_size = max(TOKENS_AT_ONCE // config.model.seq_length, 1)
         self._order = order = family_of(config.model).validation_order(config, parts, tokenizer)
         self.num_samples = order.num_samples

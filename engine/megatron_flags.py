@@ -130,7 +130,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
     values["train"] |= {key: value for key, value in schedule.items() if value is not None}
     missing = _derive(values, given)
     loggers = ["tensorboard"] if given.has("tensorboard-dir") else []
-    data, without_effect = [], []
+    data = []
+    without_effect = []
     for name in flags.keys() - given.taken - {"load", "finetune"}:
         if DATA.fullmatch(name):
             data.append(shown[name])
@@ -154,7 +155,8 @@ class _Given:
     """Flags by name, and the set of names that were read."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
-        self.flags, self.taken = dict(flags), set[str]()
+        self.flags = dict(flags)
+        self.taken = set[str]()
 
     def has(self, name: str) -> bool:
         """Return True if the flag is given. Count it as read."""
@@ -197,10 +199,8 @@ def _count_in_batches(given: _Given) -> JSON:
         "microbatch_size": given.text("micro-batch-size"),
         "rampup_batch_size": ramp,
     }
-    batches, batch = (
-        BatchSchedule(parse_config(recipe, TrainConfig, WHERE)),
-        given.number("global-batch-size"),
-    )
+    batches = BatchSchedule(parse_config(recipe, TrainConfig, WHERE))
+    batch = given.number("global-batch-size")
     in_samples = given.has("train-samples")
     unit, other, size = ("samples", "iters", batch) if in_samples else ("iters", "samples", 1)
     names = ("lr-decay", "lr-warmup", "lr-wsd-decay")
@@ -242,7 +242,9 @@ def _count_in_batches(given: _Given) -> JSON:
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
     """Set the values that follow from several flags; return a sentence for each flag without a
     counterpart."""
-    model, train, parallel = values["model"], values["train"], values["parallel"]
+    model = values["model"]
+    train = values["train"]
+    parallel = values["parallel"]
     if train["precision"] != "fp16":
         del train["initial_loss_scale"]
     if rampup := given.flags.get("rampup-batch-size"):
@@ -301,7 +303,9 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     """
     if config.model.family != "gpt2":
         raise BadInput(f"a {config.model.family} is not trained by pretrain_gpt.py")
-    model, train, parallel = config.model, config.train, config.parallel
+    model = config.model
+    train = config.train
+    parallel = config.parallel
     values = flatten(config.model_dump(mode="json")) | {
         "train.initial_loss_scale": train.initial_loss_scale
     }

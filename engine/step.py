@@ -55,7 +55,8 @@ class TrainingStep:
     def __init__(
         self, model: PartitionedModel, train: TrainConfig, shard_optimizer: bool = False
     ) -> None:
-        self.model, self.mesh = model, model.mesh
+        self.model = model
+        self.mesh = model.mesh
         self.optimizer = build_optimizer(
             model.parameters, train, model.storage_mesh, shard_optimizer
         )
@@ -74,7 +75,8 @@ class TrainingStep:
         Every rank calls it, with equally many microbatches. `signal` is summed over all ranks with
         the loss. The host waits for a GPU once in a step, at the end of this method.
         """
-        mesh, scale = self.mesh, self.loss_scale
+        mesh = self.mesh
+        scale = self.loss_scale
         loss_sum = self.model.forward_backward(microbatches, self.reducer, scale)
         sequences = sum(len(microbatch.tokens) for microbatch in microbatches)
         # One divisor for the mean over microbatches and the loss scale: a second would be another
@@ -137,7 +139,8 @@ class TrainingStep:
         """
         # A graph copies `PipelineInput.tensors` alone, which a BERT's pairs and a model's memory
         # are not among; messages between ranks are not captured either.
-        batch, is_alone = microbatches[0], self.mesh.layout.world_size == 1
+        batch = microbatches[0]
+        is_alone = self.mesh.layout.world_size == 1
         if not (
             registry.on_gpu(self.mesh.device)
             and is_alone

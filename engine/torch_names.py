@@ -17,10 +17,8 @@ reduce_scatter_single = (
     else dist.reduce_scatter_tensor
 )
 
-_capability, _has_onednn = (
-    torch.backends.cpu.get_cpu_capability(),
-    torch.backends.mkldnn.is_available(),
-)
+_capability = torch.backends.cpu.get_cpu_capability()
+_has_onednn = torch.backends.mkldnn.is_available()
 # Without AVX-512 MKL's products of float32 are faster than oneDNN's, and torch's of bf16 go through
 # one number at a time (`engine/kernels/products.py`).
 onednn: Any = _capability == "AVX512" and _has_onednn and torch.ops.mkldnn

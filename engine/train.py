@@ -91,7 +91,8 @@ def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory,
     join_ranks()
     with telling_of_lost_ranks(), ExitStack() as stack:
         check_agreement(run.config.model_dump(mode="json"))
-        directory, layout = run.begin(root), run.layout
+        directory = run.begin(root)
+        layout = run.layout
         if layout.world_size > 1:
             torch.set_num_threads(1)
         mesh = build_mesh(layout, run.config.parallel.sequence_parallel)

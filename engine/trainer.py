@@ -54,7 +54,9 @@ class Trainer:
     def __init__(self, run: ResolvedRun, directory: RunDirectory, mesh: ParallelMesh) -> None:
         """Build model, inputs, checkpoint writer and guards. No step is computed and no checkpoint
         read before `prepare`."""
-        self.run, self.directory, self.mesh = run, directory, mesh
+        self.run = run
+        self.directory = directory
+        self.mesh = mesh
         self.config, self.dataset = config, dataset = run.config, run.data
         train = config.train
         self.schedule = BatchSchedule(train)
@@ -70,7 +72,8 @@ class Trainer:
         self.writer = CheckpointWriter(
             self.model.parameters, self.step.optimizer, self.model.storage_mesh, self.inputs.streams
         )
-        self.state, self.recent = TrainingState(), RecentIterations()
+        self.state = TrainingState()
+        self.recent = RecentIterations()
         self.updated_samples = 0
         """Samples in the updates so far; skipped iterations do not count."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
@@ -80,7 +83,9 @@ class Trainer:
         self.validations: list[Validation] = []
         """Validations so far, on the first rank."""
         self.stop_requested = False
-        self.saved, self.is_save_due, self.is_ready = time.monotonic(), False, False
+        self.saved = time.monotonic()
+        self.is_save_due = False
+        self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, then load the checkpoint that the run resumes or starts from.
@@ -93,7 +98,8 @@ class Trainer:
         parallel = self.config.parallel
         # The last iteration, because a growing batch is largest there. 1F1B and interleaving never
         # hold more than 2p microbatches, so more would allocate no more; GPipe holds all.
-        microbatches, most_held = self.inputs.of(self.config.train.iterations - 1), 2 * parallel.pp
+        microbatches = self.inputs.of(self.config.train.iterations - 1)
+        most_held = 2 * parallel.pp
         rehearsed = microbatches if parallel.schedule == "gpipe" else microbatches[:most_held]
         computing, updating = self.step.rehearse(rehearsed)
         # The copy for a checkpoint is rehearsed too, with the messages between owners of a divided
@@ -111,19 +117,22 @@ class Trainer:
     def _resume(self) -> None:
         """Load the run's newest checkpoint, else the one that it starts from, if any: weights,
         optimizer, memory, loss scale and recent losses."""
-        run, own = self.run, (self.model.parameters, self.step.optimizer)
+        run = self.run
+        own = (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(
             self.directory.path, *own, lambda probe: self._loss_of(probe.tokens)
         )
         place = checkpoint_path(self.directory.path, self.state.iteration)
         # A checkpoint of its own is further than the origin that it came from.
         if run.origin and not self.state.iteration:
-            place, is_whole = resolve_checkpoint(run.origin.place), run.origin.kind == "continues"
+            place = resolve_checkpoint(run.origin.place)
+            is_whole = run.origin.kind == "continues"
             self.state = checkpoint.start_from(place, run.origin.digest, *own, is_whole)
         if self.state.iteration:
             # Memory belongs to the streams of the last iteration, whose batch may be smaller than
             # the next.
-            batch_size, dp = self.schedule.batch_size(self.state.iteration - 1), self.mesh.dp
+            batch_size = self.schedule.batch_size(self.state.iteration - 1)
+            dp = self.mesh.dp
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
             layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
             self.inputs.streams.load(place, groups, layers)
@@ -143,10 +152,12 @@ class Trainer:
 
         Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it.
         """
-        train, first = self.config.train, self.state.iteration
+        train = self.config.train
+        first = self.state.iteration
         # Earlier sessions count, because the summary states the time of the whole training.
         begun = time.monotonic() - self.state.seconds
-        name, every = self.config.name, self.config.record.log_interval
+        name = self.config.name
+        every = self.config.record.log_interval
         progress = Progress(
             name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
         )
@@ -220,7 +231,8 @@ class Trainer:
         if self.mesh.is_first:
             path = self.directory.path
             checkpoint.remove_old(path, train.keep_checkpoints)
-            run, seconds = self.run, self.state.seconds
+            run = self.run
+            seconds = self.state.seconds
             summary = TrainingSummary(
                 parameters=run.parameters,
                 iterations=train.iterations,
@@ -245,7 +257,8 @@ class Trainer:
 
     def _estimate(self, first: int) -> str:
         train = self.config.train
-        left, sequences = train.iterations - first, self.validation.num_samples
+        left = train.iterations - first
+        sequences = self.validation.num_samples
         sequences += (left // train.validation_interval + 1) * min(
             train.validation_samples, sequences
         )
@@ -269,7 +282,8 @@ class Trainer:
         rate = self.rate()
         microbatches = self.inputs.of(number)
         scale = self.step.loss_scale
-        minutes, ranks = self.config.record.checkpoint_minutes, self.mesh.world.size
+        minutes = self.config.record.checkpoint_minutes
+        ranks = self.mesh.world.size
         is_due = (
             minutes is not None
             and self.mesh.is_first
@@ -281,7 +295,8 @@ class Trainer:
         signal = self.stop_requested + base * (is_due + base * self.writer.is_ready)
         gradient = self.step.gradient(microbatches, signal)
         signals, stops = divmod(gradient.signals, base)
-        self.is_save_due, self.is_ready = signals % base > 0, signals // base == ranks
+        self.is_save_due = signals % base > 0
+        self.is_ready = signals // base == ranks
         iteration = Iteration(number, self.schedule.batch_size(number), microbatches, gradient)
         # A sum, because `any` stops at the first True, and later guards would miss an iteration.
         skip = sum(guard.skips(iteration) for guard in self.guards) > 0
@@ -290,7 +305,8 @@ class Trainer:
         self.updated_samples += is_updated * iteration.batch_size
         self.inputs.streams.commit()
         seconds = time.monotonic() - start
-        model, size = self.config.model, iteration.batch_size
+        model = self.config.model
+        size = iteration.batch_size
         flops = flops_per_iteration(model, train) * size / train.global_batch_size
         iteration.line = Step(
             kind="train",
@@ -318,7 +334,8 @@ class Trainer:
     ) -> Validation:
         """Evaluate the first `num_samples` validation sequences, without dropout, and return their
         mean loss and perplexity. Raises NotFinite if the loss is not finite."""
-        mesh, inputs = self.mesh, list(self.validation.inputs(num_samples))
+        mesh = self.mesh
+        inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
         own = float(sum(len(batch.tokens) for batch in inputs))
         count = round(
@@ -402,7 +419,8 @@ class Trainer:
     def _check_updates(self, note: Callable[[str], None]) -> None:
         """Warn if more than a tenth of the updates were skipped. Raises NotFinite if no update was
         made."""
-        done, skipped = self.state.iteration, self.state.iteration - self.state.optimizer_steps
+        done = self.state.iteration
+        skipped = self.state.iteration - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
         why = (
             f"gradients overflowed in fp16: {lower}"
@@ -419,7 +437,8 @@ class Trainer:
     def _console(self, line: Step) -> str:
         """Format an iteration for the progress line: loss, gradient norm, learning rate and the
         speed of all ranks together."""
-        skipped, norm = self.state.iteration - self.state.optimizer_steps, line.gradient_norm
+        skipped = self.state.iteration - self.state.optimizer_steps
+        norm = line.gradient_norm
         # An fp16 overflow is not among the recent losses, so at first there may be none.
         losses = [loss for loss, _ in self.recent.seen][
             -(self.config.record.log_interval or 20) :

@@ -22,7 +22,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
             "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"
         )
     scale = scale or TwinScale()
-    model, train = config.model, config.train
+    model = config.model
+    train = config.train
     batch = max(train.global_batch_size // scale.global_batch_size, 1)
     iterations = max(train.iterations // scale.iterations, 2)
     return RunConfig(

@@ -92,7 +92,9 @@ class EvaluatedCheckpoint:
         A window beyond the context adds a warning to an open model, and raises BadInput for any
         other.
         """
-        context, notes, checked = self.model.seq_length, self.notes, self.checked
+        context = self.model.seq_length
+        notes = self.notes
+        checked = self.checked
         if not window:
             return self
         if window > context:
@@ -102,7 +104,8 @@ class EvaluatedCheckpoint:
             warning = (
                 f"{beyond}: its positions are computed there too, but it was not made for them"
             )
-            notes, checked = (*notes, warning), checked | {"window": warning}
+            notes = (*notes, warning)
+            checked = checked | {"window": warning}
         return replace(
             self, model=replace(self.model, seq_length=window), notes=notes, checked=checked
         )
@@ -149,7 +152,8 @@ def open_checkpoint(
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
     """Load a checkpoint as `open_checkpoint` does, without probing it."""
-    mesh, directory = build_mesh(settings.layout), place.directory
+    mesh = build_mesh(settings.layout)
+    directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
     if settings.device and mesh.layout.world_size == 1:
         mesh = serial_mesh(_device(settings.device))
@@ -180,7 +184,8 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
             f"{directory} is computed by transformers, which takes no tp, pp, vocab or heads"
         )
     loaded = Pretrained(place, dtype or torch.float32, mesh.device)
-    network, tokenizer = loaded.model, loaded.tokenizer
+    network = loaded.model
+    tokenizer = loaded.tokenizer
     if not row_by_row:
         network.pack_weights()
     sizes = tokenizer.vocab_size, loaded.context, network.hidden_size

@@ -70,9 +70,12 @@ def paired_difference(first: Result, second: Result) -> Difference:
                 f"{first.task}: the two models were not scored on the same parts of the text"
             )
         loss, change = (pairs[1] - pairs[0]).T
-        accuracy, accuracy_error = float(change.mean()), mean_standard_error(change)
+        accuracy = float(change.mean())
+        accuracy_error = mean_standard_error(change)
         p = _sign_test(int((change > 0).sum()), int((change < 0).sum()))
-        count, difference, error = len(loss), float(loss.mean()), mean_standard_error(loss)
+        count = len(loss)
+        difference = float(loss.mean())
+        error = mean_standard_error(loss)
     else:
         assert isinstance(first, PerplexityResult)
         assert isinstance(second, PerplexityResult)

@@ -174,14 +174,16 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
         """Continue prompts of one length, and cut each answer before its first stop."""
-        until, end = settings.get("until") or [], self.eot_token_id
+        until = settings.get("until") or []
+        end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
         sampling = (
             Sampling(temperature, settings.get("top_k"), settings.get("top_p"))
             if temperature
             else None
         )
-        limit, answers = int(settings.get("max_gen_toks", NEW_TOKENS)), []
+        limit = int(settings.get("max_gen_toks", NEW_TOKENS))
+        answers = []
         for tokens in generate(self._loaded.model, prompts, limit, end, sampling):
             answer = self.tokenizer.decode(tokens[:-1] if tokens[-1:] == [end] else tokens)
             for stop in [until] if isinstance(until, str) else until:

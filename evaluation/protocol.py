@@ -168,8 +168,12 @@ class Task(ABC):
         requests: Sequence[Request],
         texts: Sequence[str],
     ) -> None:
-        self.source, self.tokenizer, self.requests, self._texts = source, tokenizer, requests, texts
-        self.name, self.note = source.task, source.note
+        self.source = source
+        self.tokenizer = tokenizer
+        self.requests = requests
+        self._texts = texts
+        self.name = source.task
+        self.note = source.note
         self.whole = len(requests)
         """Number of requests of the whole test."""
         self.chosen: Sequence[int] = range(self.whole)
@@ -178,7 +182,8 @@ class Task(ABC):
     def limited(self, limit: int | None) -> Self:
         """Return the task with at most `limit` requests, spread evenly over the test, or with
         memory the first ones."""
-        limited, chosen = copy.copy(self), evenly_spread(self.whole, limit)
+        limited = copy.copy(self)
+        chosen = evenly_spread(self.whole, limit)
         limited.chosen = range(len(chosen)) if self.with_memory else chosen
         limited.requests = [self.requests[number] for number in limited.chosen]
         return limited
@@ -230,7 +235,8 @@ class Task(ABC):
         text or an implausible loss."""
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
-        literals, size = literal_tokens(self.tokenizer, self._texts), self.tokenizer.vocab_size
+        literals = literal_tokens(self.tokenizer, self._texts)
+        size = self.tokenizer.vocab_size
         misload = (
             f"perplexity per sub-word is {subword:,.0f} with {size:,} sub-words to choose from: "
             "the checkpoint is untrained or was loaded wrongly"

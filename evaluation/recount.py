@@ -33,7 +33,8 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
     share = result.normaliser / result.num_original_tokens
-    nll, blocks = result.loss_per_token * result.num_scored_tokens, result.blocks
+    nll = result.loss_per_token * result.num_scored_tokens
+    blocks = result.blocks
     scored = np.array([block.nll for block in blocks])
     weights = block_weights(blocks, result.normaliser, result.num_windows)
     size = nll / math.log(2) / share
@@ -54,10 +55,8 @@ def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     }
     if (spread := ratio_standard_error(scored, weights)) is not None:
         given["log_perplexity_standard_error"] = spread
-    words, targets = (
-        sum(block.num_original_tokens for block in blocks),
-        sum(block.num_targets for block in blocks),
-    )
+    words = sum(block.num_original_tokens for block in blocks)
+    targets = sum(block.num_targets for block in blocks)
     largest = words + result.num_tokens - 1 - targets + SPACES * (len(blocks) + 2)
     # Without spaces between two blocks, the last word of one and the first of the next are one.
     smallest = words - (len(blocks) - 1) - SAME * words

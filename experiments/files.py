@@ -22,15 +22,15 @@ from mlm_repro.lineage.files import (
 )
 from mlm_repro.lineage.run import MANIFEST
 
-NOT_RUN, FORECAST, PLAN, LADDER, SWEEPS = (
-    "not_run.json",
-    "forecast.json",
-    "plan.json",
-    "ladder.json",
-    "sweeps",
-)
-SCORES, VERDICTS = "scores.json", "verdicts.json"
-RUNS, EVALUATIONS = "runs.jsonl", "evaluations.jsonl"
+NOT_RUN = "not_run.json"
+FORECAST = "forecast.json"
+PLAN = "plan.json"
+LADDER = "ladder.json"
+SWEEPS = "sweeps"
+SCORES = "scores.json"
+VERDICTS = "verdicts.json"
+RUNS = "runs.jsonl"
+EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
 TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"
@@ -183,7 +183,8 @@ class RateSweep(FileSchema):
     def lowest_rate(self) -> float | None:
         """Return the rate at the lowest smoothed loss before divergence; None if the loss never
         fell below its start."""
-        average, smoothed = 0.0, list[float]()
+        average = 0.0
+        smoothed = list[float]()
         for count, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
             smoothed.append(average / (1 - SMOOTHING**count))  # without the bias of the start
@@ -209,9 +210,15 @@ class Comparison(FileSchema):
     def sentence(self, names: Sequence[str]) -> str:
         """Return the difference in words, without a full stop. Mentions it if the interval contains
         zero."""
-        least, size, most, how = -self.high, -self.difference, -self.low, "fewer"
+        least = -self.high
+        size = -self.difference
+        most = -self.low
+        how = "fewer"
         if self.difference > 0:
-            least, size, most, how = self.low, self.difference, self.high, "more"
+            least = self.low
+            size = self.difference
+            most = self.high
+            how = "more"
         return (
             f"On {self.text} {names[self.larger]} takes {size:.3f} bits per byte {how} than"
             f" {names[self.smaller]} (90 %: {least:.3f} to {most:.3f})"

@@ -61,7 +61,8 @@ def layer_values(
     the percentage by which both passes take longer than the first workload's."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
-    total, alone = float((forward + backward)[0]), float((first_forward + first_backward)[0])
+    total = float((forward + backward)[0])
+    alone = float((first_forward + first_backward)[0])
 
     def value(factor: float) -> float:
         return {
@@ -139,7 +140,8 @@ def _state_gigabytes(row: Row, first: Row) -> float:
     ZeRO stage 1 divides the optimizer state over the ranks, stage 2 also gradients, stage 3 also
     parameters.
     """
-    stage, ranks = int(row["stage"]), int(row["gpus"])
+    stage = int(row["stage"])
+    ranks = int(row["gpus"])
     element = MEGATRON_BYTES
     parts = ((element.weight, 3), (element.gradient, 2), (element.moments + element.master, 1))
     return (

@@ -42,7 +42,8 @@ class Range:
     def __rtruediv__(self, other: float) -> "Range":
         return _joined(operator.truediv, other, self)
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
 
 def as_range(number: Range | float) -> Range:
@@ -62,6 +63,7 @@ def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) 
 def _joined(
     operation: Callable[[float, float], float], left: Range | float, right: Range | float
 ) -> Range:
-    a, b = as_range(left), as_range(right)
+    a = as_range(left)
+    b = as_range(right)
     corners = [operation(*ends) for ends in product((a.low, a.high), (b.low, b.high))]
     return Range(operation(a.value, b.value), min(corners), max(corners))

@@ -16,7 +16,9 @@ from mlm_repro.experiments.catalogue import Effect
 from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
 from mlm_repro.lineage.records import Record
 
-EXPERIMENT, END, LEVEL = "2019/size", "final_validation_perplexity", 0.95
+EXPERIMENT = "2019/size"
+END = "final_validation_perplexity"
+LEVEL = 0.95
 Seen = Literal["confirmed", "contradicted", "undecided"]
 UNITS = {"validation_loss": "nats", "bits_per_byte": "bits/byte"}
 NORMAL = 1.645
@@ -67,7 +69,8 @@ def compared(
     # Bits per byte for each nat per word: the resampled error is in nats per word.
     bits = pair[0][0].bits_per_byte / (np.array(pair[0][0].nll).sum() / words.sum())
     sums = [np.mean([score.nll for score in seeds], axis=0) for seeds in pair]
-    error, times = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0, NORMAL
+    error = difference_standard_error((sums[0], words), (sums[1], words)) or 0.0
+    times = NORMAL
     differences = [
         larger.bits_per_byte - smaller.bits_per_byte for larger, smaller in zip(*pair, strict=True)
     ]
@@ -76,7 +79,8 @@ def compared(
     ):
         error = math.hypot(error, of_seeds)
         times = float(stdtrit(freedom * (error / of_seeds) ** 4, 0.95))
-    difference, reach = float(np.mean(differences)), times * error * bits
+    difference = float(np.mean(differences))
+    reach = times * error * bits
     return Comparison(
         text=text,
         smaller=smaller,
@@ -103,12 +107,14 @@ def found(
 
     `about` holds the fields of the record that name its experiment, run and kind.
     """
-    count, mean = len(differences), float(np.mean(differences))
+    count = len(differences)
+    mean = float(np.mean(differences))
     reach = paired_reach(differences, level)
     mean, low, high = (float(f"{number:.6g}") for number in (mean, mean - reach, mean + reach))
     outcome = outcome_of(effect, low, high)
     when = "" if effect.share == 1 else f" after {effect.share:.0%} of the tokens"
-    series, unit = f"{effect.of} less {effect.less}{when}", UNITS[effect.quantity]
+    series = f"{effect.of} less {effect.less}{when}"
+    unit = UNITS[effect.quantity]
     sentence = (
         f"{series}: {mean:+.4g} {unit} ({low:+.4g} to {high:+.4g}, {level:.0%}, {count} seeds)"
     )
@@ -171,7 +177,9 @@ def order_verdict(
     quantities = {END: "validation perplexity"}
     if scores:
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
-    checks, phrases, seeds = [], list[str](), set[int]()
+    checks = []
+    phrases = list[str]()
+    seeds = set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
         seeds |= {seed for of in ends.values() for seed in of}

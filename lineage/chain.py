@@ -156,7 +156,8 @@ def _states(full: Any, partial: Any) -> bool:
 def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
     """Yield a sentence for each contradiction: iteration and name, and run, inputs, attempt or
     configuration and the manifest."""
-    lineage, iteration = read_object(path / LINEAGE), read_object(path / STATE).get("iteration")
+    lineage = read_object(path / LINEAGE)
+    iteration = read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
         yield f"{path.name} holds iteration {iteration}: it was exchanged or copied"
     if lineage["run"] != manifest["identity"]:

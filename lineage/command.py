@@ -47,7 +47,8 @@ BARS_OF_LIBRARIES = (
 into pipes."""
 CONTROL = re.compile(r"(\x1b\[[\d;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Matches control characters to escape, and colours, the first group, which are kept."""
-DEBUG, JSON_ERRORS = "MLM_DEBUG", "--json-errors"
+DEBUG = "MLM_DEBUG"
+JSON_ERRORS = "--json-errors"
 COMMON_OPTIONS = {
     "--quiet": "print no cost and no progress",
     "--debug": "keep the traceback of a fault of the program in a file",
@@ -122,10 +123,8 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         if isinstance(error, _CtrlC) or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             code = _explain(Interrupted(f"interrupted; the same command {afterwards()}"))
         else:
-            code, cause = (
-                _explain(error if isinstance(error, UserError) else _unforeseen(error)),
-                error,
-            )
+            code = _explain(error if isinstance(error, UserError) else _unforeseen(error))
+            cause = error
     # From here on no signal may change the exit code.
     _ignore_stops()
     release_claims()
@@ -232,8 +231,10 @@ def _unforeseen(error: Exception) -> UserError:
     # Told by its method: the class is click's, or that of the copy in newer versions of typer.
     if mistake := getattr(error, "format_message", None):
         return BadInput(mistake())
-    text, message = str(error), " ".join(str(error).split())
-    number, file = getattr(error, "errno", None), getattr(error, "filename", None) or "a file"
+    text = str(error)
+    message = " ".join(str(error).split())
+    number = getattr(error, "errno", None)
+    file = getattr(error, "filename", None) or "a file"
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
         return HardwareMissing(f"this machine has too little memory for that: {message[:200]}")
     if text == NO_HOME:

@@ -57,7 +57,8 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 def to_toml(config: BaseModel) -> str:
     """Return a TOML file of the values that differ from the defaults. Reading it gives an equal
     configuration."""
-    lines, sections = [], []
+    lines = []
+    sections = []
     for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
         if isinstance(value, dict):
             sections += [
@@ -181,7 +182,8 @@ def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
     if others := len(errors) - 1 - len(unknown):
         more += f" (and {others} more)"
     if first["type"] == "extra_forbidden":
-        name, keys = str(location[-1]), list(_keys(model))
+        name = str(location[-1])
+        keys = list(_keys(model))
         home = next((key for key in keys if key.endswith(f".{name}")), "")
         known = getattr(model, "other_names", {}).get(location[-1]) or home
         names = sorted({key.rpartition(".")[2] for key in keys})

@@ -140,7 +140,8 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
                 raise IntegrityFailure(
                     f"{directory / name} was added after {directory.name} was sealed"
                 )
-            path, expected = directory / name, files[name]
+            path = directory / name
+            expected = files[name]
             try:
                 size = path.stat().st_size
                 same = size == expected["bytes"] and (

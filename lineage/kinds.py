@@ -134,7 +134,8 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
             counted,
             "its configuration has",
         )
-    name, named = values["name"], f"{values['name']}-{values['identity'][:8]}"
+    name = values["name"]
+    named = f"{values['name']}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
         yield f"{directory.name} is called {name}, which is not the name of what it computes"
     if directory.name not in (name, named):

@@ -62,7 +62,9 @@ class Progress:
         quiet: bool = False,
         every: int | None = None,
     ) -> None:
-        self._title, self._total, self._unit = title, total, unit
+        self._title = title
+        self._total = total
+        self._unit = unit
         self._every = every
         self._is_other_rank = quiet or not is_first_rank()
         self._is_silent = self._is_other_rank or is_quiet()

@@ -129,7 +129,8 @@ class RunDirectory:
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
         """Append an attempt to the manifest: this process continues a training from an iteration,
         at a layout on some ranks."""
-        values, here = read_object(self.path / MANIFEST), describe_environment()
+        values = read_object(self.path / MANIFEST)
+        here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
         attempt = Attempt(
             iteration=iteration,
@@ -195,10 +196,8 @@ class RunDirectory:
         damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
-            name, runs = (
-                self.path.name,
-                [manifest.parent.name for manifest in self.path.parent.glob(f"*/{MANIFEST}")],
-            )
+            name = self.path.name
+            runs = [manifest.parent.name for manifest in self.path.parent.glob(f"*/{MANIFEST}")]
             begun = sorted(run for run in runs if run.startswith(f"{name}-")) or get_close_matches(
                 name, runs, 1
             )
@@ -216,13 +215,13 @@ class RunDirectory:
         not, or if the run has not begun."""
         if not (self.path / MANIFEST).is_file():
             return ""
-        began, here = Manifest(**self.manifest), describe_environment()
-        made, now = began.environment.code, here.code
+        began = Manifest(**self.manifest)
+        here = describe_environment()
+        made = began.environment.code
+        now = here.code
         if began.attempts and (code := began.attempts[-1].code):
-            made, now = (
-                f"{began.attempts[-1].release} (code {code[:8]})",
-                f"{now} (code {code_digest()[:8]})",
-            )
+            made = f"{began.attempts[-1].release} (code {code[:8]})"
+            now = f"{now} (code {code_digest()[:8]})"
         return (
             f"{self.path.name} was last worked on under {made}, and here is {now}"
             if made != now
@@ -334,7 +333,8 @@ def identity_in(manifest: Mapping[str, Any]) -> str:
             "parents": "parents",
         }
         return sha256_json({name: manifest[key] for name, key in names.items()})
-    without, version = manifest["outside_identity"], manifest["environment"]["mlm_repro"]
+    without = manifest["outside_identity"]
+    version = manifest["environment"]["mlm_repro"]
     config = {
         section: value for section, value in manifest["config"].items() if section not in without
     }

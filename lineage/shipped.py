@@ -33,7 +33,8 @@ def find_file(name: str | Path, kind: Shipped) -> Path:
     """
     if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
-    folder, suffix = kind.partition("*")[0], Path(kind).suffix
+    folder = kind.partition("*")[0]
+    suffix = Path(kind).suffix
     files = {path.relative_to(HOME).as_posix(): path for path in sorted(HOME.glob(kind))}
     shipped = {long.removeprefix(folder).removesuffix(suffix): path for long, path in files.items()}
     if not shipped:

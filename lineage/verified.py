@@ -16,7 +16,8 @@ def check_seal_once(directory: Path) -> None:
     time, so every change in place is seen. Reading takes about a second for 1.5 GB.
     """
     directory = directory.resolve()
-    name, before = f"sealed-{sha256_json(str(directory))[:32]}", _touches_of(directory)
+    name = f"sealed-{sha256_json(str(directory))[:32]}"
+    before = _touches_of(directory)
     if recall(name, before) is None:
         check_seal(directory)
         remember(name, before, b"")

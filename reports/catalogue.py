@@ -30,7 +30,8 @@ class ExperimentNumbers:
     @cached_property
     def every(self) -> list[Record]:
         """Return the published numbers, then those made here."""
-        name, claims = self.experiment.name, self.experiment.claims
+        name = self.experiment.name
+        claims = self.experiment.claims
         return [
             *(c.record(name, "" if c.x is None else self.x_name) for c in claims),
             *self.records,
@@ -61,13 +62,15 @@ class ExperimentNumbers:
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
     """Return the published table or figure, with simulated, computed and measured numbers over
     it."""
-    experiment, quantity = numbers.experiment, _drawn(numbers)
+    experiment = numbers.experiment
+    quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
     if experiment.ablation:
         command = f"mlm-experiment ablate {experiment.name} --dataset DATASET"
     layers = drawn_layers(numbers, quantity)
     shows = f"As published: {experiment.shows}" if experiment.claims else experiment.shows
-    caption, table = [shows, *_arms(numbers), *_repeats(layers)], _table(numbers, quantity)
+    caption = [shows, *_arms(numbers), *_repeats(layers)]
+    table = _table(numbers, quantity)
     label = named(quantity)
     return Exhibit(
         experiment.name.replace("/", "-"),
@@ -150,12 +153,14 @@ def _text(record: Record) -> str:
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
     """Return sentences on the number of runs behind each measured, counted and scaled point."""
-    sentences, counts = list[str](), defaultdict[str, set[int]](set)
+    sentences = list[str]()
+    counts = defaultdict[str, set[int]](set)
     for layer in layers:
         counts[layer.kind] |= {point.count for point in layer.points}
     for kind in ("measured", "counted", "scaled"):
         if kind in counts:
-            least, most = min(counts[kind]), max(counts[kind])
+            least = min(counts[kind])
+            most = max(counts[kind])
             number = str(least) if least == most else f"{least} to {most}"
             spread = ", drawn as their mean with least and most" if most > 1 else ""
             sentences.append(f"{kind.capitalize()}: {number} at a place{spread}.")

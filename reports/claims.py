@@ -177,10 +177,8 @@ def paper_parts(
         for name in (*experiments, ""):
             if name not in asked and homes.get(name) != paper:
                 continue
-            title, anchor = (
-                experiments[name].title if name else "Claims without an experiment",
-                name.replace("/", "-"),
-            )
+            title = experiments[name].title if name else "Claims without an experiment"
+            anchor = name.replace("/", "-")
             # Some have questions of our own alone.
             exhibit = drawn[name] if homes.get(name) == paper else None
             parts.append(
@@ -273,7 +271,8 @@ def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
     )
     rows = []
     for verdict in claims:
-        claim, record = verdict.claim, verdict.record
+        claim = verdict.claim
+        record = verdict.record
         ours = (show(record.value), record.kind) if record else (MISSING, "")
         run = homes.get(record.source, "") if record else ""
         rows.append(

@@ -113,7 +113,8 @@ def _shares(result: Benchmark) -> list[float]:
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
     """Return a panel of both engines' losses, and one of their nonzero differences with the least
     tolerance of all layouts."""
-    losses, differences = list[Layer](), list[Layer]()
+    losses = list[Layer]()
+    differences = list[Layer]()
     every = [_losses(result) for result in results]
     least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
     for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):

@@ -167,7 +167,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:
         color, marker = look(layer.rank)
-        line, count = dict(LINES[layer.kind]), len(layer.points)
+        line = dict(LINES[layer.kind])
+        count = len(layer.points)
         if panel.has_curves:  # larger models are thinner, so that a curve under another still shows
             line["label"] = f"{layer.series}, at the end {show(layer.final)}"
             if layer.kind != "published":
@@ -177,10 +178,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        x_values, values = (
-            [point.x for point in layer.points],
-            [point.value for point in layer.points],
-        )
+        x_values = [point.x for point in layer.points]
+        values = [point.value for point in layer.points]
         axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
         if ranges := [
             (point.x, point.value, point.low, point.high)

@@ -18,7 +18,8 @@ FORESEEN = "forecast, 90 %"
 
 def ladder_exhibit(run: Path) -> Exhibit:
     """Curves, law and forecast of a ladder. Raises IntegrityFailure for a damaged file."""
-    plan, forecast = read_document(run / PLAN, LadderPlan), read_document(run / FORECAST, Forecast)
+    plan = read_document(run / PLAN, LadderPlan)
+    forecast = read_document(run / FORECAST, Forecast)
     result = read_document(run / LADDER, LadderResult)
     places = {tuple(tokens for tokens, _ in each.curve) for each in result.runs}
     if len(places) != 1 or not {each.rung for each in result.runs} <= set(range(len(plan.rungs))):
@@ -76,12 +77,15 @@ def ladder_exhibit(run: Path) -> Exhibit:
 
 def panels_of(plan: LadderPlan, forecast: Forecast, result: LadderResult) -> list[Panel]:
     """Losses over compute with the forecast, and final losses over parameters beside the law."""
-    curves, ends, misses = list[Layer](), list[Layer](), list[Layer]()
+    curves = list[Layer]()
+    ends = list[Layer]()
+    misses = list[Layer]()
     for rung, size in enumerate(rung.parameters for rung in plan.rungs):
         runs = [each for each in result.runs if each.rung == rung]
         if not runs:
             continue
-        name, losses = compact(float(f"{size:.3g}")), [each.loss for each in runs]
+        name = compact(float(f"{size:.3g}"))
+        losses = [each.loss for each in runs]
         # Each place with its loss for every seed.
         places = zip(*(each.curve for each in runs), strict=True)
         points = [
@@ -91,7 +95,8 @@ def panels_of(plan: LadderPlan, forecast: Forecast, result: LadderResult) -> lis
         curves.append(Layer(name, rung, "scaled", tuple(points)))
         ends.append(Layer(name, rung, "scaled", (Point.mean(size, losses),)))
         misses.append(Layer(name, rung, "scaled", (Point.mean(size, misfits),)))
-    size, last = forecast.rung.parameters, len(plan.rungs) - 1
+    size = forecast.rung.parameters
+    last = len(plan.rungs) - 1
     foreseen = [
         Point(6 * size * each.tokens, each.loss, each.low, each.high) for each in forecast.curve
     ]

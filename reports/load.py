@@ -99,7 +99,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         )
     digest = check_seal(directory)
     summary = read_document(directory / SUMMARY, ReproductionSummary)
-    records, runs = read_records(directory / RECORDS), {model.run for model in summary.models}
+    records = read_records(directory / RECORDS)
+    runs = {model.run for model in summary.models}
     for number, record in enumerate(records, 1):
         is_proven = record.kind == "published" or record.digest or record.source in runs
         if not (is_proven and record.source.strip()):

@@ -67,7 +67,8 @@ def shell() -> JSON:
 
 def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
     """Return the page's HTML; every value is escaped except our own drawings and script."""
-    reproduction, verdicts = report.reproduction, report.claims
+    reproduction = report.reproduction
+    verdicts = report.claims
     context = {
         "report": report,
         "alone": False,

@@ -52,7 +52,8 @@ def render(exhibit: Exhibit) -> Drawing:
     """Return the figure of an exhibit that has one: as this machine drew it last, unless its
     numbers or the code changed."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
-    name, made_of = f"figure-{exhibit.name}", f"{_drawn_with()} {exhibit.name} {numbers}"
+    name = f"figure-{exhibit.name}"
+    made_of = f"{_drawn_with()} {exhibit.name} {numbers}"
     if not (svg := recall(name, made_of)):
         svg = _draw(exhibit)
         remember(name, made_of, svg)

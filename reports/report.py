@@ -42,7 +42,8 @@ from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
 
-REPORT, SOURCES = "report", "sources.json"
+REPORT = "report"
+SOURCES = "sources.json"
 
 
 class Sources(FileSchema):
@@ -221,7 +222,8 @@ def _drawn(
 ) -> dict[str, Exhibit]:
     """Return tables and figures of experiments, with the numbers that were run and computed. One
     whose name a reproduction's exhibit has is named NAME-runs."""
-    by_experiment, drawn = claims.by("experiment"), {}
+    by_experiment = claims.by("experiment")
+    drawn = {}
     for name, experiment in experiments.items():
         records = [record for record in every if record.experiment == name]
         if experiment.reproduction and not records:

@@ -98,7 +98,8 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
             if reproduction.scores
             else ()
         )
-        title, data = "The models on the same texts", tables.records_data(ours)
+        title = "The models on the same texts"
+        data = tables.records_data(ours)
         yield exhibit("2019-twins", title, data, [twins_table(reproduction)], sentences)
     if further:
         yield exhibit(
@@ -123,17 +124,16 @@ def evaluations_exhibit(
 ) -> Exhibit:
     """Return tables of results by protocol, with the models in this order and under their
     labels."""
-    data, shown = (
-        tables.evaluations_data(evaluations),
-        tables.evaluations_tables(evaluations, order, labels or {}),
-    )
+    data = tables.evaluations_data(evaluations)
+    shown = tables.evaluations_tables(evaluations, order, labels or {})
     return Exhibit("evaluations", "Evaluations by convention", (), data, command, tables=shown)
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
     """Return the table of documents that each stage kept, and of reasons for dropping the
     others."""
-    data, shown = tables.ledger_data(ledger), [tables.attrition_table(ledger)]
+    data = tables.ledger_data(ledger)
+    shown = [tables.attrition_table(ledger)]
     return Exhibit(
         "data-ledger", "What each stage kept and dropped", (), data, command, tables=shown
     )
@@ -170,7 +170,8 @@ def order_of(reproduction: Reproduction) -> str:
 def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
     """Return tables that compare this reproduction with the one kept with the code: how far they
     are apart, and whether their texts differ."""
-    rows, apart = [], []
+    rows = []
+    apart = []
     for name in kept.order:
         for quantity in (END, kept.scores.quantity if kept.scores else ""):
             mine, theirs = (
@@ -214,7 +215,8 @@ def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
 def _differing_packages(own: Reproduction, kept: Reproduction) -> str:
     """Return a sentence on the share of the kept text in packages whose text differs here, with the
     largest of these packages."""
-    mine, theirs = own.card.packages, kept.card.packages
+    mine = own.card.packages
+    theirs = kept.card.packages
     if not mine or not theirs:
         return (
             "The texts differ, since they are the documentation of what each machine has installed."
@@ -235,7 +237,8 @@ def _differing_packages(own: Reproduction, kept: Reproduction) -> str:
     largest = sorted(differing, key=lambda name: -differing[name].bytes)[:MOST_PACKAGES]
     named = []
     for name in largest:
-        here, there = mine[name].version if name in mine else "absent", theirs[name].version
+        here = mine[name].version if name in mine else "absent"
+        there = theirs[name].version
         named.append(
             f"{name} {here} (kept: {there})" if here != there else f"{name} {there} (a part)"
         )
@@ -270,7 +273,8 @@ def twins_table(reproduction: Reproduction) -> Table:
         if record.quantity.endswith(TWINS) and record.seed is not None:
             cells[record.series, record.quantity].append(record)
     units = {record.quantity: record.unit for same in cells.values() for record in same}
-    labels, models = reproduction.summary.labels, reproduction.summary.models
+    labels = reproduction.summary.labels
+    models = reproduction.summary.models
     rows = [
         [
             labels.get(name, name),

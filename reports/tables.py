@@ -168,7 +168,8 @@ def attrition_table(ledger: Ledger) -> Table:
     for stage in ledger.stages:
         decision = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            count, share = show(amount.documents), percent(amount.documents, stage.documents_in)
+            count = show(amount.documents)
+            share = percent(amount.documents, stage.documents_in)
             sizes = (
                 f"−{count}" if reason else count,
                 share,
@@ -295,7 +296,8 @@ def with_error(value: float | None, error: float | None) -> str:
 
 def cells_of(result: Result) -> tuple[str, ...]:
     """Return a result's cells for the columns CONVENTIONS, or LAST_WORD for a last-word test."""
-    first, error = with_error(result.perplexity, result.spread), result.log_perplexity_error
+    first = with_error(result.perplexity, result.spread)
+    error = result.log_perplexity_error
     if isinstance(result, PerplexityResult):
         words = (
             result.subword_perplexity,

@@ -165,7 +165,8 @@ def load_training(run: Path) -> Training:
         else None
     )
     ledger = card = None
-    datasets, note = named_datasets(directory), ""
+    datasets = named_datasets(directory)
+    note = ""
     if datasets:
         data = max(datasets, key=lambda each: each.weight)
         if not data.is_here:
@@ -201,7 +202,8 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Return the results and the generated text of the run's checkpoints, from the JSON files of
     `mlm-eval` beside the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
-    evaluations, samples = dict[str, Result](), []
+    evaluations = dict[str, Result]()
+    samples = []
     for path in sorted(run.parent.glob("*.json")):
         values: JSON = {}
         # Other files than `mlm-eval`'s may lie beside the run.

@@ -46,7 +46,8 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is
     NaN.
     """
-    kind, layers = engine_class(theirs), config.model.num_layers
+    kind = engine_class(theirs)
+    layers = config.model.num_layers
     torch.set_num_threads(1)
     with shared_work(config, layout, iterations, theirs) as (work, chosen):
         announce(
@@ -140,10 +141,8 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     path; equal work gets the same directory."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
-    what, settings = (
-        about | config.model_dump(mode="json"),
-        about | config.model_dump(mode="json", exclude_defaults=True),
-    )
+    what = about | config.model_dump(mode="json")
+    settings = about | config.model_dump(mode="json", exclude_defaults=True)
     run = RunDirectory.begin(runs, name, "against", what, parents, frozenset({"data"}), settings)
     if not run.is_complete:
         write_benchmark(run.path / AGAINST, result)

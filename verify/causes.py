@@ -92,11 +92,10 @@ def fold(
     norms = [
         _first(group, f"counted {ratio:g} times in the norm") for ratio, group in counted.items()
     ]
-    losses, wrong = by_probe.pop("loss", []), by_probe.pop("gradient", [])
-    copies, later = (
-        by_probe.pop("copies", []),
-        [finding for rest in by_probe.values() for finding in rest],
-    )
+    losses = by_probe.pop("loss", [])
+    wrong = by_probe.pop("gradient", [])
+    copies = by_probe.pop("copies", [])
+    later = [finding for rest in by_probe.values() for finding in rest]
     # A wrong forward pass makes every gradient wrong: whatever else was found follows from it.
     if losses:
         kind = "the forward pass differs"

@@ -181,7 +181,8 @@ class Engine:
 
         Every rank calls it, for whole parameters.
         """
-        shards, norms = self.shards(dict(self.parameters())), dict[str, float]()
+        shards = self.shards(dict(self.parameters()))
+        norms = dict[str, float]()
         for tensor in tensors:
             holders = {shard.parameter for shard in shards if shard.key == tensor}
             for name, _ in self.parameters():
@@ -267,11 +268,9 @@ class Ours(Engine):
     def __init__(self, work: Work, layout: ParityLayout) -> None:
         config = layout.configure(work.config)
         sizes = layout_of(config, layout.world_size)
-        self.work, self.config, self.mesh = (
-            work,
-            config,
-            build_mesh(sizes, layout.sequence_parallel),
-        )
+        self.work = work
+        self.config = config
+        self.mesh = build_mesh(sizes, layout.sequence_parallel)
         self.where = f"tp {self.mesh.tp.rank}, pp {self.mesh.pp.rank}, dp {self.mesh.dp.rank}"
         self.at_once = config.train.microbatch_size
         self.place = RankPlace(layout.tp, self.mesh.tp.rank, self.mesh.sequence_parallel)
@@ -338,11 +337,9 @@ class Ours(Engine):
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
         """Record a chunk's modules and its loss, which is not the output of a module. Return a
         function that ends the recording."""
-        end_hooks, batch_loss, waiting = (
-            recorder.watch(chunk, firsts),
-            chunk.batch_loss,
-            iter(firsts),
-        )
+        end_hooks = recorder.watch(chunk, firsts)
+        batch_loss = chunk.batch_loss
+        waiting = iter(firsts)
 
         def watched_loss(*args: Any) -> torch.Tensor:
             value: torch.Tensor = batch_loss(*args)
@@ -370,10 +367,8 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
     """Context manager: the training on the dataset's files, or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        scratch, facts = (
-            Path(folder),
-            DatasetFacts.read(config.data.dataset) if config.data.dataset else None,
-        )
+        scratch = Path(folder)
+        facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None
         if facts:
             tokens = tuple(facts.prefixes("train"))
         else:
@@ -385,7 +380,8 @@ def write_random_tokens(config: RunConfig, iterations: int, prefix: Path) -> Pat
     """Write documents of random tokens, a few of them frequent as in text; return the file's
     prefix."""
     random = np.random.RandomState(config.train.seed)
-    vocab_size, length = config.model.text_vocab_size, max(config.model.seq_length * 2 // 3, 1)
+    vocab_size = config.model.text_vocab_size
+    length = max(config.model.seq_length * 2 // 3, 1)
     documents = iterations * config.train.global_batch_size * 2 + 2
     with TokenFileWriter(prefix, token_dtype(vocab_size)) as writer:
         for _ in range(documents):

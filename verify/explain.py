@@ -28,7 +28,8 @@ from mlm_repro.verify.serial_replay import (
     known_faults,
 )
 
-TAIL, SEEN_AHEAD = 10.0, 2
+TAIL = 10.0
+SEEN_AHEAD = 2
 OF_TENSORS = 256
 """Units in the last place by which a tensor may differ in any case: Adam moves an element whose
 gradient is nearly 0 as far as any other, to a side that rounding chooses."""
@@ -64,7 +65,8 @@ class Judged:
     """A run, compared with the replay of its own settings."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
-        self.run, self.start = run, start
+        self.run = run
+        self.start = start
         precision = run.config.train.precision
         self.truth = SerialReplay(run, start)
         # Not compared with the run itself, but a measure of how far rounding takes such a training.
@@ -103,7 +105,8 @@ class Judged:
 
     def iterate(self, iteration: int) -> None:
         """Train an iteration in both replays, and judge the iteration `SEEN_AHEAD` before it."""
-        numbers, loose = self.truth.numbers(iteration), self.native.numbers(iteration)
+        numbers = self.truth.numbers(iteration)
+        loose = self.native.numbers(iteration)
         # Bounds never fall: what rounding has once moved stays moved.
         bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
         for name in [name for name in numbers if name in loose]:
@@ -130,14 +133,13 @@ class Judged:
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
         """Yield the recorded numbers of an iteration that are farther from `numbers` than rounding
         explains."""
-        recorded, bounds = (
-            self.run.numbers(iteration),
-            self.bounds[min(iteration + SEEN_AHEAD, self.last)],
-        )
+        recorded = self.run.numbers(iteration)
+        bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
             part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
-            distance, allowed = abs(recorded[name] - numbers[name]), part * abs(numbers[name])
+            distance = abs(recorded[name] - numbers[name])
+            allowed = part * abs(numbers[name])
             # Not `distance > allowed`, which a NaN would pass.
             if not distance <= allowed:
                 detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
@@ -167,13 +169,16 @@ class Judged:
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
         """Yield the tensors of a checkpoint that are farther from a replay's than rounding
         explains, in the order of computation."""
-        due, precision = replay.tensors(), self.run.config.train.precision
+        due = replay.tensors()
+        precision = self.run.config.train.precision
         for tensor, value in (
             SerialReplay(self.run, self.run.start_at(iteration), precision).tensors().items()
         ):
-            stored, true = value.double(), due[tensor].double()
+            stored = value.double()
+            true = due[tensor].double()
             size = float(true.norm())
-            off, allowed = stored - true, self.spread[iteration].get(tensor, 0.0) * size
+            off = stored - true
+            allowed = self.spread[iteration].get(tensor, 0.0) * size
             # Not `>`, which a NaN would pass.
             if not float(off.norm()) <= allowed:
                 row = (
@@ -234,7 +239,8 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if a run differs from the computation
     that its settings describe."""
     for run in (first, second):
-        layout, train = run.run.layout, run.config.train
+        layout = run.run.layout
+        train = run.config.train
         print(
             f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} ×"
             f" pp {layout.pp} × dp {layout.dp}, microbatches of {train.microbatch_size}"
@@ -279,7 +285,8 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
     if all bits are equal. Raises BadInput if the runs have no iteration in common."""
     common = [number for number in first.iterations if number in second.iterations]
     for number in common:
-        mine, other = first.numbers(number), second.numbers(number)
+        mine = first.numbers(number)
+        other = second.numbers(number)
         for name in [name for name in mine if name in other and mine[name] != other[name]]:
             size = abs(mine[name] - other[name])
             print(
@@ -287,7 +294,8 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
                 f" {mine[name]:.9g} and {other[name]:.9g}, {size:.2g} apart"
             )
             return number
-        theirs, ours = first.checkpoints.get(number), second.checkpoints.get(number)
+        theirs = first.checkpoints.get(number)
+        ours = second.checkpoints.get(number)
         if theirs and ours and (differing := other_tensors(theirs, ours)):
             where = f"in the checkpoint at {number}, where {len(differing)} tensors differ"
             print(f"first other bits: {differing[0]}, {where}")
@@ -337,7 +345,8 @@ def _verdict(first: Judged, second: Judged) -> str:
     """Return the reason that two runs without a fault differ."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
-        mine, other = first.numbers[number], second.numbers[number]
+        mine = first.numbers[number]
+        other = second.numbers[number]
         for name in [name for name in mine if name in other and name != "loss_scale"]:
             if abs(mine[name] - other[name]) > SAME * abs(mine[name]):
                 if name == "skipped":

@@ -163,7 +163,8 @@ def probe(
 ) -> Computed:
     """Run one rank through the probes of a training and return its results. Without weights in
     `work` it starts from its own, with noise where they are constant."""
-    engine, seen = kind(work, layout), Computed()
+    engine = kind(work, layout)
+    seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
     engine.load(weights := work.initial or with_noise(seen.initial, work.config.train.seed))
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
@@ -220,7 +221,8 @@ def after_checkpoint(
 ) -> Computed:
     """Load a checkpoint, or take one step; save a checkpoint, and take the further steps, on one
     rank."""
-    engine, seen = kind(work, layout), Computed()
+    engine = kind(work, layout)
+    seen = Computed()
     if begun:
         engine.restore(begun)
     else:
@@ -267,7 +269,8 @@ def run_serial(kind: Kind, work: Work) -> Serial:
     """Run a program on one rank, and in fp32 several times more with weights moved by rounding,
     which gives the tolerances. Raises BadInput if it does not run."""
     first = _serially(kind, work)
-    initial, shares = first.ranks[0].initial, first.ranks[0].shares
+    initial = first.ranks[0].initial
+    shares = first.ranks[0].shares
     work = replace(work, initial=with_noise(initial, work.config.train.seed))
     if all(part.value.dtype == np.float64 for part in initial):
         whole = first.whole
@@ -321,11 +324,10 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
         was lost.
         """
         # With the same kind of optimizer as the layout, because its checkpoint is loaded there.
-        begin, findings = (
-            ParityLayout(shard_optimizer=layout.shard_optimizer),
-            list[LayoutFinding](),
-        )
-        first, own = folder / f"begun-{begin.name}", folder / layout.name
+        begin = ParityLayout(shard_optimizer=layout.shard_optimizer)
+        findings = list[LayoutFinding]()
+        first = folder / f"begun-{begin.name}"
+        own = folder / layout.name
         before = [] if first.exists() else [(begin, None, first)]
         there_and_back = (
             [(layout, first, None)]
@@ -353,7 +355,9 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
             outcome = again
             if layout != SERIAL:
                 outcome = compare_layout(probe, kind, work, layout, reference, seconds=SECONDS)
-            findings, not_asked, lost = _findings(outcome, serial), "", outcome.lost
+            findings = _findings(outcome, serial)
+            not_asked = ""
+            lost = outcome.lost
             # A training that differs already would differ after a checkpoint for the same reason.
             if not outcome.failure and all(
                 finding.probe in ("planted gradient", "dropout") for finding in findings
@@ -366,7 +370,9 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
     """Return the first finding of each probe and parameter; of tensors that differ, only the first
     iteration with any counts."""
-    layout, ranks, beyond = outcome.layout, outcome.ranks, outcome.beyond
+    layout = outcome.layout
+    ranks = outcome.ranks
+    beyond = outcome.beyond
     is_exact = {part.value.dtype for rank in ranks for part in rank.initial} == {
         np.dtype(np.float64)
     }
@@ -419,12 +425,11 @@ def _finding(
 def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
     """Return the finding for a tensor that differs from the serial run's; for a gradient, a moment
     or a weight it names the parameter."""
-    probe, name = (
-        "gradient" if row.tensor.startswith("gradient") else "step",
-        parameter_of(row.tensor),
-    )
+    probe = "gradient" if row.tensor.startswith("gradient") else "step"
+    name = parameter_of(row.tensor)
     if "loss" in row.tensor or row.tensor.startswith("output"):
-        probe, name = "loss", row.tensor
+        probe = "loss"
+        name = row.tensor
     return _finding(layout, probe, name, row.largest, row.tolerance, row.where)
 
 

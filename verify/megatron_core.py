@@ -85,7 +85,8 @@ def make_it_run_on_cpus() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")
-    random, norm = core("tensor_parallel.random"), core("transformer.torch_norm").WrappedTorchNorm
+    random = core("tensor_parallel.random")
+    norm = core("transformer.torch_norm").WrappedTorchNorm
     attention = core("transformer.dot_product_attention").DotProductAttention
     vars(core("transformer.moe.moe_utils")).setdefault("te_general_gemm", None)
     core("transformer.multi_latent_attention").HAVE_TE = False
@@ -174,14 +175,16 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
         torch.distributed.init_process_group(
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
         )
-    groups, tensors = core("parallel_state"), core("tensor_parallel")
+    groups = core("parallel_state")
+    tensors = core("tensor_parallel")
     groups.initialize_model_parallel(**values["groups"])
     tensors.model_parallel_cuda_manual_seed(values["seed"])
     kind = getattr(core("transformer.transformer_config"), values["kind"])
     config = kind(
         **values["config"], finalize_model_grads_func=core("distributed").finalize_model_grads
     )
-    specs, extra = core("models.gpt.gpt_layer_specs"), JSON()
+    specs = core("models.gpt.gpt_layer_specs")
+    extra = JSON()
     settings = {
         "normalization": config.normalization,
         "qk_l2_norm": getattr(config, "qk_l2_norm", False),
@@ -221,7 +224,8 @@ def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
     """Wrap the module in DistributedDataParallel; return it with its optimizer and its schedule."""
-    distributed, optimizers = core("distributed"), core("optimizer")
+    distributed = core("distributed")
+    optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
         config, distributed.DistributedDataParallelConfig(**values["distributed"]), module
     )
@@ -243,7 +247,8 @@ def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
     for the parameters while the package describes its checkpoint."""
-    own, held = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}, {}
+    own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
+    held = {}
     by_storage: dict[int, str] = {}
     for name, parameter in own.items():
         held[name] = parameter.data
@@ -308,7 +313,8 @@ def backward(
 
     def total(counts: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
         take(output.detach() * counts)
-        loss, number = (output.float() * counts).sum(), counts.sum()
+        loss = (output.float() * counts).sum()
+        number = counts.sum()
         if not model.config.calculate_per_token_loss:  # then the ranks' gradients are averaged
             torch.distributed.all_reduce(number, group=group)
             loss = loss * group.size()
@@ -337,8 +343,11 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 def values_of(work: Work, layout: ParityLayout) -> JSON:
     """Return the settings of a rank, with the fields that the work sets, by the package's own
     names."""
-    model, train = work.config.model, work.config.train
-    dtype, batch, sharded = DTYPES[train.precision], train.global_batch_size, layout.shard_optimizer
+    model = work.config.model
+    train = work.config.train
+    dtype = DTYPES[train.precision]
+    batch = train.global_batch_size
+    sharded = layout.shard_optimizer
     sizes = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -396,7 +405,8 @@ def values_of(work: Work, layout: ParityLayout) -> JSON:
         wd_incr_style="constant",
     )
     distributed = {"grad_reduce_in_fp32": True, "use_distributed_optimizer": sharded}
-    kind, given = config_class(work.fields), partial(taken, work.fields)
+    kind = config_class(work.fields)
+    given = partial(taken, work.fields)
     return {
         "seed": SEED,
         "groups": sizes | given(core("parallel_state").initialize_model_parallel),
@@ -453,10 +463,13 @@ class MegatronCore(Engine):
                 "a mean over microbatches depends on their size: --with"
                 " calculate_per_token_loss=True"
             )
-        self.work, self.layout, self.train = work, layout, work.config.train
+        self.work = work
+        self.layout = layout
+        self.train = work.config.train
         values = values_of(work, layout)
         self.module = self.gpt = build(values, work.spec)
-        self.config, self.groups = self.gpt.config, core("parallel_state")
+        self.config = self.gpt.config
+        self.groups = core("parallel_state")
         wrapped = self.gpt.to(self.config.params_dtype)
         if self.config.bf16:
             wrapped = core("transformer.module").Float16Module(self.config, wrapped)
@@ -465,7 +478,8 @@ class MegatronCore(Engine):
         self.samples = self._samples(count) if work.tokens else self._random_samples(count)
 
     def _random_samples(self, count: int) -> list[dict[str, torch.Tensor]]:
-        model, generator = self.work.config.model, torch.Generator().manual_seed(self.train.seed)
+        model = self.work.config.model
+        generator = torch.Generator().manual_seed(self.train.seed)
         words = model.vocab_size * 7 // 8  # the last rows of the vocabulary are padding
         tokens = torch.randint(words, (count, model.seq_length + 1), generator=generator)
         lengths = torch.randint(
@@ -479,7 +493,8 @@ class MegatronCore(Engine):
 
     def _samples(self, count: int) -> Any:
         """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
-        config, model = core("datasets.gpt_dataset"), self.work.config.model
+        config = core("datasets.gpt_dataset")
+        model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
         weights = [weight for _, weight in self.work.tokens] if len(prefixes) > 1 else None
         described = config.GPTDatasetConfig(
@@ -524,11 +539,10 @@ class MegatronCore(Engine):
         restore(directory, self.gpt, self.optimizer, self.scheduler)
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        batch, ranks = self.train.global_batch_size, self.groups.get_context_parallel_group()
-        size, rank = (
-            self.layout.mb or self.train.microbatch_size,
-            self.groups.get_data_parallel_rank(),
-        )
+        batch = self.train.global_batch_size
+        ranks = self.groups.get_context_parallel_group()
+        size = self.layout.mb or self.train.microbatch_size
+        rank = self.groups.get_data_parallel_rank()
         places = list(place_groups(batch, size, rank, self.layout.dp))
         own = places_of(self.work.config.model.seq_length, ranks.size(), ranks.rank())
         batches = []

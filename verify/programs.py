@@ -67,14 +67,18 @@ class Program(Engine):
         compared, by default AdamW's. `save` writes a checkpoint into a new directory, `restore`
         loads one of any layout; every rank calls them.
         """
-        self.module, self.gradient, self.starts = model, gradient, starts or {}
+        self.module = model
+        self.gradient = gradient
+        self.starts = starts or {}
         self.own = dict(named or model.named_parameters())
         self.optimizer = optimizer
         if optimizer is None and step is None:
             self.optimizer = torch.optim.AdamW(
                 self.own.values(), lr=1e-2, eps=1e-3, weight_decay=0.1, foreach=False
             )
-        self.clip, self.clip_and_update, self.shares = clip, step, {}
+        self.clip = clip
+        self.clip_and_update = step
+        self.shares = {}
         self.counts_norm = bool(step or clip)
         if save and restore:
             vars(self).update(save=save, restore=restore)
@@ -99,7 +103,8 @@ class Program(Engine):
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
         for shard in self.shards(dict(self.parameters())):
-            own, value = self.own[shard.parameter], value_of(shard)
+            own = self.own[shard.parameter]
+            value = value_of(shard)
             local = _local(own)
             if value.shape == own.shape != local.shape:  # divided twice along one dim
                 value = _divided(value, own)
@@ -109,10 +114,8 @@ class Program(Engine):
         if self.gradient:
             return float(self.gradient())
         self.module.zero_grad()
-        total, keeps = (
-            torch.zeros(()),
-            bool(recorder) and not dist.is_initialized() and not self.shares,
-        )
+        total = torch.zeros(())
+        keeps = bool(recorder) and not dist.is_initialized() and not self.shares
         for microbatch in self.microbatches:
             loss = whole_of(self.loss(self.module, microbatch)) / len(self.microbatches)
             loss.backward()
@@ -200,13 +203,12 @@ class HeldTraining:
             if isinstance(built, Program)
             else Program(parts[0], optimizer=parts[1] if parts[1:] else None)
         )
-        program.work, data = work, layout.dp * layout.fsdp
+        program.work = work
+        data = layout.dp * layout.fsdp
         if program.gradient is None:
             rank = (dist.get_rank() if dist.is_initialized() else 0) // layout.tp % data
-            places, of = (
-                range(rank * self.microbatches, (rank + 1) * self.microbatches),
-                data * self.microbatches,
-            )
+            places = range(rank * self.microbatches, (rank + 1) * self.microbatches)
+            of = data * self.microbatches
             program.microbatches = [
                 tree_map(partial(_rows, place, of), self.batch) for place in places
             ]
@@ -265,7 +267,8 @@ def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
 
     # Each element is numbered, and the numbers are gathered: torch alone knows how it divides
     # twice.
-    own, first = like.to_local(), dist.get_rank() * 2.0**32
+    own = like.to_local()
+    first = dist.get_rank() * 2.0**32
     numbers = first + torch.arange(own.numel(), dtype=torch.float64).view(own.shape)
     of = DTensor.from_local(
         numbers, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()

@@ -51,7 +51,8 @@ class RunCheck:
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
         """Compare everything that the kind's room declares; directories that were `seen` on the way
         here are skipped."""
-        self.place, self.seen = place, seen if seen is not None else set()
+        self.place = place
+        self.seen = seen if seen is not None else set()
         self.broken: list[str] = []
         """A sentence for each difference."""
         self.absent: list[str] = []
@@ -116,7 +117,9 @@ class RunCheck:
     def _follow(self, parent: Parent) -> None:
         """Check an input: its digest and, if it is on disk, every byte of it, and then the input as
         a run. Each is checked once."""
-        name, place, made = parent.name, parent.place, self.manifest
+        name = parent.name
+        place = parent.place
+        made = self.manifest
         if name and made:
             if not is_sealed(place):
                 self.absent.append(f"{name} ({place.name})")
@@ -179,7 +182,8 @@ def kind_of(place: Path) -> str:
 def against(run: Path) -> Comparisons:
     """Compare the curves of two engines with the tolerances, shares and disagreements stated about
     them."""
-    result, config = read_engines(run), read_document(run / MANIFEST, Manifest).config
+    result = read_engines(run)
+    config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")}
     yield as_said(result, due, AGAINST, f"{MANIFEST} says")
     for case in (case for case in result.cases if case.series):
@@ -217,7 +221,8 @@ def report(run: Path) -> Comparisons:
         yield Parent(path, strictly=False)
     with tempfile.TemporaryDirectory() as folder:
         write_report(assemble(inputs), Path(folder))
-        made, here = _digests(Path(folder)), _digests(run / REPORT)
+        made = _digests(Path(folder))
+        here = _digests(run / REPORT)
         if others := sorted(name for name in made | here if made.get(name) != here.get(name)):
             yield (
                 f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not):"

@@ -77,10 +77,8 @@ def replay(run: Path, count: int | None) -> None:
     # Not by a seed, which somebody who forges a run could know.
     drawn = sorted(random.SystemRandom().sample(every, wanted))
     segments = [_read_segment(directory.path, config, start, end) for start, end in drawn]
-    iterations, most = (
-        sum(end - start for start, end in drawn),
-        max(segment.layout.world_size for segment in segments),
-    )
+    iterations = sum(end - start for start, end in drawn)
+    most = max(segment.layout.world_size for segment in segments)
     announce(
         f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes"
     )
@@ -114,10 +112,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
                 f" {value!r}: the same bits are promised for one numerics identity"
             )
     try:
-        layout, threads = (
-            Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")}),
-            int(recorded["threads"]),
-        )
+        layout = Layout(**{axis: int(recorded[axis]) for axis in ("tp", "pp", "dp")})
+        threads = int(recorded["threads"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path} does not record its layout and threads: {error}") from error
     stored = read_object(path / CONFIG).get("parallel") or config.parallel.model_dump()
@@ -144,7 +140,9 @@ def _replay_segment(run: Path, segment: Segment) -> list[str]:
 def _train_again(run: Path, segment: Segment, root: Path) -> Path:
     """Train from the run's checkpoint at the segment's start to its end; return the new run
     directory below `root`."""
-    config, start, end = segment.config, segment.start, segment.end
+    config = segment.config
+    start = segment.start
+    end = segment.end
     schedule = {"checkpoint_interval": config.train.iterations, "keep_checkpoints": 2}
     record = config.record.model_copy(update={"loggers": ()})
     config = config.model_copy(
@@ -198,7 +196,8 @@ def _compare_metrics(run: Path, again: Path, segment: Segment) -> Iterator[str]:
 
 def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
     """Yield a sentence for the first tensor that differs, or else for the state."""
-    theirs, ours = checkpoint_path(run, end), checkpoint_path(again, end)
+    theirs = checkpoint_path(run, end)
+    ours = checkpoint_path(again, end)
     check_seal(theirs)
     if differing := other_tensors(theirs, ours):
         many = f"{len(differing)} of {len(read_object(ours / INDEX))} tensors do"
@@ -210,23 +209,23 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
     """Return the tensors that differ in two checkpoints: weights in the order of the model, then
     the optimizer's, then memory."""
-    stated, computed = read_object(theirs / INDEX), read_object(ours / INDEX)
+    stated = read_object(theirs / INDEX)
+    computed = read_object(ours / INDEX)
     differing = []
     for name in sorted({**computed, **stated}, key=lambda name: name.startswith(OPTIMIZER_STATE)):
         if name not in computed or name not in stated:
             differing.append(f"{name}, which only one of the two has")
             continue
-        tensor, true = (
-            read_whole(theirs, stated, name).reshape(-1),
-            read_whole(ours, computed, name).reshape(-1),
-        )
+        tensor = read_whole(theirs, stated, name).reshape(-1)
+        true = read_whole(ours, computed, name).reshape(-1)
         if (tensor.dtype, tensor.shape) != (true.dtype, true.shape):
             differing.append(
                 f"{name}, {tensor.dtype} {list(tensor.shape)} for {true.dtype} {list(true.shape)}"
             )
         elif count := int((_bytes(tensor) != _bytes(true)).any(-1).sum()):
             differing.append(f"{name}, in {count:,} of {tensor.numel():,} numbers")
-    files, true_files = sealed_files(theirs), sealed_files(ours)
+    files = sealed_files(theirs)
+    true_files = sealed_files(ours)
     memory = sorted(name for name in {*files, *true_files} if name.startswith("memory-"))
     return differing + [name for name in memory if files.get(name) != true_files.get(name)]
 

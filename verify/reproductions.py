@@ -95,7 +95,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
     """Return the program of a finding; empty if it cannot be shown without this suite."""
-    layout, key = parse_layout(finding.layout), parameter_of(finding.parameter)
+    layout = parse_layout(finding.layout)
+    key = parameter_of(finding.parameter)
     told: JSON = {
         "subject": report.subject,
         "title": f"{finding.probe} of {key}",
@@ -125,7 +126,8 @@ def program(finding: LayoutFinding, report: LayoutsReport) -> str:
             ),
         }
     elif report.program == "torch" and layout.dp * layout.fsdp == layout.world_size:
-        fields, kind = report.fields, report.fields.get("reduce_dtype", "")
+        fields = report.fields
+        kind = report.fields.get("reduce_dtype", "")
         factor = fields.get("gradient_divide_factor")
         divide = f"model.set_gradient_divide_factor({factor})" if factor else ""
         told |= {

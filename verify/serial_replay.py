@@ -64,13 +64,15 @@ class RecordedRun:
         """Read the run. Raises BadInput for a directory that is not a training or has no iteration
         yet."""
         directory = RunDirectory.open(path, "training")
-        self.path, self.run = directory.path, resolve_begun(directory)
+        self.path = directory.path
+        self.run = resolve_begun(directory)
         self.name, self.config, lines = str(path), self.run.config, read_metrics(self.path)
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
             self.validations[validation.iteration].append(validation)
         self.checkpoints = {iteration_of(path): path for path in complete_checkpoints(self.path)}
-        self.begin, seam = Start(), self.config.train.continues
+        self.begin = Start()
+        seam = self.config.train.continues
         if origin := self.run.origin:
             place = resolve_checkpoint(origin.place)
             self.begin = Start(seam.iteration if seam else 0, place, origin.digest, bool(seam))
@@ -132,18 +134,18 @@ class SerialReplay(Trainer, Guard):
     ) -> None:
         """Build the model at its start; with `is_moved` master weights are moved by up to half a
         unit in their last place."""
-        config, changed = recorded.config, {"precision": precision, **fault.train}
-        train, model = (
-            config.train.model_copy(update=changed),
-            config.model.model_copy(update=fault.model),
-        )
+        config = recorded.config
+        changed = {"precision": precision, **fault.train}
+        train = config.train.model_copy(update=changed)
+        model = config.model.model_copy(update=fault.model)
         config = config.model_copy(update={"parallel": SERIAL, "train": train, "model": model})
         super().__init__(
             replace(recorded.run, config=config),
             RunDirectory(recorded.path),
             serial_mesh(local_device()),
         )
-        self.recorded, self.guards = recorded, [self]
+        self.recorded = recorded
+        self.guards = [self]
         optimizer = self.step.optimizer
         if start.place:
             own = start.place, start.digest, self.model.parameters, optimizer
@@ -168,7 +170,8 @@ class SerialReplay(Trainer, Guard):
         validations after it."""
         numbers: Numbers = {}
         if now := self.recorded.steps.get(iteration):
-            train, overflows = self.recorded.config.train, now.gradient_norm is None
+            train = self.recorded.config.train
+            overflows = now.gradient_norm is None
             self.now = now
             """The recorded iteration that is trained again."""
             line = self.iterate(iteration - 1)[0]
@@ -286,8 +289,11 @@ def _named(validation: Validation) -> str:
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
     """Yield the known faults that this run can have; `row` is the row of the word embedding that is
     farthest off."""
-    model, train, dp = recorded.config.model, recorded.config.train, recorded.run.layout.dp
-    batch, count = train.global_batch_size, train.global_batch_size // (train.microbatch_size * dp)
+    model = recorded.config.model
+    train = recorded.config.train
+    dp = recorded.run.layout.dp
+    batch = train.global_batch_size
+    count = train.global_batch_size // (train.microbatch_size * dp)
     other = "samples" if train.clock == "updates" else "updates"
     counts = f"the schedule counts {other}, not {train.clock}"
     yield KnownFault(counts, train={"clock": other})
@@ -310,15 +316,11 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
         looked_up = f"row {row} of the word embedding has no gradient where it is looked up"
         yield KnownFault(looked_up, partial(_row_left_out, row))
     if model.family == "bert":
-        told, not_told = (
-            "the loss is a mean of the microbatches' means, not of the batch",
-            "microbatch",
-        )
+        told = "the loss is a mean of the microbatches' means, not of the batch"
+        not_told = "microbatch"
         if train.normalise != "batch":
-            told, not_told = (
-                "the loss is the mean of the batch, not of microbatches' means",
-                "batch",
-            )
+            told = "the loss is the mean of the batch, not of microbatches' means"
+            not_told = "batch"
         yield KnownFault(told, train={"normalise": not_told})
     if train.precision == "fp16" and train.clip_gradient:
         clipped = "the gradient is clipped before the loss scale is taken out"
@@ -327,7 +329,8 @@ def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]
             clipped, lambda replay: _passed(replay.step, "gradient", partial(_scaled, replay))
         )
     if model.dropout:
-        first, each = tuple(range(train.microbatch_size)), batch // dp
+        first = tuple(range(train.microbatch_size))
+        each = batch // dp
         reuses: dict[str, Callable[[Dropout], Dropout]] = {
             "iteration": lambda dropout: replace(dropout, iteration=0),
             "microbatch": lambda dropout: replace(dropout, samples=first),

@@ -61,7 +61,9 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
 
     Raises BadInput for fields that the program does not have.
     """
-    name, given, count = asked.program, asked.fields, asked.microbatches
+    name = asked.program
+    given = asked.fields
+    count = asked.microbatches
     if bare := next((text for text in given if "=" not in text), None):
         raise BadInput(f"--with {bare} has no value: write FIELD=VALUE")
     for number, file in enumerate(asked.imports):

@@ -28,7 +28,12 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.verify.parity import SERIAL, ParityLayout
 from mlm_repro.verify.programs import EXACT, HeldTraining, Program, whole_of
 
-HIDDEN, HEAD, WORDS, LENGTH, ROWS, LAYERS = 32, 8, 64, 12, 8, 4
+HIDDEN = 32
+HEAD = 8
+WORDS = 64
+LENGTH = 12
+ROWS = 8
+LAYERS = 4
 CLIP = 0.1
 """Largest norm of the gradient."""
 ROUNDINGS = 8
@@ -61,7 +66,8 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
-        self.q_norm, self.k_norm = nn.RMSNorm(HEAD, eps=1e-6), nn.RMSNorm(HEAD, eps=1e-6)
+        self.q_norm = nn.RMSNorm(HEAD, eps=1e-6)
+        self.k_norm = nn.RMSNorm(HEAD, eps=1e-6)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (
@@ -78,9 +84,11 @@ class DecoderBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = nn.RMSNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.attention_norm = nn.RMSNorm(HIDDEN)
+        self.mlp_norm = nn.RMSNorm(HIDDEN)
         self.attention = Attention()
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+        self.up = nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.down = nn.Linear(4 * HIDDEN, HIDDEN)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -228,14 +236,16 @@ class Builder:
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Build this rank's stages of torch.distributed.pipelining and the step over their
         microbatches."""
-        rank, count = dist.get_rank(), max(self.microbatches, 2 * layout.pp)
+        rank = dist.get_rank()
+        count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
         each = 1 if issubclass(schedule, PipelineScheduleSingle) else 2
         numbers = [rank + layout.pp * turn for turn in range(each)]
         # These run from the first rank to the last and back, so a rank has two stages that mirror.
         if self.fields.schedule in ("ZBVZeroBubble", "DualPipeV"):
             numbers = [rank, 2 * layout.pp - 1 - rank]
-        of, device = layout.pp * each, torch.device("cpu")
+        of = layout.pp * each
+        device = torch.device("cpu")
         stages = [
             PipelineStage(self.stage(model, number, of), number, of, device) for number in numbers
         ]

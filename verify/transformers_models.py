@@ -21,7 +21,8 @@ from mlm_repro.verify.programs import HeldTraining
 NONE_NEAR = "none is like it"
 SMALL = read_toml(Path(__file__).with_name("small.toml"))["transformers"]
 """Sizes of the small model, for each field that a configuration has."""
-ROWS, LENGTH = 8, 12
+ROWS = 8
+LENGTH = 12
 
 
 @contextmanager

@@ -46,7 +46,8 @@ ROWS: dict[str, Callable[[str], str]] = {
     "lines": "{}\n".format,
 }
 PUBLISHED = load_config(Path(__file__).with_name("published.toml"), Published)
-TEST_SETS, GPT2_FILES = PUBLISHED.test_sets, PUBLISHED.gpt2
+TEST_SETS = PUBLISHED.test_sets
+GPT2_FILES = PUBLISHED.gpt2
 FILE_KINDS = ("jsonl", "text")
 
 

@@ -9,7 +9,8 @@ from itertools import accumulate, islice
 
 from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 
-TAG, LINK = r"<[^<>]{1,2000}>", r"\]\([^()\s]{1,2000}\)"
+TAG = r"<[^<>]{1,2000}>"
+LINK = r"\]\([^()\s]{1,2000}\)"
 MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")
 """A soft hyphen, a tag, or what follows the words of a link in Markdown."""
 SPACED = {
@@ -93,7 +94,8 @@ class Ngrams:
 def _without_marks(text: str) -> list[tuple[int, str]]:
     """Return the text in parts, each with its position: soft hyphens are left out, tags and targets
     of links become spaces."""
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for mark in MARK.finditer(text):
         pieces.append((end, text[end : mark.start()] + " " * (mark.group() != "\u00ad")))
         end = mark.end()

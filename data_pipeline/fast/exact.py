@@ -70,7 +70,8 @@ def checked_with_tables(
     import numba
     from llvmlite import binding  # type: ignore[import-untyped]
 
-    file, library = f"{tables[0]}.npz", find_spec(tables[1])
+    file = f"{tables[0]}.npz"
+    library = find_spec(tables[1])
     folders = [Path(__file__).parent, Path(str(library and library.origin)).parent]
     processor = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     made_of = digest_of(

@@ -145,10 +145,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     after_decoding = [FIXERS[repair] for repair in AFTER_DECODING if repair not in left_out]
     widths = {} if "fix_character_width" in left_out else chardata.WIDTH_MAP
     kinds = np.zeros(LAST + 1, np.uint8)
-    translated, marks = (
-        map(chr, (*chardata.LIGATURES, *widths)),
-        {min(mark, chr(LAST)) for mark in MARKS},
-    )
+    translated = map(chr, (*chardata.LIGATURES, *widths))
+    marks = {min(mark, chr(LAST)) for mark in MARKS}
     for bit, members in enumerate((PLAIN, "&", translated, quotes, repaired, (), marks)):
         kinds[[ord(character) for character in members]] |= np.uint8(1 << bit)
     kinds[kinds == 0] = OTHER
@@ -200,13 +198,15 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         after = decoded_once(text, config)[0]
         while after != text:
             next(passes)
-            text, after = after, decoded_once(after, config)[0]
+            text = after
+            after = decoded_once(after, config)[0]
         return text
 
     def repaired_with(text: str, entities: bool) -> str:
         """Return the text with all repairs, as `ftfy.fix_and_explain` makes them. Raises Unfit if
         that takes too many passes."""
-        passes, before = _passes(), ""
+        passes = _passes()
+        before = ""
         while text != before:
             next(passes)
             before = text

@@ -127,7 +127,8 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
     spaces.
     """
     letters = _letters(factory)
-    keys, rows = np.full(1 << SLOTS_LOG2, -1, np.int64), np.full(1 << SLOTS_LOG2, -1, np.int32)
+    keys = np.full(1 << SLOTS_LOG2, -1, np.int64)
+    rows = np.full(1 << SLOTS_LOG2, -1, np.int32)
     for row, word in enumerate(factory.word_lang_prob_map):
         if not 1 <= len(word) <= NGram.N_GRAM or word in (" ", "  ") or word[1:-1] == " ":
             continue
@@ -205,7 +206,8 @@ def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, 
             for number in range(1 if third == SPACE else 0, 2 if second == SPACE else 3):
                 features[count] = _lookup(grams[number], keys, rows)
                 count += features[count] >= 0
-        first, second = second, third
+        first = second
+        second = third
     return features[:count]
 
 
@@ -260,10 +262,8 @@ def _probabilities(
             )
             draw += 4
             radius = math.sqrt(-2.0 * math.log(1.0 - y))
-            gauss, spare = (
-                math.cos(x * (2.0 * math.pi)) * radius,
-                math.sin(x * (2.0 * math.pi)) * radius,
-            )
+            gauss = math.cos(x * (2.0 * math.pi)) * radius
+            spare = math.sin(x * (2.0 * math.pi)) * radius
         else:
             gauss = spare
         weight = (0.5 + gauss * 0.05) / 10000

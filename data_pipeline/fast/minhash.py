@@ -87,7 +87,8 @@ def sha1_hashes32(
         lanes = min(LANES, chosen.shape[0] - first)
         schedule[: WORDS * LANES] = 0
         for lane in range(lanes):
-            start, end = starts[chosen[first + lane]], ends[chosen[first + lane]]
+            start = starts[chosen[first + lane]]
+            end = ends[chosen[first + lane]]
             for index in range(end - start):
                 bits = np.uint32(24 - 8 * (index & 3))
                 schedule[(index >> 2) * LANES + lane] |= np.uint32(data[start + index]) << bits
@@ -231,15 +232,16 @@ def _signature(
     hashes met in this document.
     """
     minima = np.full(multipliers.shape[0], np.uint32(0xFFFFFFFF))
-    keys, starts, ends = (
-        np.empty(CHUNK, np.uint64),
-        np.empty(CHUNK, np.int64),
-        np.empty(CHUNK, np.int64),
-    )
-    mixed, missing = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.int64)
+    keys = np.empty(CHUNK, np.uint64)
+    starts = np.empty(CHUNK, np.int64)
+    ends = np.empty(CHUNK, np.int64)
+    mixed = np.empty(CHUNK, np.uint32)
+    missing = np.empty(CHUNK, np.int64)
     hashes = np.empty(UNIQUE_HASHES, np.uint32)
     tag = np.uint64(document) << np.uint64(32)
-    start, end, unique = 0, first_end(data, characters), 0
+    start = 0
+    end = first_end(data, characters)
+    unique = 0
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
         unknown = 0
@@ -275,11 +277,9 @@ def _slot(key: np.uint64) -> np.int64:
 def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numbers) -> None:
     """Lower each minimum, in place, to the smallest of the permuted hashes."""
     for permutation in range(minima.shape[0]):
-        multiplier, offset, lowest = (
-            multipliers[permutation],
-            offsets[permutation],
-            minima[permutation],
-        )
+        multiplier = multipliers[permutation]
+        offset = offsets[permutation]
+        lowest = minima[permutation]
         for number in range(hashes.shape[0]):
             lowest = min(lowest, np.uint32(hashes[number] * multiplier + offset))
         minima[permutation] = lowest

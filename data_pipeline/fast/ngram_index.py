@@ -54,7 +54,8 @@ class NgramIndex:
         """
         word_rows = _word_arrays(min(len(text), CHUNK_CHARACTERS) + 1, self._words)
         word_rows[STARTS, 0] = 0
-        count, within_word = 0, False
+        count = 0
+        within_word = False
         for origin in range(0, len(text), CHUNK_CHARACTERS):
             chunk = text[origin : origin + CHUNK_CHARACTERS]
             if origin + CHUNK_CHARACTERS >= len(text):
@@ -84,7 +85,8 @@ class NgramIndex:
             word_rows = _word_arrays(len(codes), self._words)
             count, _ = _hash_words(codes, 0, self._fold, word_rows, 0, False)
             lengths = [text.count(" ") + 1 for text in batch]
-            owner, runs = np.repeat(np.arange(len(batch)), lengths), count - self._words + 1
+            owner = np.repeat(np.arange(len(batch)), lengths)
+            runs = count - self._words + 1
             total = np.zeros(runs, np.uint64)
             for offset in range(self._words):
                 total = total * RADIX + word_rows[HASHES, offset : offset + runs]
@@ -147,7 +149,8 @@ def _hash_words(
     The loop has no branches, because a processor cannot predict where words end: every character
     writes its word again, and the end of a word moves on to the next entry.
     """
-    hashes, starts = word_rows[HASHES], word_rows[STARTS]
+    hashes = word_rows[HASHES]
+    starts = word_rows[STARTS]
     value = hashes[count] if within_word else ZERO
     start = starts[count]
     for index in range(len(codes)):

@@ -46,37 +46,23 @@ SMALL_MEMORY_BYTES = 8 << 30
 """Memory assumed if the machine does not report it."""
 MEMBERS_OF_A_TASK = 1 << 14
 LINK_BYTES_PER_DOCUMENT = 40
-BUCKETS_AT_ONCE, ROWS_AT_ONCE = 1 << 10, 1 << 10
+BUCKETS_AT_ONCE = 1 << 10
+ROWS_AT_ONCE = 1 << 10
 OPEN_SHARDS = 128
 COPY = np.dtype([("document", np.int64), ("first", np.int64)])
 """A document and an earlier one with the same text, by their numbers in the corpus."""
-(
-    COPIES,
-    FIRSTS,
-    STARTS,
-    BAND,
-    SKETCHES,
-    DISTINCT,
-    FOREST,
-    PARTLY,
-    MEMBERS,
-    COMPONENTS,
-    DECISIONS,
-    COMPARED,
-) = (
-    "copies.npy",
-    "firsts.npy",
-    "starts.npy",
-    "band-{:04d}.bin",
-    "sketches.bin",
-    "distinct.bin",
-    "forest.npy",
-    "partly.npy",
-    "members.npy",
-    "components.npy",
-    "decisions.npy",
-    "compared.npy",
-)
+COPIES = "copies.npy"
+FIRSTS = "firsts.npy"
+STARTS = "starts.npy"
+BAND = "band-{:04d}.bin"
+SKETCHES = "sketches.bin"
+DISTINCT = "distinct.bin"
+FOREST = "forest.npy"
+PARTLY = "partly.npy"
+MEMBERS = "members.npy"
+COMPONENTS = "components.npy"
+DECISIONS = "decisions.npy"
+COMPARED = "compared.npy"
 
 
 class Corpus:
@@ -84,7 +70,9 @@ class Corpus:
     shard's first number."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
-        self._prepared, self._measured, self._starts = prepared, measured, starts
+        self._prepared = prepared
+        self._measured = measured
+        self._starts = starts
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
 
     def place(self, number: int) -> tuple[int, int]:
@@ -143,10 +131,8 @@ def find_duplicates(
         for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
-    tasks, about = (
-        {"tasks": len(resolving), "linked": len(jobs)},
-        (laid.input, copies.input, forests.input),
-    )
+    tasks = {"tasks": len(resolving), "linked": len(jobs)}
+    about = (laid.input, copies.input, forests.input)
     decisions = workspace.one("decisions", collect_decisions, tasks, decided.input, *about)
     counted = decisions.counts[0]
     left = sum(task_counts["uncompared"] for task_counts in (*forests.counts, *decided.counts))
@@ -187,7 +173,8 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
     """Return one 64-bit word of the digests of all texts, [documents]."""
-    words, start = np.empty(sum(counts), np.uint64), 0
+    words = np.empty(sum(counts), np.uint64)
+    start = 0
     for shard, count in enumerate(counts):
         digests = np.fromfile(measured / f"{shard:05d}" / DIGESTS, np.uint64).reshape(-1, 2)
         words[start : start + count] = digests[:, word]
@@ -198,7 +185,8 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the numbers of distinct documents, their sketches and their keys of each band,
     each into a file of its own."""
-    config, measured = DeduplicateConfig(**settings["config"]), inputs[0]
+    config = DeduplicateConfig(**settings["config"])
+    measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]
     number = 0
     with ExitStack() as stack:
@@ -242,9 +230,11 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     Documents that were compared with only a part of a bucket are written beside it. Sketches are
     read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets.
     """
-    config, folder = DeduplicateConfig(**settings["config"]), inputs[0] / "00000"
+    config = DeduplicateConfig(**settings["config"])
+    folder = inputs[0] / "00000"
     sketches, pages = _open_sketches(folder, config)
-    forest, partly = np.arange(settings["documents"]), np.zeros(settings["documents"], np.bool_)
+    forest = np.arange(settings["documents"])
+    partly = np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))

@@ -16,8 +16,11 @@ from mlm_repro.data_pipeline.tokens.token_file import TokenFileWriter
 from mlm_repro.data_pipeline.work.document_shard import LINES
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
-STARTS, SLICE_TOKENS, SLICE_LINES = "starts.npy", "tokens", "documents.jsonl"
-SLICE_BYTES, PLACE_BYTES = 64 << 20, 48
+STARTS = "starts.npy"
+SLICE_TOKENS = "tokens"
+SLICE_LINES = "documents.jsonl"
+SLICE_BYTES = 64 << 20
+PLACE_BYTES = 48
 SLICE_DOCUMENTS = 1 << 16
 """Largest number of documents in a slice: each takes a few hundred bytes of memory beside its
 text."""
@@ -81,7 +84,8 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     shards = np.searchsorted(starts, numbers, side="right") - 1
     dtype = np.dtype(settings["dtype"]) if settings["dtype"] else None
     total = np.zeros(2, np.int64)
-    lines, tokens = [b""] * len(numbers), [np.empty(0, dtype)] * len(numbers)
+    lines = [b""] * len(numbers)
+    tokens = [np.empty(0, dtype)] * len(numbers)
     prepared, measured, selected = inputs[1:]
     # Documents are fetched in the order of the input, so that each shard is opened once.
     for number, slots in groupby(np.argsort(numbers).tolist(), lambda slot: int(shards[slot])):
@@ -106,10 +110,8 @@ def gather_slice(settings: Settings, inputs: list[Path], directory: Path) -> Cou
                         opened(selected if is_part else prepared, LINES), end - start, start
                     )
                 if dtype:
-                    descriptor, width = (
-                        opened(selected if is_part else measured, TOKENS),
-                        dtype.itemsize,
-                    )
+                    descriptor = opened(selected if is_part else measured, TOKENS)
+                    width = dtype.itemsize
                     tokens[slot] = np.frombuffer(
                         os.pread(descriptor, (last - first) * width, first * width), dtype
                     )

@@ -33,14 +33,12 @@ from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer, load_once
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
-NUMBERS, SIZES, TOKENS, FINGERPRINTS, DIGESTS, MATCHES = (
-    "numbers.npy",
-    "sizes.npy",
-    "tokens.bin",
-    "fingerprints.bin",
-    "digests.bin",
-    "matches.jsonl",
-)
+NUMBERS = "numbers.npy"
+SIZES = "sizes.npy"
+TOKENS = "tokens.bin"
+FINGERPRINTS = "fingerprints.bin"
+DIGESTS = "digests.bin"
+MATCHES = "matches.jsonl"
 BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
 """Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
 cache; and the characters that a document counts for at least, so that empty documents do not fill
@@ -62,16 +60,12 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     )
     dtype = token_dtype(tokenizer.vocab_size) if tokenizer else None
     filters = [TOKEN_FILTERS[name](**section) for name, section in settings["filters"]]
-    entries, seconds = (
-        [StageAttrition.begin(token_filter.name) for token_filter in filters],
-        defaultdict[str, float](float),
-    )
-    numbers, sizes, indices, folder = (
-        array("q"),
-        array("q"),
-        count(),
-        directory if settings.get("keep_dropped") else None,
-    )
+    entries = [StageAttrition.begin(token_filter.name) for token_filter in filters]
+    seconds = defaultdict[str, float](float)
+    numbers = array("q")
+    sizes = array("q")
+    indices = count()
+    folder = directory if settings.get("keep_dropped") else None
     deduplicate = DeduplicateConfig(**settings["deduplicate"]) if settings["deduplicate"] else None
     search = settings["decontaminate"]
     paths = tuple(map(Path, settings["test_sets"]))
@@ -91,7 +85,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 # One counter runs over all batches. Numbers that began anew in each batch once made
                 # duplicates be judged, and texts kept, by the wrong document.
                 index = next(indices)
-                size, tokens = size_bytes(document.text), 0 if ids is None else len(ids)
+                size = size_bytes(document.text)
+                tokens = 0 if ids is None else len(ids)
                 if not _is_kept(document, size, tokens, filters, entries, folder):
                     continue
                 if ids is not None:
@@ -157,7 +152,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         characters += max(DOCUMENT_CHARACTERS, len(document.text))
         if characters >= BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     yield batch
 
 

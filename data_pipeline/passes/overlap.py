@@ -31,13 +31,15 @@ from mlm_repro.data_pipeline.work.workspace import Job, Workspace
 from mlm_repro.lineage.atomic import JSON, write_json
 from mlm_repro.lineage.errors import BadInput
 
-FOUND, RESULT = "found.txt", "overlap.json"
+FOUND = "found.txt"
+RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
     """Return the number of texts, and the n-grams of a test-set file that they contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
-    read, contained = 0, set[str]()
+    read = 0
+    contained = set[str]()
     for text in texts:
         read += 1
         contained.update(

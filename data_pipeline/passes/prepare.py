@@ -119,6 +119,7 @@ def _filter(
             return None
         if outcome != document.text:
             entry.changed += 1
-            document, size = replace(document, text=outcome), size_bytes(outcome)
+            document = replace(document, text=outcome)
+            size = size_bytes(outcome)
         entry.keep(size)
     return document

@@ -21,7 +21,9 @@ from mlm_repro.data_pipeline.tokens.tokenizer import load_once
 from mlm_repro.data_pipeline.work.document_shard import DocumentShard, DocumentWriter
 from mlm_repro.data_pipeline.work.tasks import Counts, Settings
 
-PLACES, RARE, LEFT_IN = "places.bin", "rare.txt", "left_in.jsonl"
+PLACES = "places.bin"
+RARE = "rare.txt"
+LEFT_IN = "left_in.jsonl"
 
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -64,13 +66,12 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     tokenizer = (
         load_once(more.pop(0) / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
     )
-    documents, numbers, sizes = (
-        DocumentShard(prepared),
-        np.load(measured / NUMBERS),
-        np.load(measured / SIZES),
-    )
+    documents = DocumentShard(prepared)
+    numbers = np.load(measured / NUMBERS)
+    sizes = np.load(measured / SIZES)
     gone = _dropped(decisions, settings["start"], settings["count"])
-    deduplicate, cut = StageAttrition.begin("deduplicate"), StageAttrition.begin("decontaminate")
+    deduplicate = StageAttrition.begin("deduplicate")
+    cut = StageAttrition.begin("decontaminate")
     folder = directory if settings.get("keep_dropped") else None
     for number in np.flatnonzero(gone):
         drop(
@@ -86,7 +87,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
     index = array("q")
-    tokens_before, encoded = np.concatenate([[0], np.cumsum(sizes[:, 1])]), 0
+    tokens_before = np.concatenate([[0], np.cumsum(sizes[:, 1])])
+    encoded = 0
     with (
         DocumentWriter(directory) as parts,
         (directory / TOKENS).open("wb") as token_file,

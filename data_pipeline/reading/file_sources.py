@@ -112,7 +112,8 @@ class FileSource:
             self._spool.flush()
             return [("stdin", Path(self._spool.name))]
         if path.is_dir():
-            root, files = path, list(self._below(path))
+            root = path
+            files = list(self._below(path))
         else:
             matching = [Path(file) for file in sorted(glob.glob(str(path), recursive=True))]
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts[:-1])
@@ -234,7 +235,8 @@ class FileSource:
     def _below(self, path: Path) -> Iterator[tuple[str, Path]]:
         """Yield name and path of the files of this kind below a directory, and warn of other files.
         Raises BadInput for a link that leads out of it or to nothing."""
-        resolved, others = path.resolve(), list[Path]()
+        resolved = path.resolve()
+        others = list[Path]()
         snapshots = [
             folder for folder in (resolved, *resolved.parents) if folder.name == "snapshots"
         ]
@@ -396,7 +398,9 @@ def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
         size += group_bytes
         if size >= shard_bytes or number == len(sizes):
             yield replace(piece, start=start, end=number, before=rows, bytes=size)
-            start, rows, size = number, passed, 0
+            start = number
+            rows = passed
+            size = 0
 
 
 def _check_column(piece: Piece, schema: Any) -> None:

@@ -179,7 +179,8 @@ class HubSource:
         does not answer."""
         from huggingface_hub import HfApi
 
-        location, files = self._location, []
+        location = self._location
+        files = []
         with suppress(Interrupted), asking_for(self.name):
             described = HfApi().dataset_info(
                 location.repository, revision=location.revision, files_metadata=True
@@ -215,7 +216,9 @@ class HubSource:
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
-    name, number, split = settings["name"], settings["file"], settings["split"]
+    name = settings["name"]
+    number = settings["file"]
+    split = settings["split"]
     name = name if split == TRAIN else f"{name}/{split}"
     with (directory / HARVESTED).open("wb") as file, asking_for(name):
         rows = _open(settings["location"])[split].shard(num_shards=settings["files"], index=number)

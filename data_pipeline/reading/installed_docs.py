@@ -36,7 +36,8 @@ from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import DataMissing, cause
 
-PACKAGE, PYTHON = "mlm-repro", "python"
+PACKAGE = "mlm-repro"
+PYTHON = "python"
 TEXT_SUFFIXES = (".md", ".rst", ".txt")
 UNWANTED = re.compile(r"(licen[cs]e|copying|notice|authors|change|history|third)", re.IGNORECASE)
 TEST_FOLDERS = {"test", "tests"}
@@ -69,7 +70,8 @@ class InstalledDocs:
     name = INSTALLED_DOCS
 
     def __init__(self, config: SourcesConfig, seed: int) -> None:
-        self._config, self._seed = config, seed
+        self._config = config
+        self._seed = seed
         self._sample = ""
 
     @cached_property
@@ -100,7 +102,8 @@ class InstalledDocs:
     def describe(self) -> str:
         """Return the versions of the documentation for the ledger, with the size of the sample once
         it is drawn."""
-        version, count = platform.python_version(), len(self._distributions)
+        version = platform.python_version()
+        count = len(self._distributions)
         return (
             f"{self.name}: documentation of Python {version} and {count} installed"
             f" packages{self._sample}"

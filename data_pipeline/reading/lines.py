@@ -52,10 +52,8 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
         end += len(chunk)
         while chunk:
             if frame is None or frame.eof:
-                frame, start = (
-                    begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31),
-                    end - len(chunk),
-                )
+                frame = begin.decompressobj() if kind == ".zst" else zlib.decompressobj(31)
+                start = end - len(chunk)
             try:
                 content = frame.decompress(chunk)
             except zstandard.ZstdError as error:
@@ -74,8 +72,15 @@ def survey(
 
     The last cut is the end of the file. A single frame and a damaged file have no cuts.
     """
-    digest, newlines, kind = hashlib.sha256(), [0], compression(path) if is_of_lines else ""
-    cuts, frame, content, lines, is_inside, is_whole = [Cut(0, 0, 0, False)], 0, 0, 0, False, False
+    digest = hashlib.sha256()
+    newlines = [0]
+    kind = compression(path) if is_of_lines else ""
+    cuts = [Cut(0, 0, 0, False)]
+    frame = 0
+    content = 0
+    lines = 0
+    is_inside = False
+    is_whole = False
     with path.open("rb") as file:
 
         def chunks(size: int) -> Iterator[bytes]:
@@ -91,7 +96,8 @@ def survey(
                 if start > frame and content - cuts[-1].content >= CHUNK_BYTES:
                     cuts.append(Cut(start, content, lines, is_inside))
                 frame = start
-                content, lines = content + len(out), lines + out.count(b"\n")
+                content = content + len(out)
+                lines = lines + out.count(b"\n")
                 is_inside = out[-1:] != b"\n" if out else is_inside
             is_whole = len(cuts) > 1
             cuts.append(Cut(file.tell(), content, lines, is_inside))
@@ -114,10 +120,8 @@ class _Zstandard(io.RawIOBase):
     Raises EOFError if the file is cut off."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._content, self._rest = (
-            _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst"),
-            b"",
-        )
+        self._content = _expand(iter(lambda: file.read(SMALL_CHUNK_BYTES), b""), ".zst")
+        self._rest = b""
 
     def readable(self) -> bool:
         return True
@@ -141,7 +145,9 @@ def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
 def expanded_bytes(path: Path | Remote) -> int:
     """Return the size of a file's content in bytes, estimated from the first megabyte if it is
     compressed."""
-    size, kind, content = path.stat().st_size, compression(path), 0
+    size = path.stat().st_size
+    kind = compression(path)
+    content = 0
     if not kind:
         return size
     with path.open("rb") as file:

@@ -62,7 +62,8 @@ class Limit:
     """Admits documents until one would exceed a number of documents or of UTF-8 bytes."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
-        self._max_documents, self._max_bytes = max_documents, max_bytes
+        self._max_documents = max_documents
+        self._max_bytes = max_bytes
         self.documents = self.bytes = 0
         self.reached = False
         """True once a document was refused."""
@@ -72,12 +73,14 @@ class Limit:
         input and blank lines, which do not count."""
         if not isinstance(item, Document):
             return True
-        documents, total_bytes = self.documents + 1, self.bytes + size_bytes(item.text)
+        documents = self.documents + 1
+        total_bytes = self.bytes + size_bytes(item.text)
         over = self._max_documents is not None and documents > self._max_documents
         if over or (self._max_bytes is not None and total_bytes > self._max_bytes):
             self.reached = True
             return False
-        self.documents, self.bytes = documents, total_bytes
+        self.documents = documents
+        self.bytes = total_bytes
         return True
 
 
@@ -205,7 +208,8 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
     """Yield the items of the lines that begin in the piece, and None for each blank line."""
-    number, is_framed = piece.before, piece.is_inside is not None
+    number = piece.before
+    is_framed = piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
     with open_bytes(place_of(piece.path), piece.start if is_framed else 0) as file:
         position = skip_line(file, end) if piece.is_inside else 0
@@ -216,7 +220,8 @@ def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
             first_line = seek_line(file, piece.start, piece.end)
             if first_line is None:
                 return
-            position, number = first_line, piece.before + (first_line > piece.start)
+            position = first_line
+            number = piece.before + (first_line > piece.start)
         for line, length in read_lines(file, max_line_bytes):
             number += 1
             if length - line.endswith(b"\n") > max_line_bytes:
@@ -262,7 +267,8 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
     UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    text, position = _value(value, piece.text_key), f"{piece.name}:{number}"
+    text = _value(value, piece.text_key)
+    position = f"{piece.name}:{number}"
     if text is None and piece.text_key not in value:
         others = ", ".join(name[:NAME_CHARACTERS] for name in list(value)[:NAMES])
         raise ValueError(f"no {piece.text_key}" + (f", but {others}" if others else ""))

@@ -40,7 +40,8 @@ class Remote:
     """
 
     def __init__(self, url: str) -> None:
-        self.url, self.name = url, url.rstrip("/").rpartition("/")[2]
+        self.url = url
+        self.name = url.rstrip("/").rpartition("/")[2]
         self.suffix = Path(self.name).suffix
 
     def __str__(self) -> str:
@@ -112,9 +113,11 @@ class Remote:
         import fsspec
 
         if "*" in self.url:
-            root, paths = self.url.partition("*")[0].rpartition("/")[0], self._ask("glob")
+            root = self.url.partition("*")[0].rpartition("/")[0]
+            paths = self._ask("glob")
         elif self._ask("info")["type"] != "file" or self.url.endswith("/"):
-            root, paths = self.url, self._ask("find")
+            root = self.url
+            paths = self._ask("find")
         else:
             return [(self.name, self)]
         with_protocol = fsspec.core.url_to_fs(self.url)[0].unstrip_protocol

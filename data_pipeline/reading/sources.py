@@ -77,7 +77,8 @@ class OpenedSources:
     @property
     def total_bytes(self) -> int:
         """Approximate bytes of text to read, within the limits."""
-        config, total = self.config, 0
+        config = self.config
+        total = 0
         for size in (source.total_bytes for source in self.sources):
             total += min(
                 size,
@@ -140,7 +141,8 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
             " from someone who has it and name it as jsonl:PATH in its place, or leave it out"
         )
     wanted = [name for name in config.names if name in HUB_NAMES or name.startswith(HUB)]
-    names, stand_in = config.names, ""
+    names = config.names
+    stand_in = ""
     if wanted and not hub_is_reachable():
         if config.offline_fallback is None:
             raise DataMissing(

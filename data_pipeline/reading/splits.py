@@ -23,7 +23,8 @@ WORDS = {
 SEPARATORS = re.compile(r"[-._ 0-9]+")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 SHARDED = re.compile(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
-SAVED, CACHED = "dataset_dict.json", "dataset_info.json"
+SAVED = "dataset_dict.json"
+CACHED = "dataset_info.json"
 
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:

@@ -106,7 +106,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
 def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
     origins = _places(texts_of(pieces[0].file.prefix), {piece.document for piece in pieces})
     for document, start, tokens, file in pieces:
-        end, size = start + len(tokens), int(file.sizes[document])
+        end = start + len(tokens)
+        size = int(file.sizes[document])
         yield (
             f"--- document {document:,}{origins.get(document, '')}, tokens {start:,} to"
             f" {end - 1:,} of {size:,}"

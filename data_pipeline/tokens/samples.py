@@ -83,7 +83,8 @@ class PackedSamples:
     """The samples of one token file."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
-        self._file, self._seq_length = token_file, seq_length
+        self._file = token_file
+        self._seq_length = seq_length
         self.index = build_sample_index(token_file.sizes, num_samples, seq_length, seed)
 
     def __len__(self) -> int:
@@ -107,7 +108,8 @@ class PackedSamples:
             if len(tokens):
                 yield SamplePiece(document, int(offset), tokens, self._file)
             wanted -= len(tokens)
-            position, offset = position + 1, 0
+            position = position + 1
+            offset = 0
 
     def sample(self, number: int) -> NDArray[np.int64]:
         """Return the token ids of the `number`-th sample in training order, [s + 1]."""
@@ -181,7 +183,8 @@ def blending_indices(
     Each sample comes from the dataset that is furthest behind its weight, the first of equals
     (Megatron-LM megatron/data/helpers.cpp, build_blending_indices). `weights` add up to 1.
     """
-    datasets, numbers = np.empty(size, np.int16), np.empty(size, np.int64)
+    datasets = np.empty(size, np.int16)
+    numbers = np.empty(size, np.int64)
     # Megatron-LM divides by the sum a second time, which can change the last bit.
     _compiled_blend()(normalized(weights), datasets, numbers)
     return datasets, numbers

@@ -78,7 +78,8 @@ class Masking:
         shares = 1 / lengths / (1 / lengths).sum()
         order = np.arange(len(words))
         random.shuffle(order)
-        masked, targets = tokens.copy(), np.full(len(tokens), -1, np.int64)
+        masked = tokens.copy()
+        targets = np.full(len(tokens), -1, np.int64)
         count = 0
         for first in order.tolist():
             if count >= wanted:
@@ -110,7 +111,9 @@ class PairSamples:
     document has two sentences."""
 
     def __init__(self, file: TokenFile, vocabulary: Vocabulary, seq_length: int, seed: int) -> None:
-        self._file, self._seq_length, self._seed = file, seq_length, seed
+        self._file = file
+        self._seq_length = seq_length
+        self._seed = seed
         self.masking = Masking(vocabulary)
         self._longest = seq_length - 3
         self._sentences = Sentences.of(file, vocabulary, max(self._longest // 2, 1))
@@ -145,10 +148,13 @@ class PairSamples:
             np.concatenate(run).astype(np.int64) for run in (sentences[:pivot], sentences[pivot:])
         )
         a, b = _trim(b, a, target, random) if is_swapped else _trim(a, b, target, random)
-        cls, sep = self.masking.cls, self.masking.sep
+        cls = self.masking.cls
+        sep = self.masking.sep
         tokens = np.concatenate([[cls], a, [sep], b, [sep]])
         s = self._seq_length
-        padded, targets, types = np.full(s, self.masking.pad), np.full(s, -1), np.zeros(s, np.int64)
+        padded = np.full(s, self.masking.pad)
+        targets = np.full(s, -1)
+        types = np.zeros(s, np.int64)
         padded[: len(tokens)], targets[: len(tokens)] = self.masking.apply(tokens, target, random)
         types[len(a) + 2 : len(tokens)] = 1
         return PairSample(padded, targets, types, len(tokens), int(is_swapped))
@@ -195,17 +201,24 @@ def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: An
     """Write the samples of one epoch to `index` and return their number: Megatron-LM's
     build_mapping (megatron/core/datasets/helpers.cpp) with its generator's `draws`."""
     targets = np.where(draws % SHORT_EVERY == 0, 2 + draws % (longest - 1), longest)
-    count, drawn = 0, 0
+    count = 0
+    drawn = 0
     for document in range(len(documents) - 1):
-        start, last, length = documents[document], documents[document + 1], 0
+        start = documents[document]
+        last = documents[document + 1]
+        length = 0
         if last - start < 2:
             continue
-        target, drawn = targets[drawn], drawn + 1
+        target = targets[drawn]
+        drawn = drawn + 1
         for sentence in range(start, last):
             length += sizes[sentence]
             left = last - sentence - 1
             if (length >= target and left > 1 and sentence + 1 - start >= 2) or left == 0:
                 index[count, 0], index[count, 1], index[count, 2] = start, sentence + 1, target
                 count += 1
-                start, length, target, drawn = sentence + 1, 0, targets[drawn], drawn + 1
+                start = sentence + 1
+                length = 0
+                target = targets[drawn]
+                drawn = drawn + 1
     return count

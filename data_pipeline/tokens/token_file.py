@@ -120,7 +120,8 @@ class TokenFile:
     def _check(self, bin_path: Path, idx_path: Path) -> None:
         """Raise IntegrityFailure unless sequences lie back to back, fill the `.bin`, and are
         covered by the documents in order."""
-        end, starts = 0, self.document_index
+        end = 0
+        starts = self.document_index
         for low in range(0, len(self), CHECKED_AT_ONCE):
             batch = slice(low, low + CHECKED_AT_ONCE)
             ends = end + np.cumsum(self.sizes[batch], dtype=np.int64) * self.dtype.itemsize
@@ -154,7 +155,8 @@ class TokenFileWriter:
             code for code, known in DTYPES.items() if np.dtype(known) == np.dtype(dtype)
         )
         self._limits = np.iinfo(self._dtype)
-        self._sizes, self._document_ends = array("i"), array("q", [0])
+        self._sizes = array("i")
+        self._document_ends = array("q", [0])
 
     def __enter__(self) -> Self:
         self._paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +177,8 @@ class TokenFileWriter:
         document. Raises ValueError for a token that the dtype cannot hold, or if sizes and tokens
         disagree.
         """
-        values, lengths = np.asarray(tokens), np.asarray(sizes, np.int32)
+        values = np.asarray(tokens)
+        lengths = np.asarray(sizes, np.int32)
         fits = values.dtype == self._dtype or not values.size
         if not fits and (values.min() < self._limits.min or values.max() > self._limits.max):
             raise ValueError(f"a token lies outside {self._dtype}")

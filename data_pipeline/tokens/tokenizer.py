@@ -27,7 +27,8 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.processes import heard
 
 END_OF_TEXT = "<|endoftext|>"
-FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
+FILE_NAME = "tokenizer.json"
+CONFIG_NAME = "tokenizer_config.json"
 FOR_SENTENCEPIECE = (
     f"transformers makes {FILE_NAME} from a SentencePiece model: AutoTokenizer, then"
     " save_pretrained"
@@ -93,7 +94,8 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.end_of_text, self.end_token = end_of_text, end_token
+        self.end_of_text = end_of_text
+        self.end_token = end_token
         kind = _kind(backend)
         self.is_byte_level, self.is_of_words = (kind == known for known in _kinds())
 
@@ -334,11 +336,9 @@ def _named_end(directory: Path) -> str | None:
 def _without_extras(content: JSON) -> Backend | None:
     """Rebuild a GPT-2-style tokenizer from its vocabulary and merges alone, which decide its ids.
     Return None for a tokenizer of another kind."""
-    model, before, added = (
-        content["model"],
-        content.get("pre_tokenizer") or {},
-        content.get("added_tokens") or [],
-    )
+    model = content["model"]
+    before = content.get("pre_tokenizer") or {}
+    added = content.get("added_tokens") or []
     cuts = (
         before.get("type") == "ByteLevel"
         and before.get("use_regex", True)
@@ -360,7 +360,8 @@ def _check_ids(backend: Backend, path: Path) -> None:
     """Raise IntegrityFailure if an id occurs twice, or if the ids have gaps. Tokenizers of other
     kinds than GPT-2's may have gaps, up to half of the ids."""
     ids = sorted(backend.get_vocab().values())
-    count, size = len(ids), ids[-1] + 1
+    count = len(ids)
+    size = ids[-1] + 1
     # The library's serialization takes memory for every id up to the last, however few there are.
     if len({*ids}) < count or size > 2 * count or (size > count and _kind(backend) in _kinds()):
         raise IntegrityFailure(f"{path}: its token ids are not 0 to {len(ids) - 1}, each once")

@@ -11,7 +11,8 @@ import orjson
 
 from mlm_repro.data_pipeline.document import Document
 
-LINES, STARTS = "documents.jsonl", "documents.npy"
+LINES = "documents.jsonl"
+STARTS = "documents.npy"
 BUFFER_BYTES = 1 << 18
 
 

@@ -39,7 +39,9 @@ class Meeting:
     share."""
 
     def __init__(self, folder: Path, part: int, parts: int) -> None:
-        self.part, self.parts, self._folder = part, parts, folder
+        self.part = part
+        self.parts = parts
+        self._folder = folder
         self._limit = number(JOIN_SECONDS) or DEFAULT_JOIN_SECONDS
         self._place = folder / f"part-{part}-{os.urandom(8).hex()}.json"
         self._sign: Sign = {"part": part, "count": 0, "facts": {}, "said": ""}
@@ -75,7 +77,8 @@ class Meeting:
         """Add facts to the sign of this part. Raises BadInput, with the differences, if a living
         part works on other facts."""
         facts = self._sign["facts"] | facts
-        until, before = time.monotonic() + LOOK_SECONDS, read_signs(self._folder)
+        until = time.monotonic() + LOOK_SECONDS
+        before = read_signs(self._folder)
         while any(_differing(facts, sign) for sign in before.values()) and time.monotonic() < until:
             self._check(facts, before, read_signs(self._folder))
             time.sleep(ASK_SECONDS)
@@ -103,9 +106,12 @@ class Meeting:
         MLM_JOIN_SECONDS, and BadInput if it works on other facts.
         """
         began = heard = time.monotonic()
-        told, signs = SAID_AFTER_SECONDS, read_signs(self._folder, part)
+        told = SAID_AFTER_SECONDS
+        signs = read_signs(self._folder, part)
         while (value := ready()) is None:
-            before, signs, now = signs, read_signs(self._folder, part), time.monotonic()
+            before = signs
+            signs = read_signs(self._folder, part)
+            now = time.monotonic()
             heard = now if signs != before else heard
             self._check(self._sign["facts"], before, signs)
             if ended := [sign["said"] for sign in signs.values() if sign["said"]]:

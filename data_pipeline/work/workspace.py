@@ -46,7 +46,8 @@ class Workspace:
     """Runs the tasks of a stage in `path/<stage>`."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
-        self.path, self.executor = path, executor
+        self.path = path
+        self.executor = executor
 
     def each(
         self,

@@ -120,7 +120,10 @@ class Recorder:
         place: RankPlace | None = None,
         heads: int = 1,
     ) -> None:
-        self.names, self.take, self.place, self.heads = names, take, place or RankPlace(), heads
+        self.names = names
+        self.take = take
+        self.place = place or RankPlace()
+        self.heads = heads
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
@@ -168,7 +171,8 @@ class Recorder:
         # Within a backward pass the module is recomputed; its output was recorded before.
         if torch._C._current_graph_task_id() != -1:
             return
-        tensor, first = output[0] if isinstance(output, tuple) else output, next(starts)
+        tensor = output[0] if isinstance(output, tuple) else output
+        first = next(starts)
         self._show_output(OUTPUT + name, tensor, first)
         if tensor.requires_grad:
             tensor.register_hook(

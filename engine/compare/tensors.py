@@ -36,7 +36,8 @@ Key = tuple[int, str]
 """Iteration, from 0, and tensor name."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Begin and end of a part in the whole tensor."""
-OUTPUT, OUTPUT_GRADIENT = "output of ", "gradient of output of "
+OUTPUT = "output of "
+OUTPUT_GRADIENT = "gradient of output of "
 PHASES = (
     OUTPUT,
     "loss",
@@ -127,10 +128,8 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
         for low, high, size in zip(*box, shape, strict=True)
     ):
         raise IntegrityFailure(f"a shard of {what} lies outside it")
-    held, size = (
-        sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes),
-        math.prod(shape),
-    )
+    held = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes)
+    size = math.prod(shape)
     if held < size:
         raise IntegrityFailure(
             f"shards of {what} hold {held} of its {size} elements: some are missing"
@@ -224,10 +223,8 @@ def tolerances(
     """Return the tolerance T of every tensor in `whole`, from the same tensors in the perturbed
     runs, `moved`."""
     numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
-    layers, draws = (
-        max(numbers, default=-1) + 1,
-        {key: [draw[key] for draw in moved] for key in whole},
-    )
+    layers = max(numbers, default=-1) + 1
+    draws = {key: [draw[key] for draw in moved] for key in whole}
     return {
         key: tensor_tolerance(key[1], whole[key], draws[key], layers, precision) for key in whole
     }

@@ -121,7 +121,8 @@ def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
         raise DataMissing(f"{directory} has no training and validation split: {advice}")
     if not is_sealed(directory):
         raise IntegrityFailure(f"the dataset {directory} is not complete: run `mlm-data run` again")
-    card, file = read_document(directory / DATASET, DataCard), directory / "tokenizer" / FILE_NAME
+    card = read_document(directory / DATASET, DataCard)
+    file = directory / "tokenizer" / FILE_NAME
     try:
         return card.vocab_size, card.padded_vocab_size, sha256_file(file), card.end_of_text
     except OSError as error:

@@ -245,7 +245,8 @@ def normalize(text: str) -> str:
 def token_f1(predicted: str, expected: str) -> float:
     """Return the harmonic mean of an answer's precision and recall in words. If either text has no
     words, both must be empty to score 1."""
-    predicted_words, expected_words = normalize(predicted).split(), normalize(expected).split()
+    predicted_words = normalize(predicted).split()
+    expected_words = normalize(expected).split()
     if not predicted_words or not expected_words:
         return float(predicted_words == expected_words)
     common = sum((Counter(predicted_words) & Counter(expected_words)).values())

@@ -96,8 +96,10 @@ class PairEncoder:
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
         """Encode both texts in at most `length` tokens; the longer text loses tokens at its end."""
-        a, b = self._encode(first), self._encode(second)
-        room, sizes = length - 3, [len(a.ids), len(b.ids)]
+        a = self._encode(first)
+        b = self._encode(second)
+        room = length - 3
+        sizes = [len(a.ids), len(b.ids)]
         while sum(sizes) > room:
             sizes[sizes[1] >= sizes[0]] -= 1
         return self._join(a.ids[: sizes[0]], b.ids[: sizes[1]], b.offsets[: sizes[1]])
@@ -109,10 +111,8 @@ class PairEncoder:
 
         The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
         """
-        question_ids, text = (
-            self._encode(question).ids[: min(longest, (length - 3) // 2)],
-            self._encode(context),
-        )
+        question_ids = self._encode(question).ids[: min(longest, (length - 3) // 2)]
+        text = self._encode(context)
         room = length - 3 - len(question_ids)
         for start in range(0, max(len(text.ids), 1), min(STRIDE, max(room // 2, 1))):
             yield self._join(
@@ -163,7 +163,8 @@ class FineTuneModel(StageModel):
 
     def __init__(self, body: BERT, outputs: int, over_positions: bool) -> None:
         super().__init__(body.config, body.mesh)
-        self.body, self.over_positions = body, over_positions
+        self.body = body
+        self.over_positions = over_positions
         self.head = nn.Linear(body.config.hidden_size, outputs)
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
@@ -205,7 +206,9 @@ class FineTuner:
             raise BadInput(
                 f"the tokenizer of {checkpoint} lacks one of {', '.join(SPECIAL_TOKENS)}"
             )
-        self.task, self.recipe, self.digest = TASKS[name], recipe, loaded.digest
+        self.task = TASKS[name]
+        self.recipe = recipe
+        self.digest = loaded.digest
         self.is_span = name.startswith("squad")
         self.model = FineTuneModel(loaded.model, self.task.outputs, self.is_span).to(
             self.mesh.device
@@ -225,7 +228,8 @@ class FineTuner:
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
         """Train on the examples for the recipe's epochs, shuffled anew in each. Raises UserError if
         a gradient is not finite."""
-        recipe, size = self.recipe, self.recipe.batch_size
+        recipe = self.recipe
+        size = self.recipe.batch_size
         features = [feature for example in examples for feature in self.features(example)]
         steps = recipe.epochs * -(-len(features) // size)
         # One iteration more than there are steps: the last step's rate would otherwise be 0.
@@ -334,13 +338,16 @@ class FineTuner:
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
         """Return the part of the context with the best sum of start and end score. In SQuAD 2.0 it
         is empty if [CLS] scores better."""
-        best, text, nothing = -float("inf"), "", float("inf")
+        best = -float("inf")
+        text = ""
+        nothing = float("inf")
         encoded = self.encoder.windows(
             example.question, example.context, self.model.config.seq_length
         )
         for window, positions in zip(encoded, windows, strict=True):
             start, end = positions.T
-            first, last = window.second_start, window.second_start + len(window.offsets)
+            first = window.second_start
+            last = window.second_start + len(window.offsets)
             nothing = min(nothing, float(start[0] + end[0]))
             if first == last:
                 continue
@@ -349,10 +356,8 @@ class FineTuner:
             score, best_index = scores.masked_fill(~allowed, -float("inf")).flatten().max(0)
             if score > best:
                 low, high = divmod(int(best_index), last - first)
-                best, text = (
-                    float(score),
-                    example.context[window.offsets[low][0] : window.offsets[high][1]],
-                )
+                best = float(score)
+                text = example.context[window.offsets[low][0] : window.offsets[high][1]]
         return "" if self.task is TASKS["squad2"] and nothing > best else text.strip()
 
     def _scores(self, features: Sequence[Feature]) -> Tensor:
@@ -364,7 +369,8 @@ class FineTuner:
         or [b, 2] as targets."""
         pairs = [pair for feature in batch for pair in feature.sequences]
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
-        types, is_token = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.bool)
+        types = torch.zeros_like(tokens)
+        is_token = torch.zeros_like(tokens, dtype=torch.bool)
         for row, pair in enumerate(pairs):
             tokens[row, : len(pair.tokens)] = torch.tensor(pair.tokens)
             types[row, pair.second_start : len(pair.tokens)] = 1
@@ -421,7 +427,9 @@ def finetune(
         tuner.train(sets["train"], label)
         for split, examples in held_out.items():
             scores[split].append(tuner.scores(examples, f"{label} {split}"))
-    of_members, medians, ensemble = {}, {}, {}
+    of_members = {}
+    medians = {}
+    ensemble = {}
     for split, examples in held_out.items():
         of_members[split] = members_metrics = [
             tuner.metrics(examples, member) for member in scores[split]

@@ -69,10 +69,8 @@ def write_checkpoint(out: Path, imported: Imported) -> str:
         write_shard(temporary / FILE, shapes, (imported.tensors[name] for name in shapes))
         check_written(temporary / FILE, numbers, parameters)
         write_index(temporary, [describe(parameters.items(), FILE, numbers)])
-        twin, model = (
-            imported.twin and imported.twin.model_dump(mode="json"),
-            imported.model.model_dump(mode="json"),
-        )
+        twin = imported.twin and imported.twin.model_dump(mode="json")
+        model = imported.model.model_dump(mode="json")
         write_json(temporary / "config.json", {"name": imported.name, "model": model, "twin": twin})
         write_json(temporary / "origin.json", imported.origin)
         if imported.tokenizer:

@@ -127,9 +127,11 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
     """Compare a model with its export. Raises IntegrityFailure naming the first weight, in the
     order of the forward pass, with other values."""
     for name, parameter in model.named_parameters():
-        ours, theirs = parameter.detach(), written.tensors[name]
+        ours = parameter.detach()
+        theirs = written.tensors[name]
         if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written
-            ours, theirs = ours[: model.config.vocab_size], theirs[: model.config.vocab_size]
+            ours = ours[: model.config.vocab_size]
+            theirs = theirs[: model.config.vocab_size]
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(

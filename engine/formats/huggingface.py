@@ -151,7 +151,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
     tokenizer differ in vocabulary size.
     """
-    config, is_bert = loaded.config, loaded.config.family == "bert"
+    config = loaded.config
+    is_bert = loaded.config.family == "bert"
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
             f"{loaded.directory} is a {config.family}; {' and '.join(FORMATS)} are written in other"
@@ -189,7 +190,8 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
     Raises BadInput for an invalid twin scale.
     """
     values = values if isinstance(values, dict) else {}
-    name, twin = values.get("name"), values.get("twin")
+    name = values.get("name")
+    twin = values.get("twin")
     known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
     return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
 
@@ -246,7 +248,8 @@ def our_tensors(
             raise BadInput(
                 f"{directory}: {name} is not {theirs.tied[name]}; only tied models can be read"
             )
-    ours, words = {}, tensors[theirs.words]
+    ours = {}
+    words = tensors[theirs.words]
     for name, shape in shapes.items():
         parts = theirs.their_names(name, config)
         if lacking.isdisjoint(parts):
@@ -274,8 +277,11 @@ def read_huggingface(
         if type(values.get(key)) is not int:
             raise IntegrityFailure(f"{path}: {key} is {values.get(key)!r}, not a number")
     tensors, files = read_weights(directory, theirs.prefix, theirs.buffers)
-    rows, is_gpt2 = values["vocab_size"], kind == "gpt2"
-    tokenizer, sources, companion_files = None, list[Path](), dict[str, Path]()
+    rows = values["vocab_size"]
+    is_gpt2 = kind == "gpt2"
+    tokenizer = None
+    sources = list[Path]()
+    companion_files = dict[str, Path]()
     if is_gpt2:
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
@@ -352,7 +358,8 @@ def read_weights(
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
     tensors: dict[str, Tensor] = {}
-    single, index = directory / WEIGHTS, directory / INDEX
+    single = directory / WEIGHTS
+    index = directory / INDEX
     file_of = None if single.is_file() else _read_index(index)
     files = (
         [single]

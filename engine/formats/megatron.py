@@ -32,7 +32,8 @@ from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 FILE = "model_optim_rng.pt"
-WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
+WORDS = "embedding.word_embeddings.weight"
+POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
 """Older names of `decoder`, the module that has the layers."""
@@ -199,7 +200,8 @@ def _read_config(
     Raises BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each
     other.
     """
-    first, stages = files[0][0], files[0]
+    first = files[0][0]
+    stages = files[0]
     for file in stages:
         for name in (WORDS, POSITIONS):
             if name not in file.tensors or file.tensors[name].dim() != 2:

@@ -130,7 +130,8 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
         # The dim of outputs; a Conv1D is [in, out].
         outputs = int(not isinstance(module, nn.Linear))
         for parameter in module.parameters(recurse=False):
-            key, is_matrix = id(parameter), parameter.dim() == 2
+            key = id(parameter)
+            is_matrix = parameter.dim() == 2
             if module is head or (
                 isinstance(module, nn.Embedding) and len(parameter) == vocabulary
             ):
@@ -374,7 +375,8 @@ class _Region:
     inside differ by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
-        self.axis, self.is_inside = axis, False
+        self.axis = axis
+        self.is_inside = False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
         """Random state of the side that does not run: the divided region's, or while inside it the
         undivided layers'."""
@@ -390,7 +392,8 @@ class _Region:
             module.forward = partial(self.leave, module)
         elif how == "vocabulary":
             start = int(torch.arange(rows).tensor_split(self.axis.size)[self.axis.rank][0])
-            stop, whole = start + len(module.weight), module.forward
+            stop = start + len(module.weight)
+            whole = module.forward
             module.forward = partial(_score, whole, self.axis, start, rows)
             if hasattr(module, "padding_idx"):  # a table that is looked up
                 padding = module.padding_idx
@@ -399,7 +402,8 @@ class _Region:
 
     def swap(self) -> None:
         """Cross the region's border: exchange torch's random state for the other side's."""
-        current, self.is_inside = torch.get_rng_state(), not self.is_inside
+        current = torch.get_rng_state()
+        self.is_inside = not self.is_inside
         torch.set_rng_state(self.other)
         self.other = current
 

@@ -16,7 +16,8 @@ from mlm_repro.data_pipeline.tokens.tokenizer import FILE_NAME, Tokenizer
 from mlm_repro.lineage.atomic import read_json, write_json, write_text
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
-VOCABULARY, MERGES = "vocab.json", "merges.txt"
+VOCABULARY = "vocab.json"
+MERGES = "merges.txt"
 
 
 def write_vocabulary(
@@ -31,7 +32,8 @@ def write_vocabulary(
     # This class reads tokenizer.json: a vocabulary of words cannot be written as merges.
     reader = "PreTrainedTokenizerFast"
     if tokenizer.is_byte_level:
-        reader, model = "GPT2Tokenizer", read_json(out / FILE_NAME)["model"]
+        reader = "GPT2Tokenizer"
+        model = read_json(out / FILE_NAME)["model"]
         write_text(out / VOCABULARY, json.dumps(model["vocab"], ensure_ascii=False))
         merges = [f"{left} {right}\n" for left, right in model["merges"]]
         write_text(out / MERGES, "".join(["#version: 0.2\n", *merges]))
@@ -90,7 +92,8 @@ def read_vocabulary_files(directory: Path) -> tuple[Tokenizer, list[Path]]:
 
     Raises BadInput if one is missing, IntegrityFailure if one is damaged.
     """
-    vocabulary, merges = directory / VOCABULARY, directory / MERGES
+    vocabulary = directory / VOCABULARY
+    merges = directory / MERGES
     for path in (vocabulary, merges):
         if not path.is_file():
             raise BadInput(f"there is no {path.name} in {directory}")

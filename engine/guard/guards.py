@@ -82,7 +82,8 @@ class SpikeGuard(Guard):
     """Notes spikes in the metrics and, if `skip`, skips their updates."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
-        self._recent, self._skip = recent, skip
+        self._recent = recent
+        self._skip = skip
         self._spike: dict[str, float] = {}
 
     def skips(self, iteration: Iteration) -> bool:
@@ -130,7 +131,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
     keyed, so the same values come up. Outputs are named in the order of the forward pass, gradients
     in the order of the backward pass.
     """
-    model, mesh = step.model, step.mesh
+    model = step.model
+    mesh = step.mesh
     outputs: list[str] = []
     gradients: list[str] = []
     with ExitStack() as hooks:
@@ -202,7 +204,9 @@ class SlowRankGuard(Guard):
 
     def __init__(self, mesh: ParallelMesh) -> None:
         self._mesh = mesh
-        self._iterations, self._own, self._start = 0, 0.0, 0.0
+        self._iterations = 0
+        self._own = 0.0
+        self._start = 0.0
         self._known: set[int] = set()
 
     def before(self, number: int) -> None:
@@ -218,7 +222,8 @@ class SlowRankGuard(Guard):
         seconds = self._mesh.world.gather_objects(self._own)
         self._own = 0.0
         slow = slow_ranks(seconds, self._mesh.layout)
-        new, self._known = slow.keys() - self._known, set(slow)
+        new = slow.keys() - self._known
+        self._known = set(slow)
         return "; ".join(
             f"warning: rank {rank} is slow and holds up the others:"
             f" {1000 * seconds[rank] / WINDOW:.0f} ms an iteration for its own work, the others"
@@ -251,7 +256,8 @@ class ReplicaGuard(Guard):
     """
 
     def __init__(self, parameters: Sequence[ShardedParameter], mesh: ParallelMesh) -> None:
-        self._parameters, self._mesh = parameters, mesh
+        self._parameters = parameters
+        self._mesh = mesh
 
     def before(self, number: int) -> None:
         if number and number % INTERVAL == 0:
@@ -264,7 +270,8 @@ class ReplicaGuard(Guard):
         Undivided parameters are compared over the tensor-parallel axis, all over the data-parallel
         axis, the tied embedding also between first and last stage.
         """
-        mesh, layout = self._mesh, self._mesh.layout
+        mesh = self._mesh
+        layout = self._mesh.layout
         if layout.world_size == 1:
             return
         by_tensor, _, by_data, ends = layout.lines(mesh.world.rank)

@@ -41,12 +41,11 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
         self.first_iteration_bytes = 0
         """The peak after the first iteration, which MemoryGuard reads."""
-        self._before, self.measured_by = 0, "torch.cuda.max_memory_allocated"
+        self._before = 0
+        self.measured_by = "torch.cuda.max_memory_allocated"
         if device.type != "cuda":
-            self._before, self.measured_by = (
-                _resident_bytes("VmRSS"),
-                "growth of the peak resident set",
-            )
+            self._before = _resident_bytes("VmRSS")
+            self.measured_by = "growth of the peak resident set"
 
     def bytes(self) -> int:
         """Return the peak in bytes: CUDA allocations, or growth of the resident set on a CPU."""
@@ -103,7 +102,8 @@ class MemoryGuard(Guard):
         `statistics` comes from `torch.cuda.memory_stats`. Retries before the first call do not
         count.
         """
-        before, self._retries = self._retries, statistics.get("num_alloc_retries", 0)
+        before = self._retries
+        self._retries = statistics.get("num_alloc_retries", 0)
         if self._has_told or before is None or self._retries <= before:
             return ""
         self._has_told = True
@@ -158,7 +158,8 @@ def _is_first_to_say() -> bool:
 def describe_memory(run: ResolvedRun) -> str:
     """Return a table in GiB: the closed form of the largest rank, and its total with each
     remedy."""
-    memory, offered = run.memory, remedies(run)
+    memory = run.memory
+    offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
     rows += [("copy for checkpoints", memory.copied)] if memory.copied else []
     rows.append(("the largest rank, by the closed form", memory.total))
@@ -171,7 +172,8 @@ def describe_memory(run: ResolvedRun) -> str:
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
     """Return the single options that are possible and need less memory, with the largest rank's
     bytes, the smallest first."""
-    config, ranks = run.config, run.layout.world_size
+    config = run.config
+    ranks = run.layout.world_size
     parallel = config.parallel
     changes: list[tuple[str, str, Any]] = [
         ("train", "microbatch_size", config.train.microbatch_size // 2),

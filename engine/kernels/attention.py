@@ -89,7 +89,8 @@ class _Blocked(torch.autograd.Function):
             mixed = scores @ value[heads, keys]
             torch.mul(mixed.transpose(0, 1), factor.t().unsqueeze(2), out=context[queries, heads])
         ctx.save_for_backward(by_head, context, sums)
-        ctx.arguments, ctx.shape = arguments, qkv.shape
+        ctx.arguments = arguments
+        ctx.shape = qkv.shape
         return context.view(s, b, n * d)
 
     @staticmethod
@@ -123,7 +124,8 @@ class _Blocked(torch.autograd.Function):
             # The last queries come first and see all keys, so their terms begin the sums and no
             # zeros have to be written.
             if queries.stop == s:
-                value_sum, key_sum = to_value_here.float(), to_key_here.float()
+                value_sum = to_value_here.float()
+                key_sum = to_key_here.float()
             else:
                 value_sum[:, keys] += to_value_here
                 key_sum[:, keys] += to_key_here
@@ -186,9 +188,11 @@ def _softmax(
     count = scores.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(scores.shape[0]):
-        sample, head = (first_head + g) // n, (first_head + g) % n
+        sample = (first_head + g) // n
+        head = (first_head + g) % n
         for r in range(scores.shape[1]):
-            row, query = scores[g, r], first_query + r
+            row = scores[g, r]
+            query = first_query + r
             seen = query + 1
             top = largest(row, seen) * scale
             total = np.float32(0.0)
@@ -227,11 +231,15 @@ def _softmax_gradient(
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(weights.shape[0]):
-        sample, head = (first_head + g) // n, (first_head + g) % n
+        sample = (first_head + g) // n
+        head = (first_head + g) % n
         for r in range(weights.shape[1]):
-            row, slope, query = weights[g, r], slopes[g, r], first_query + r
+            row = weights[g, r]
+            slope = slopes[g, r]
+            query = first_query + r
             seen = query + 1
-            log_sum, mean = sums[first_head + g, query], inner[first_head + g, query]
+            log_sum = sums[first_head + g, query]
+            mean = inner[first_head + g, query]
             if keys.size > 0:
                 random_bits(keys[sample], first_row + head * s + query, seen, bits)
             for i in range(seen):

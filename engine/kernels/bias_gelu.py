@@ -22,7 +22,8 @@ from mlm_repro.engine.compiled import (
     store,
 )
 
-SLOPE, CUBIC = np.float32(2.0 * math.sqrt(2.0 / math.pi)), np.float32(0.044715)
+SLOPE = np.float32(2.0 * math.sqrt(2.0 / math.pi))
+CUBIC = np.float32(0.044715)
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -33,7 +34,8 @@ def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        x, bias = x.contiguous(), bias.contiguous()
+        x = x.contiguous()
+        bias = bias.contiguous()
         ctx.save_for_backward(x, bias)
         output = torch.empty_like(x)
         _bias_gelu(_rows(x), array(bias), _rows(output))
@@ -42,7 +44,8 @@ class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, bias = ctx.saved_tensors
-        to_x, to_bias = torch.empty_like(x), torch.zeros(bias.shape)
+        to_x = torch.empty_like(x)
+        to_bias = torch.zeros(bias.shape)
         _bias_gelu_gradient(
             _rows(x), array(bias), _rows(gradient.contiguous()), _rows(to_x), array(to_bias)
         )
@@ -69,7 +72,8 @@ def _odds(x: np.float32) -> np.float32:
 @Compiled
 def _bias_gelu(x: Array, bias: Array, output: Array) -> None:
     for r in range(x.shape[0]):
-        row, out = x[r], output[r]
+        row = x[r]
+        out = output[r]
         for i in range(row.size):
             value = load(row, i) + load(bias, i)
             store(out, i, value / (np.float32(1.0) + _odds(value)))
@@ -81,7 +85,9 @@ def _bias_gelu_gradient(
 ) -> None:
     part = np.zeros(bias.size, dtype=np.float32)
     for r in range(x.shape[0]):
-        row, given, out = x[r], gradient[r], to_x[r]
+        row = x[r]
+        given = gradient[r]
+        out = to_x[r]
         for i in range(row.size):
             value = load(row, i) + load(bias, i)
             odds = _odds(value)

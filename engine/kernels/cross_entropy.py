@@ -152,13 +152,12 @@ class _Chunked(torch.autograd.Function):
         axis: VocabAxis,
         loops: LogitLoops,
     ) -> torch.Tensor:
-        hidden, is_whole, is_trained = (
-            hidden.contiguous(),
-            axis.size == 1,
-            any(ctx.needs_input_grad),
-        )
+        hidden = hidden.contiguous()
+        is_whole = axis.size == 1
+        is_trained = any(ctx.needs_input_grad)
         start = axis.rank * len(weight)
-        columns, targets = min(max(vocab_size - start, 0), len(weight)), targets - start
+        columns = min(max(vocab_size - start, 0), len(weight))
+        targets = targets - start
         chunks = -(-len(hidden) * len(weight) * weight.element_size() // loops.chunk_bytes)
         chunk = -(-len(hidden) // chunks)
         is_half = hidden.dtype == torch.float16
@@ -173,12 +172,14 @@ class _Chunked(torch.autograd.Function):
             here = slice(first, first + chunk)
             logits = linear(hidden[here], weight)
             numbers = torch.empty(3, len(logits), device=logits.device)
-            top, sums = numbers[0], numbers[1:]
+            top = numbers[0]
+            sums = numbers[1:]
             loops.log_sum(logits, columns, targets[here], top, sums, factor, is_whole)
             if not is_whole:
                 # Exponentials are taken once, from this rank's own maximum, and rows scaled when
                 # all maxima are known: taking them again was 4 % of an iteration on two ranks.
-                own_top, top = top, axis.all_reduce(top.clone(), ReduceOp.MAX)
+                own_top = top
+                top = axis.all_reduce(top.clone(), ReduceOp.MAX)
                 sums[0] *= (own_top - top).exp_()
                 sums = axis.all_reduce(sums)
                 if is_trained:
@@ -283,7 +284,8 @@ def _log_sum(
     # In fp32 and apart from the row, which would round them to 16 bits before they are scaled.
     exponentials = np.empty(columns, dtype=np.float32)
     for r in range(logits.shape[0]):
-        row, target = logits[r], targets[r]
+        row = logits[r]
+        target = targets[r]
         most = largest(row, columns)
         total = np.float32(0.0)
         for i in range(columns):

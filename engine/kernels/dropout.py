@@ -124,9 +124,11 @@ def reference_bits(
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
     """Return four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
-    low, high = key & LOW, key >> 32
+    low = key & LOW
+    high = key >> 32
     for _ in range(ROUNDS):
-        first, second = words[0] * MULTIPLIERS[0], words[2] * MULTIPLIERS[1]
+        first = words[0] * MULTIPLIERS[0]
+        second = words[2] * MULTIPLIERS[1]
         words = [
             # A product may reach the sign of int64, which the mask takes off again.
             ((second >> 32) & LOW) ^ words[1] ^ low,
@@ -134,7 +136,8 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
             ((first >> 32) & LOW) ^ words[3] ^ high,
             first & LOW,
         ]
-        low, high = (low + WEYL[0]) & LOW, (high + WEYL[1]) & LOW
+        low = (low + WEYL[0]) & LOW
+        high = (high + WEYL[1]) & LOW
     return words
 
 
@@ -192,7 +195,8 @@ def _drop(
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
         for sample in range(x.shape[1]):
-            row, out = x[r, sample], output[r, sample]
+            row = x[r, sample]
+            out = output[r, sample]
             random_bits(keys[sample], first_row + r, columns, bits)
             for i in range(columns):
                 keep = scale if np.int32(bits[i]) >= threshold else np.float32(0.0)
@@ -250,8 +254,10 @@ class _BiasDropoutAdd(torch.autograd.Function):
         residual: torch.Tensor,
         mask: DropoutMask | None,
     ) -> torch.Tensor:
-        ctx.mask, ctx.bias_dtype = mask, bias.dtype
-        x, residual = x.contiguous(), residual.contiguous()
+        ctx.mask = mask
+        ctx.bias_dtype = bias.dtype
+        x = x.contiguous()
+        residual = residual.contiguous()
         output = torch.empty_like(x)
         _add(array(x), array(bias.contiguous()), array(residual), array(output), *mask_keys(mask))
         return output
@@ -287,7 +293,9 @@ def _add(
     bits = np.empty((columns + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for r in range(x.shape[0]):
         for sample in range(x.shape[1]):
-            row, before, out = x[r, sample], residual[r, sample], output[r, sample]
+            row = x[r, sample]
+            before = residual[r, sample]
+            out = output[r, sample]
             if keys.size == 0:
                 for i in range(columns):
                     store(out, i, load(before, i) + (load(row, i) + load(bias, i)))
@@ -318,7 +326,8 @@ def _gradient(
     rows = 0
     for r in range(gradient.shape[0]):
         for sample in range(gradient.shape[1]):
-            row, out = gradient[r, sample], to_x[r, sample]
+            row = gradient[r, sample]
+            out = to_x[r, sample]
             if keys.size == 0:
                 for i in range(columns):
                     part[i] += load(row, i)

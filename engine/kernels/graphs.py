@@ -25,7 +25,8 @@ class Captured:
         `function` reads `inputs`, which become zero: a replay that did not copy its own would be
         seen.
         """
-        self.inputs, self.factor = inputs, torch.ones((), device=inputs[0].device)
+        self.inputs = inputs
+        self.factor = torch.ones((), device=inputs[0].device)
         for tensor in inputs:
             tensor.zero_()
         begin()

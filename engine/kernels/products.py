@@ -75,10 +75,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    output, bias = (
-        x.new_empty(*x.shape[:-1], len(weight)),
-        x.new_zeros(1) if bias is None else bias.contiguous(),
-    )
+    output = x.new_empty(*x.shape[:-1], len(weight))
+    bias = x.new_zeros(1) if bias is None else bias.contiguous()
     _multiply_row(
         array(x.reshape(-1)), array(weight.contiguous()), array(bias), array(output.view(-1))
     )
@@ -88,7 +86,8 @@ def _one_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @Compiled
 def _multiply_row(x: Array, weight: Array, bias: Array, output: Array) -> None:
     for o in range(output.size):
-        row, total = weight[o], np.float32(0.0)
+        row = weight[o]
+        total = np.float32(0.0)
         for i in range(row.size):
             total += load(row, i) * load(x, i)
         store(output, o, total + load(bias, o if bias.size > 1 else 0))
@@ -105,7 +104,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        rows, others = gradient.reshape(-1, gradient.size(-1)), x.reshape(-1, x.size(-1))
+        rows = gradient.reshape(-1, gradient.size(-1))
+        others = x.reshape(-1, x.size(-1))
         # The product goes to the flat gradient in fp32, and autograd gets none.
         if add := to_weight and ctx.add_product:
             add(rows.t(), others)

@@ -46,7 +46,8 @@ def run_forked(
     answers: dict[int, _Answer] = {}
     waiting: dict[Any, int] = {}
     answered: Any
-    processes, died = [], list[int]()
+    processes = []
+    died = list[int]()
     started = time.monotonic()
     deadline = started + timeout_seconds + GRACE_SECONDS
     with tempfile.TemporaryDirectory() as folder:

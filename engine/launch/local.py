@@ -27,7 +27,9 @@ from mlm_repro.lineage.processes import (
 )
 from mlm_repro.lineage.variables import DOOR
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+M_TRIM_THRESHOLD = -1
+M_TOP_PAD = -2
+M_MMAP_MAX = -4
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 """Environment variables that name the network interface on which gloo and NCCL listen. Forked ranks
 use the loopback."""
@@ -48,7 +50,8 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
     # The port is opened here and handed to rank 0: a free port that was only asked for may be taken
     # before it listens.
-    context, listener = multiprocessing.get_context("fork"), socket.create_server(("127.0.0.1", 0))
+    context = multiprocessing.get_context("fork")
+    listener = socket.create_server(("127.0.0.1", 0))
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(listener.getsockname()[1]),

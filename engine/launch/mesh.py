@@ -134,11 +134,13 @@ def join_ranks() -> None:
         raise RanksMissing(f"{came} of {ranks} ranks came within {waits} seconds")
     # A rank that hangs in a collective can be asked where.
     faulthandler.register(STACK_SIGNAL)
-    backend, device = "gloo", None
+    backend = "gloo"
+    device = None
     if torch.cuda.is_available():
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDS)
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-        backend, device = "nccl", torch.device("cuda", torch.cuda.current_device())
+        backend = "nccl"
+        device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(
         backend,
         store=store,
@@ -172,7 +174,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 def _hanging(error: RuntimeError) -> RankLost:
     """Print where this rank waits, and return a RankLost that names the ranks that hang: they do
     not report that they wait too."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
     traceback.print_tb(error.__traceback__)
     try:
@@ -226,7 +229,9 @@ def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
         raise BadInput(
             f"{layout} needs {layout.world_size} ranks but {launched_world_size()} were started"
         )
-    thread, device, waiting = current_rank(), local_device(), Waiting()
+    thread = current_rank()
+    device = local_device()
+    waiting = Waiting()
     if layout.world_size == 1:
         return serial_mesh(device)
     join_ranks()

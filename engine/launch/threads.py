@@ -57,7 +57,8 @@ def run_threads(
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
     stack of a rank that is still computing, after `timeout_seconds`.
     """
-    world, results = World(ranks), [None] * ranks
+    world = World(ranks)
+    results = [None] * ranks
 
     def be_rank(rank: int) -> None:
         _local.rank = ThreadRank(world, rank)
@@ -108,7 +109,8 @@ class World:
     holds the lock."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.lock = size, threading.Lock()
+        self.size = size
+        self.lock = threading.Lock()
         self.computing = 0
         """The rank that holds the lock."""
         self.failure: BaseException | None = None
@@ -119,7 +121,8 @@ class World:
         # One condition a rank: waking all at each message made n threads look and n - 1 sleep
         # again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
-        self._awake, self._ended = set(range(size)), set[int]()
+        self._awake = set(range(size))
+        self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
         """Let other ranks compute until this rank has been woken and `is_ready()` is true."""
@@ -203,7 +206,8 @@ class ThreadAxis(Axis):
     def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """Return combine(values of all ranks). The last rank to come computes it while the others
         wait."""
-        meeting, me = self.world.meetings[self.members], self.members[self.rank]
+        meeting = self.world.meetings[self.members]
+        me = self.members[self.rank]
         meeting.values[me] = value
         with self.waiting:
             if len(meeting.values) == self.size:

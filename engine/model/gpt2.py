@@ -63,10 +63,8 @@ class GPT2(CausalModel):
         )  # [s·b, h]
         # Targets are put into the order of the hidden states, position first, which moves the
         # smaller of the two.
-        weight, targets = (
-            self.embedding.word_embeddings.weight,
-            batch.targets.transpose(0, 1).flatten(),
-        )
+        weight = self.embedding.word_embeddings.weight
+        targets = batch.targets.transpose(0, 1).flatten()
         return kernel("linear_cross_entropy", hidden)(
             hidden, weight, targets, self.config.vocab_size, self.mesh.tp
         )

@@ -39,7 +39,8 @@ class StageModel(nn.Module, ABC):
     ) -> None:
         """Only the recomputation settings of `parallel` are used."""
         super().__init__()
-        self.config, self.mesh = config, mesh
+        self.config = config
+        self.mesh = mesh
         self.recomputed_layers = parallel.recomputed_layers
         self.recomputes_attention = parallel.recompute == "selective"
         self.stage = stage or PipelineStage(range(config.num_layers))

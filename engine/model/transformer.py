@@ -41,12 +41,12 @@ class SelfAttention(nn.Module):
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.heads, self.head_dim, h = (
-            config.num_heads // mesh.tp.size,
-            config.head_dim,
-            config.hidden_size,
-        )
+        self.layer = layer
+        self.axis = mesh.tp
+        self.recompute = recompute
+        self.heads = config.num_heads // mesh.tp.size
+        self.head_dim = config.head_dim
+        h = config.hidden_size
         self.query_key_value = ColumnParallelLinear(h, 3 * h, mesh)
         self.dense = RowParallelLinear(h, h, mesh)
 
@@ -60,7 +60,8 @@ class SelfAttention(nn.Module):
             return self.dense(cache.attend(self.layer, qkv), add_bias=False)  # [q, b, h]
         # Rows of a mask are numbered over the heads of all ranks, so that every layout drops the
         # same.
-        attend, first_row = kernel("attention", qkv), self.axis.rank * self.heads * len(qkv)
+        attend = kernel("attention", qkv)
+        first_row = self.axis.rank * self.heads * len(qkv)
         mask = dropout.mask(f"layers.{self.layer}.attention", first_row) if dropout else None
         # Only the reference keeps its scores; the faster kernels recompute them in any case.
         context = recomputed(
@@ -102,7 +103,8 @@ class TransformerLayer(nn.Module):
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.mesh = layer, mesh
+        self.layer = layer
+        self.mesh = mesh
         self.input_layernorm = nn.LayerNorm(config.hidden_size)
         self.self_attention = self.attention_class(config, mesh, layer, recompute_attention)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size)
@@ -203,7 +205,8 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
     """Apply dropout to a layer's attention weights, [b, n/t, s, k]."""
     if dropout is None:
         return weights
-    rows, k = weights.size(1) * weights.size(2), weights.size(3)
+    rows = weights.size(1) * weights.size(2)
+    k = weights.size(3)
     mask = dropout.mask(f"layers.{layer}.attention", axis.rank * rows)
     # The kernel drops while it reads; the factors below would be a second tensor of the size of the
     # scores.

@@ -22,10 +22,8 @@ class FlatAdamW(FlatOptimizer):
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         # The division that the reducer has left joins the clipping, and saves a pass over the
         # gradient.
-        step, gradient = (
-            replace(step, clipping=step.clipping / group.divisor),
-            group.main_gradient[group.own],
-        )
+        step = replace(step, clipping=step.clipping / group.divisor)
+        gradient = group.main_gradient[group.own]
         kernel("adamw", group.master)(
             group.master, group.own_copy, gradient, group.exp_avg, group.exp_avg_sq, step
         )
@@ -39,14 +37,17 @@ class FlatLamb(FlatOptimizer):
     a part of it. The paper's form corrects the moments' bias and has φ(z) = z.
     """
 
-    is_corrected, largest_norm, largest_ratio = True, math.inf, math.inf
+    is_corrected = True
+    largest_norm = math.inf
+    largest_ratio = math.inf
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         moments = group.exp_avg, group.exp_avg_sq
         direction = adam_direction(
             group.master, group.own_gradient, *moments, step, self.is_corrected
         )
-        weight_norms, norms = self._norms(group, group.master), self._norms(group, direction)
+        weight_norms = self._norms(group, group.master)
+        norms = self._norms(group, direction)
         clamped = weight_norms.clamp(max=self.largest_norm)
         ratios = torch.where((clamped > 0) & (norms > 0), clamped / norms, 1.0).clamp(
             max=self.largest_ratio
@@ -83,7 +84,8 @@ class FlatLamb(FlatOptimizer):
 class ClampedLamb(FlatLamb):
     """LAMB of cybertronai/pytorch-lamb since 2019-06-16: no bias correction, φ(z) = min(z, 10)."""
 
-    is_corrected, largest_norm = False, 10.0
+    is_corrected = False
+    largest_norm = 10.0
 
 
 class LambOfThePost(FlatLamb):
@@ -95,7 +97,8 @@ class LambOfThePost(FlatLamb):
     gradient.
     """
 
-    is_corrected, largest_ratio = False, 10.0
+    is_corrected = False
+    largest_ratio = 10.0
 
     def update(self, group: FlatGroup, step: AdamStep) -> None:
         # Divided by the clipping, which is applied to the sum: the decay itself is not clipped.

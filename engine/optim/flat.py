@@ -31,7 +31,9 @@ class FlatGroup:
     def __init__(
         self, parameters: list[ShardedParameter], weight_decay: float, owners: Axis, is_pure: bool
     ) -> None:
-        self.parameters, self.weight_decay, self.owners = parameters, weight_decay, owners
+        self.parameters = parameters
+        self.weight_decay = weight_decay
+        self.owners = owners
         first = parameters[0].local
         # Rounded up, so that all owners have equal slices; zeros at the end belong to no parameter.
         size = -(-sum(p.local.numel() for p in parameters) // owners.size)
@@ -98,7 +100,8 @@ class FlatGroup:
         in the flat tensor."""
         end = 0
         for parameter in self.parameters:
-            start, end = end, end + parameter.local.numel()
+            start = end
+            end = end + parameter.local.numel()
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
@@ -125,7 +128,8 @@ class FlatOptimizer(ABC):
         shard: bool = False,
     ) -> None:
         """Divide the state over the data-parallel ranks (ZeRO stage 1) if `shard` is set."""
-        self.mesh, self.train = mesh, train
+        self.mesh = mesh
+        self.train = train
         owners = mesh.dp if shard else LoneAxis()
         is_pure = train.precision == "fp16-pure"
         self.groups = []
@@ -148,7 +152,8 @@ class FlatOptimizer(ABC):
             group.main_gradient[group.own] if registry.on_gpu(device) else group.own_gradient
             for group in self.groups
         ]
-        counted, squares = self._counted(own), torch.zeros((), dtype=torch.float64, device=device)
+        counted = self._counted(own)
+        squares = torch.zeros((), dtype=torch.float64, device=device)
         if counted:
             squares += torch.nn.utils.get_total_norm(counted).double() ** 2
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
@@ -174,7 +179,8 @@ class FlatOptimizer(ABC):
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip, update the master weights and copy them to the model's."""
         self.steps += 1
-        train, limit = self.train, self.train.clip_gradient
+        train = self.train
+        limit = self.train.clip_gradient
         # With the 1e-6 of torch and Megatron-LM, to clip as they do.
         clipping = limit / (gradient_norm + 1e-6) if limit and gradient_norm > limit else 1.0
         constants = train.adam_beta1, train.adam_beta2, train.adam_epsilon
@@ -219,7 +225,9 @@ class FlatOptimizer(ABC):
     ) -> Tensor | None:
         """Return a whole state tensor on the rank that writes it; the owners send their elements,
         and get None."""
-        owners, end, shape = group.owners, start + parameter.local.numel(), parameter.local.shape
+        owners = group.owners
+        end = start + parameter.local.numel()
+        shape = parameter.local.shape
         own = group.piece(part, start, end)
         if self.mesh.dp.rank != writer:
             if len(own) and owners.size > 1:

@@ -64,10 +64,8 @@ class GradientReducer:
         for group in self.groups:
             for members in _in_buckets(group.gradients, self._is_tied, self.mesh.dp.size):
                 (first, first_view), (_, last_view) = members[0], members[-1]
-                start, end = (
-                    int(first_view.storage_offset()),
-                    int(last_view.storage_offset()) + last_view.numel(),
-                )
+                start = int(first_view.storage_offset())
+                end = int(last_view.storage_offset()) + last_view.numel()
                 bucket = _Bucket(
                     group.main_gradient[start:end],
                     len(members),
@@ -104,7 +102,9 @@ class GradientReducer:
             # iteration's.
             parameter.local.grad = None
         for bucket in self._buckets:
-            bucket.missing, bucket.works, bucket.is_launched = bucket.size, [], False
+            bucket.missing = bucket.size
+            bucket.works = []
+            bucket.is_launched = False
 
     def arm(self, parameters: Sequence[ShardedParameter]) -> None:
         """Mark these parameters: the next gradient of each is its last in this iteration."""

@@ -37,8 +37,10 @@ def learning_rate(train: TrainConfig, time: float) -> float:
       follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
     - `exponential`: a rise from floor to peak by equal factors.
     """
-    peak, floor = train.learning_rate, train.min_learning_rate
-    warmup, end = train.warmup_iterations, end_of_schedule(train)
+    peak = train.learning_rate
+    floor = train.min_learning_rate
+    warmup = train.warmup_iterations
+    end = end_of_schedule(train)
     if train.decay == "exponential":
         # From time 1, the first update, whose rate is the floor.
         return floor * (peak / floor) ** (min(time - 1, end - 1) / max(end - 1, 1))

@@ -97,7 +97,8 @@ class VocabParallelEmbedding(nn.Module):
 
     def __init__(self, padded_vocab_size: int, hidden_size: int, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.mesh, self.rows = mesh, padded_vocab_size // mesh.tp.size
+        self.mesh = mesh
+        self.rows = padded_vocab_size // mesh.tp.size
         self.weight = nn.Parameter(torch.empty(self.rows, hidden_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -127,7 +128,8 @@ class _EnteredLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, mesh: ParallelMesh
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.mesh, ctx.has_bias = mesh, bias is not None
+        ctx.mesh = mesh
+        ctx.has_bias = bias is not None
         return linear(mesh.tp.all_gather(x, dim=0) if mesh.sequence_parallel else x, weight, bias)
 
     @staticmethod
@@ -137,10 +139,8 @@ class _EnteredLinear(torch.autograd.Function):
         whole = axis.all_gather(x, dim=0) if is_divided else x
         # The input's gradient comes first, because its all-reduce then runs beside the weight's
         # product.
-        rows, to_x = (
-            gradient.reshape(-1, gradient.size(-1)),
-            linear(gradient, weight.t()).contiguous(),
-        )
+        rows = gradient.reshape(-1, gradient.size(-1))
+        to_x = linear(gradient, weight.t()).contiguous()
         work = DONE if is_divided else axis.start_all_reduce(to_x)
         # An axis can begin an all-reduce, but not a reduce-scatter, which therefore overlaps
         # nothing.

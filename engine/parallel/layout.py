@@ -37,7 +37,9 @@ class Layout:
     def lines(self, rank: int) -> tuple[tuple[int, ...], ...]:
         """Return the global ranks along the tp, pp and dp axes through a rank; last, both ends of
         its pipeline if it is one of them, else itself alone."""
-        tp, dp, pp = rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+        tp = rank % self.tp
+        dp = rank // self.tp % self.dp
+        pp = rank // (self.tp * self.dp)
         line = tuple(self.rank(tp, other, dp) for other in range(self.pp))
         return (
             tuple(self.rank(other, pp, dp) for other in range(self.tp)),
@@ -85,8 +87,10 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
 
     Raises BadInput with the numbers that do not divide and the choices that would.
     """
-    tp, pp = config.parallel.tp, config.parallel.pp
-    num_heads, padded_vocab_size = config.model.num_heads, config.model.padded_vocab_size
+    tp = config.parallel.tp
+    pp = config.parallel.pp
+    num_heads = config.model.num_heads
+    padded_vocab_size = config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches
     for size, what in (
         (num_heads, "attention heads"),

@@ -20,7 +20,9 @@ from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.engine.torch_names import reduce_scatter_single
 from mlm_repro.lineage.errors import UserError
 
-SUM, MAX, MIN = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
+SUM = dist.ReduceOp.SUM
+MAX = dist.ReduceOp.MAX
+MIN = dist.ReduceOp.MIN
 
 
 class Waiting:
@@ -28,7 +30,8 @@ class Waiting:
     others."""
 
     def __init__(self) -> None:
-        self.seconds, self._start = 0.0, 0.0
+        self.seconds = 0.0
+        self._start = 0.0
 
     def __enter__(self) -> None:
         self._start = time.monotonic()

@@ -41,7 +41,9 @@ class PartitionedModel:
     def __init__(
         self, chunks: Sequence[StageModel], parallel: ParallelConfig, mesh: ParallelMesh
     ) -> None:
-        self.chunks, self.parallel, self.mesh = chunks, parallel, mesh
+        self.chunks = chunks
+        self.parallel = parallel
+        self.mesh = mesh
         self.sites: dict[str, int] = {}
         """Row of each dropout site in the table of keys on a GPU, in the order in which they were
         first asked for."""
@@ -101,7 +103,8 @@ class PartitionedModel:
         """Replay microbatches of this shape as CUDA graphs from now on. An earlier pass must have
         asked for every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
-        program, own = self._program(1, training=True), deepcopy(self.with_keys(batch))
+        program = self._program(1, training=True)
+        own = deepcopy(self.with_keys(batch))
 
         def run(loss_scale: Tensor) -> Tensor:
             return PipelineExecutor(self.chunks, self.mesh, False, [own], loss_scale).run(program)
@@ -147,10 +150,8 @@ def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
     """Build the configured model on this rank, with its initial values."""
-    stages, model_class = (
-        split_layers(model.num_layers, parallel.pp, parallel.chunks),
-        family_of(model).model_class(),
-    )
+    stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
+    model_class = family_of(model).model_class()
     chunks = []
     for stage in stages[mesh.pp.rank :: parallel.pp]:
         if parallel.shard_parameters and mesh.dp.size > 1:
@@ -193,12 +194,10 @@ class PipelineExecutor:
         microbatches: Sequence[PipelineInput],
         loss_scale: float | Tensor = 1.0,
     ) -> None:
-        self._chunks, self._mesh, self._microbatches, self._loss_scale = (
-            chunks,
-            mesh,
-            microbatches,
-            loss_scale,
-        )
+        self._chunks = chunks
+        self._mesh = mesh
+        self._microbatches = microbatches
+        self._loss_scale = loss_scale
         self._last = mesh.pp.size * len(chunks) - 1
         # Tensor-parallel ranks hold equal activations, so each sends its part alone (2021 paper,
         # Section 4.1); with sequence parallelism they are divided already.
@@ -246,7 +245,8 @@ class PipelineExecutor:
     def _forward(self, compute: Compute, inputs: Tensor | None) -> Tensor | None:
         """Run a forward pass and return the stage's output for the next stage; None on the last
         stage."""
-        chunk, batch = self._chunks[compute.chunk], self._microbatches[compute.microbatch]
+        chunk = self._chunks[compute.chunk]
+        batch = self._microbatches[compute.microbatch]
         # A received activation is a leaf of this rank's graph; its gradient is what the stage
         # before waits for.
         inputs = batch.tokens if inputs is None else inputs.requires_grad_(torch.is_grad_enabled())
@@ -275,7 +275,8 @@ class PipelineExecutor:
         """Leave a result where its message, or this rank's own next chunk, finds it."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
-            flat, tp = payload.contiguous().view(-1), self._mesh.tp
+            flat = payload.contiguous().view(-1)
+            tp = self._mesh.tp
             # A copy: a view would keep the whole activation in memory until its message has left.
             part = flat.chunk(tp.size)[tp.rank].contiguous() if self._divides else flat
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part

@@ -83,7 +83,8 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     programs: list[list[Instruction]] = [[] for _ in orders]
     timeline: list[list[Interval]] = [[] for _ in orders]
     arrived: set[tuple[Op, int, int]] = set()
-    position, idle = [0] * pp, [True] * pp
+    position = [0] * pp
+    idle = [True] * pp
     # The walk is in time because ranks meet in time: of two messages the one that is ready first is
     # sent first.
     running: list[tuple[float, int, Compute]] = []

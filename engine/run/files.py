@@ -11,7 +11,9 @@ from mlm_repro.engine.parallel.layout import Layout
 from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.files import FileSchema, Finite, parse_document, read_document
 
-METRICS, SUMMARY, STATISTICS = "metrics.jsonl", "summary.json", "statistics.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+STATISTICS = "statistics.json"
 
 
 class Step(FileSchema, frozen=False):
@@ -136,13 +138,13 @@ def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
 def describe_end(run: Path) -> str:
     """Describe a complete training for the console: its losses, its rate, its checkpoint, and
     commands to type next."""
-    summary, metrics = read_summary(run), read_metrics(run)
-    trained, validations = (
-        [line for line in metrics if line["kind"] == "train"],
-        validations_in(metrics),
-    )
+    summary = read_summary(run)
+    metrics = read_metrics(run)
+    trained = [line for line in metrics if line["kind"] == "train"]
+    validations = validations_in(metrics)
     count = max(len(trained) // 20, 1)
-    last, best = steps_in(trained[-count:]), min(validations, key=attrgetter("loss"))
+    last = steps_in(trained[-count:])
+    best = min(validations, key=attrgetter("loss"))
     over = f"mean of the last {count} iterations" if count > 1 else "last iteration"
     return "\n".join(
         [

@@ -64,16 +64,12 @@ Bits = NDArray[np.signedinteger[Any]]
 def metrics(run: Path) -> Comparisons:
     """Check that the metrics have every iteration once, that they follow the schedule, and that
     they and the configuration give the summary."""
-    config, done, manifest = (
-        recipe_of(run),
-        read_summary(run),
-        read_document(run / MANIFEST, Manifest),
-    )
-    count, schedule, where = (
-        config.train.iterations,
-        BatchSchedule(config.train),
-        f"{SUMMARY} of {run.name}",
-    )
+    config = recipe_of(run)
+    done = read_summary(run)
+    manifest = read_document(run / MANIFEST, Manifest)
+    count = config.train.iterations
+    schedule = BatchSchedule(config.train)
+    where = f"{SUMMARY} of {run.name}"
     yield as_said(
         done,
         {
@@ -113,7 +109,8 @@ def metrics(run: Path) -> Comparisons:
         if config.train.precision != "fp16":
             due["loss_scale"] = 1.0
         if not line.get("skipped"):
-            updates, updated_samples = updates + 1, updated_samples + size
+            updates = updates + 1
+            updated_samples = updated_samples + size
         for name, value in due.items():
             yield Remade(f"{METRICS}: {name} at {number}", line[name], value, "its schedule gives")
     yield from ending(done, read_validations(run), run.name)
@@ -122,9 +119,11 @@ def metrics(run: Path) -> Comparisons:
 def checkpoints(run: Path) -> Comparisons:
     """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer
     with the dataset's."""
-    manifest, every = read_document(run / MANIFEST, Manifest), read_steps(run)
+    manifest = read_document(run / MANIFEST, Manifest)
+    every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
-    directories, count = complete_checkpoints(run), recipe_of(run).train.iterations
+    directories = complete_checkpoints(run)
+    count = recipe_of(run).train.iterations
     # An earlier version, which chained no attempts, made the checkpoints before the first chained
     # attempt.
     chained = next((attempt.iteration for attempt in manifest.attempts if attempt.before), count)
@@ -153,10 +152,8 @@ def checkpoints(run: Path) -> Comparisons:
             for step in steps
             if step.iteration <= iteration_of(path)
         ][-WINDOW:]
-        state, reached = (
-            read_object(path / STATE),
-            [step for step in every if step.iteration <= iteration_of(path)],
-        )
+        state = read_object(path / STATE)
+        reached = [step for step in every if step.iteration <= iteration_of(path)]
         updates = [step for step in reached if not step.skipped]
         due = {
             "iteration": iteration_of(path),
@@ -190,7 +187,8 @@ def datasets(run: Path) -> Comparisons:
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
     """Compare the last validation in the metrics with the summary."""
-    where, by = f"{SUMMARY} of {name}", f"its {METRICS} gives"
+    where = f"{SUMMARY} of {name}"
+    by = f"its {METRICS} gives"
     stated = {
         "iteration": done.iterations,
         "samples": done.validation_samples,
@@ -228,7 +226,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum.
     """
-    index, statistics = read_object(checkpoint / INDEX), read_object(checkpoint / STATISTICS)
+    index = read_object(checkpoint / INDEX)
+    statistics = read_object(checkpoint / STATISTICS)
     where = f"{checkpoint.name}/{STATISTICS}"
     yield Remade(f"{where}: tensors", sorted(statistics), sorted(index), f"{INDEX} has")
     tensors = {
@@ -245,10 +244,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
         )
         due = {"shape": list(whole.shape), **{key: index[name][key] for key in ("dim", "files")}}
         yield Remade(f"{checkpoint.name}/{INDEX}: {name}", index[name], due, "its files give")
-        numbers, stated = (
-            _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0]),
-            statistics[name],
-        )
+        numbers = _numbers(np.ascontiguousarray(whole).reshape(-1), parts[0][0])
+        stated = statistics[name]
         if is_old and "checksum" not in stated:
             del numbers["checksum"]
         yield Remade(f"{where}: {name}", stated, numbers, "its numbers give")

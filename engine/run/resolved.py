@@ -158,14 +158,16 @@ class ResolvedRun:
         """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
         from mlm_repro.engine.data.batches import validation_text
 
-        config, files = self.config, self.data.token_files("valid")
+        config = self.config
+        files = self.data.token_files("valid")
         validation_text(files, config.model.seq_length)
         family_of(config.model).validation_order(config, files, self.data.tokenizer)
 
     @property
     def _asked(self) -> Manifest:
         """The manifest of this run as it would begin."""
-        described, settings = self.config.model_dump(mode="json"), settings_of(self.config)
+        described = self.config.model_dump(mode="json")
+        settings = settings_of(self.config)
         return asked_for(
             self.config.name, "training", described, self.parents, PLACES, settings, SCHEMA
         )
@@ -211,7 +213,8 @@ class ResolvedRun:
     def check_not_longer(self, root: Path) -> None:
         """Raise BadInput if the newest complete run of this name has the same configuration but
         fewer iterations."""
-        named, train = root / self.config.name, self.config.train
+        named = root / self.config.name
+        train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
             return
         theirs = read_config(RunDirectory.open(named, "training").manifest, named / MANIFEST)
@@ -230,9 +233,13 @@ class ResolvedRun:
     def describe(self) -> str:
         """Describe the run for a dry run: its configuration, the digest of its settings that are
         not defaults, and its costs."""
-        memory, whole, causal = self.memory, self.flops(), self.flops(causal=True)
+        memory = self.memory
+        whole = self.flops()
+        causal = self.flops(causal=True)
         computing = memory.state + memory.activations
-        parallel, train, layout = self.config.parallel, self.config.train, self.layout
+        parallel = self.config.parallel
+        train = self.config.train
+        layout = self.layout
         decay = (
             "constant"
             if train.decay == "constant"
@@ -273,7 +280,8 @@ class ResolvedRun:
 
     def describe_work(self, iterations_done: int = 0) -> str:
         """Describe the remaining work: iterations, FLOPs and ranks."""
-        train, ranks = self.config.train, self.layout.world_size
+        train = self.config.train
+        ranks = self.layout.world_size
         left = train.iterations - iterations_done
         flops = self.flops() * left / train.iterations
         return f"{left:,} iterations, {flops:.1e} FLOPs on {ranks} ranks"
@@ -302,7 +310,8 @@ def resolve(
 def checked_layout(config: RunConfig, ranks: int) -> Layout:
     """Return the layout of a run on `ranks` ranks. Raises BadInput if it does not divide sizes,
     layers or microbatches."""
-    layout, parallel = layout_of(config, ranks), config.parallel
+    layout = layout_of(config, ranks)
+    parallel = config.parallel
     split_layers(config.model.num_layers, layout.pp, parallel.chunks)
     microbatches = config.train.batch_in_microbatches // layout.dp
     check_schedule(parallel.schedule, layout.pp, parallel.chunks, microbatches)
@@ -449,7 +458,8 @@ def read_run(
     """
     config = read_run_config(model, overrides, twin)
     run = resolve(continue_run(config, earlier) if earlier else config, ranks)
-    stated, actual = config.model.vocab_size, run.config.model.vocab_size
+    stated = config.model.vocab_size
+    actual = run.config.model.vocab_size
     overridden = any(item.startswith(("model.vocab_size=", "model=")) for item in overrides)
     if stated != actual and (
         overridden or (not twin and "vocab_size" in config.model.model_fields_set)
@@ -471,7 +481,8 @@ def resolve_begun(
     its name or the meaning of its settings has changed since it began: this directory would then
     hold two kinds of iterations.
     """
-    manifest, path = directory.manifest, directory.path
+    manifest = directory.manifest
+    path = directory.path
     elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
     if wrong := next((item for item in changed if item.partition(".")[0] not in PLACES), None):
         raise BadInput(
@@ -495,7 +506,8 @@ def resolve_begun(
         ranks = ranks or (None if changed else layouts[-1]["ranks"])
     try:
         original = f"{manifest['name']}-{manifest['identity'][:8]}"
-        identity, dataset = identity_in(manifest), manifest["parents"]["dataset"]
+        identity = identity_in(manifest)
+        dataset = manifest["parents"]["dataset"]
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityFailure(f"{path / MANIFEST} lacks a name, identity or dataset") from error
     if path.name != original:
@@ -512,7 +524,8 @@ def resolve_begun(
     moved = {"dataset": locations[0][0] if isinstance(config.data.dataset, Path) else locations}
     config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
     config = override_config(config, changed) if changed else config
-    train, parents = config.train, manifest["parents"]
+    train = config.train
+    parents = manifest["parents"]
     source = (
         checkpoint_path(train.continues.run, train.continues.iteration)
         if train.continues

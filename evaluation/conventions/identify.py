@@ -23,7 +23,8 @@ from mlm_repro.evaluation.models.places import Place
 from mlm_repro.evaluation.settings import Settings
 from mlm_repro.lineage.errors import BadInput
 
-MOST_SHOWN, NEAREST = 10, 3
+MOST_SHOWN = 10
+NEAREST = 3
 NO_CONVENTION = (
     "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
 )
@@ -101,15 +102,15 @@ class Identified:
         matches."""
         likely = [float(match["probability"]) for match in self.matches]
         accident = f"a number nearby matches {self.accidents:.2g} by accident"
-        head, shown = (
-            f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none",
-            self.matches,
-        )
+        head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none"
+        shown = self.matches
         if self.is_named:
-            head, shown = f"this, with {likely[0]:.2%}", self.matches[:1]
+            head = f"this, with {likely[0]:.2%}"
+            shown = self.matches[:1]
         lines = [f"{self.claimed}: {head} ({accident}):"]
         if not likely:
-            lines, shown = [f"{self.claimed}: {NO_CONVENTION}"], self.nearest
+            lines = [f"{self.claimed}: {NO_CONVENTION}"]
+            shown = self.nearest
         for row in shown[:MOST_SHOWN]:
             axes = [axis for axis in SENTENCES if axis in row and row[axis] != USUAL.get(axis)]
             says = "; ".join(SENTENCES[axis].format(row[axis]) for axis in axes)
@@ -187,7 +188,9 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
     text_groups = (
         [[on] for on in known] if claims[0][1] is None else [[str(name) for _, name in claims]]
     )
-    ranked, outside, accidents = [], 0.0, 0.0
+    ranked = []
+    outside = 0.0
+    accidents = 0.0
     for on, name in product(text_groups, UNITS if unit is None else [unit]):
         indices = [
             i
@@ -214,10 +217,8 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
         inside = near < NEIGHBOURHOOD
         accidents += float((inside * widths / (2 * NEIGHBOURHOOD)).prod(1).sum())
         for i in {*np.flatnonzero(fits), *np.argsort(away.max(1), kind="stable")[:NEAREST]}:
-            convention, shown = (
-                conventions[indices[i]],
-                " ".join(f"{value:.6g}" for value in values[i]),
-            )
+            convention = conventions[indices[i]]
+            shown = " ".join(f"{value:.6g}" for value in values[i])
             by_bytes = convention.axes["average"].startswith("bytes") == (name == "bits-per-byte")
             likely = (
                 fits[i]

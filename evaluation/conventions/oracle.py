@@ -17,7 +17,8 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.lock import new_output
 
 FILES = Path(__file__).parent / "oracle_files"
-TEXTS, SECOND = "texts", "llama"
+TEXTS = "texts"
+SECOND = "llama"
 
 
 def write_oracle(out: Path) -> None:

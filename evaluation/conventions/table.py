@@ -22,12 +22,15 @@ from mlm_repro.evaluation.tasks.documents import count_original_tokens, join_row
 from mlm_repro.evaluation.windows import Window, rolling_windows, sliding_windows, whole_windows
 from mlm_repro.lineage.config import read_toml
 
-NONE, AFTER_END = "not scored", "scored after end-of-text"
+NONE = "not scored"
+AFTER_END = "scored after end-of-text"
 OWN = "scored after what the tokenizer puts before a text"
 TWICE = "what the tokenizer puts before a text, itself scored"
 IN_EVERY, IN_PLACE = " in every window", " in place of each window's first"
 """Endings of a value of `first` if later windows have the first tokens too."""
-END, LITERAL, ACCURACY = "\0", "<|endoftext|>", "accuracy"
+END = "\0"
+LITERAL = "<|endoftext|>"
+ACCURACY = "accuracy"
 TEXTS: dict[str, Callable[[str], str]] = {
     "as it stands": lambda text: text,
     "detokenised": detokenize_wikitext,
@@ -37,8 +40,10 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "with CRLF as a line end": lambda text: text.replace("\r\n", "\n"),
     "stripped": str.strip,
 }
-PARTED, UNSCORED = "parted by end-of-text", "parted by a first token, which is not scored"
-BEFORE_END, APPENDED = "each before end-of-text", "sub-words appended"
+PARTED = "parted by end-of-text"
+UNSCORED = "parted by a first token, which is not scored"
+BEFORE_END = "each before end-of-text"
+APPENDED = "sub-words appended"
 DOCUMENTS: dict[str, Callable[[Sequence[str], str], list[str]]] = {
     "one text": lambda documents, whole: [whole],
     "separate": lambda documents, whole: list(documents),
@@ -215,7 +220,9 @@ class ReadText:
         tokenizer: Encoder,
         context: int,
     ) -> None:
-        self._tokenizer, end, first = tokenizer, tokenizer.end_of_text, axes["first"]
+        self._tokenizer = tokenizer
+        end = tokenizer.end_of_text
+        first = axes["first"]
         self.pieces = DOCUMENTS[axes["documents"]](documents, whole)
         own = list(tokenizer.first_tokens)
         begun = {NONE: [], TWICE: [tokenizer.document_start]}.get(
@@ -225,7 +232,8 @@ class ReadText:
         apart = {UNSCORED: begun or [end], BEFORE_END: [end, *begun], APPENDED: begun}.get(
             axes["documents"], [end]
         )
-        is_token, spell = axes["literal"] == "a token", getattr(tokenizer, "spell_batch", None)
+        is_token = axes["literal"] == "a token"
+        spell = getattr(tokenizer, "spell_batch", None)
         encode = spell if spell and not is_token else tokenizer.encode_batch
 
         def encoded(text: str) -> list[int]:
@@ -250,7 +258,8 @@ class ReadText:
         self.tokens = [np.asarray(piece, dtype=np.int64) for piece in ids]
         repeated = begun if first.endswith((IN_EVERY, IN_PLACE)) else []
         in_place = first.endswith(IN_PLACE)
-        self.requests, owners = list[Request](), []
+        self.requests = list[Request]()
+        owners = []
         for owner, tokens in enumerate(self.tokens):
             longest = context - (not in_place) * len(repeated)
             for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
@@ -271,9 +280,11 @@ class ReadText:
         """Yield the name and the loss in nats of every average of the scores that programs
         print."""
         nll = -np.add.reduceat(scores.log_probabilities * self._counts, scores.starts)
-        counts, owners = np.add.reduceat(self._counts, scores.starts, dtype=np.int64), self._owners
+        counts = np.add.reduceat(self._counts, scores.starts, dtype=np.int64)
+        owners = self._owners
         nll, counts, owners = nll[counts > 0], counts[counts > 0], owners[counts > 0]
-        total, scored = math.fsum(nll), np.bincount(owners, counts)
+        total = math.fsum(nll)
+        scored = np.bincount(owners, counts)
         means = np.bincount(owners, nll)[scored > 0] / scored[scored > 0]
         labels = counts - np.r_[False, owners[1:] == owners[:-1]]
         yield "sub-words", total / int(counts.sum())
@@ -296,10 +307,8 @@ class ReadText:
             "sub-words, those not scored too": sum(map(len, self.tokens)),
             "original tokens less one": counts["original tokens"] - 1,
         }
-        decode, special = (
-            self._tokenizer.decode,
-            {self._tokenizer.end_of_text, *self._tokenizer.first_tokens},
-        )
+        decode = self._tokenizer.decode
+        special = {self._tokenizer.end_of_text, *self._tokenizer.first_tokens}
         # If a single sub-word is decoded without its space, the counts below would be wrong.
         if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):
             return counts
@@ -316,10 +325,8 @@ class ReadText:
 
 def _encode_without_space(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
     contexts, words = zip(*map(split_last_word, passages), strict=True)
-    before, after = (
-        tokenizer.encode_batch([f"{context} " for context in contexts]),
-        tokenizer.encode_batch([*words]),
-    )
+    before = tokenizer.encode_batch([f"{context} " for context in contexts])
+    after = tokenizer.encode_batch([*words])
     return [([*context, *word], len(word)) for context, word in zip(before, after, strict=True)]
 
 

@@ -84,7 +84,8 @@ def _download(name: str, repository: str, revision: str | None, **where: Any) ->
 
     with asking_for(f"model {name}"):
         described = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    wanted, pinned = _wanted(name, described), described.sha if where else revision
+    wanted = _wanted(name, described)
+    pinned = described.sha if where else revision
     with asking_for(f"model {name}"):
         return (
             Path(snapshot_download(repository, revision=pinned, allow_patterns=wanted, **where)),

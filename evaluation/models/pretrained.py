@@ -65,7 +65,8 @@ class PretrainedTokenizer:
         self.digest = sha256_json(files)
         ids = set(theirs.get_vocab().values())
         self.vocab_size = max(ids) + 1
-        alone, added = self.encode("a text"), list(theirs("a text", verbose=False).input_ids)
+        alone = self.encode("a text")
+        added = list(theirs("a text", verbose=False).input_ids)
         starts = (at for at in range(len(added)) if alone and added[at : at + len(alone)] == alone)
         around = ((added[:at], added[at + len(alone) :]) for at in starts)
         self.first_tokens, self.last_tokens = map(tuple, next(around, ((), ())))
@@ -111,7 +112,8 @@ class PretrainedModel(nn.Module):
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
-        self.theirs, self.config = theirs, theirs.config
+        self.theirs = theirs
+        self.config = theirs.config
         self.num_parameters = sum(parameter.numel() for parameter in theirs.parameters())
         self._head = theirs.get_output_embeddings()
         self._some = (
@@ -268,7 +270,8 @@ class Pretrained:
         """Load and examine the model. Raises BadInput for a model that cannot be read this way,
         IntegrityFailure for damaged files, HardwareMissing, before weights are read, for a model
         larger than memory."""
-        self.directory, self._adapter = place.directory, place.adapter
+        self.directory = place.directory
+        self._adapter = place.adapter
         library = import_extra("transformers", EXTRA)
         library.utils.logging.set_verbosity_error()
         library.utils.logging.disable_progress_bar()
@@ -328,10 +331,8 @@ class Pretrained:
             raise BadInput(
                 f"{self.directory} fails inside transformers: {one_line(error)}"
             ) from error
-        whole, own = (
-            "equals the whole model on scored rows",
-            "the model's own logits, which it changes",
-        )
+        whole = "equals the whole model on scored rows"
+        own = "the model's own logits, which it changes"
         self.checked["output layer"] = whole if self.model.cuts else own
         lengths = (getattr(config.get_text_config(), key, None) for key in CONTEXT_KEYS)
         stated = next(
@@ -417,7 +418,8 @@ class Pretrained:
                 ).num_parameters()
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "configuration") from error
-        is_gpu, size = device.type == "cuda", count * dtype.itemsize / 2**30
+        is_gpu = device.type == "cuda"
+        size = count * dtype.itemsize / 2**30
         available = (
             torch.cuda.mem_get_info(device)[1] if is_gpu else memory_bytes() or math.inf
         ) / 2**30
@@ -448,7 +450,8 @@ class Pretrained:
             )
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, "weights") from error
-        missing, left = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+        missing = sorted(report["missing_keys"])
+        left = sorted(report["unexpected_keys"])
         if missing and not renamed and any(name.startswith(WRAPPED) for name in left):
             self._say("names", f"{WRAPPED!r} of torch.compile is left out of the weights' names")
             return self._load(library, dtype, key_mapping={f"^{WRAPPED}": ""})
@@ -493,10 +496,8 @@ class Pretrained:
                 adapted = (
                     import_module("peft").PeftModel.from_pretrained(model, self._adapter).eval()
                 )
-                beside, head = (
-                    model(**tokens, use_cache=False).logits,
-                    model.get_output_embeddings(),
-                )
+                beside = model(**tokens, use_cache=False).logits
+                head = model.get_output_embeddings()
                 if head.weight is model.get_input_embeddings().weight:
                     getattr(head, "base_layer", head).weight = nn.Parameter(head.weight.clone())
                 merged = adapted.merge_and_unload()

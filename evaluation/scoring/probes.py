@@ -40,7 +40,8 @@ class Probed:
     def __init__(self, model: ScoringModel) -> None:
         length = min(LENGTH, model.seq_length)
         ids = (np.arange(2 * length + 2, dtype=np.int64) * 7919 + 11) % model.vocab_size
-        row, other = ids[: length + 1], ids[: length + 1].copy()
+        row = ids[: length + 1]
+        other = ids[: length + 1].copy()
         other[-2] = (other[-2] + 1) % model.vocab_size
         short = ids[length + 1 :][: length // 2 + 1]
         self._requests = [Request(each, len(each) - 1) for each in (row, other, short, row[:2])]

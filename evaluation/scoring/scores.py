@@ -304,7 +304,8 @@ def score_batch(
         lengths[:, None] - q + np.arange(q), 0
     )  # [b, q], those at the end are scored
     tokens, indices = (torch.from_numpy(array).to(device) for array in (inputs, positions))
-    network, last = model.network, partial(model.network.hidden_states_at, positions=indices)
+    network = model.network
+    last = partial(model.network.hidden_states_at, positions=indices)
     if (hidden := forward(network, model.mesh, tokens, network, last)) is None:  # [q, b, h]
         return None
     is_scored = torch.from_numpy(np.arange(q) >= q - counts[:, None]).to(device)  # [b, q]
@@ -422,7 +423,8 @@ def forward(
 
     Every rank of the pipeline calls it with the same token ids [b, s].
     """
-    stage, stages = mesh.pp.rank, mesh.pp.size
+    stage = mesh.pp.rank
+    stages = mesh.pp.size
     inputs = tokens
     if stage > 0:
         parameter = next(network.parameters())
@@ -440,11 +442,10 @@ def sum_exponentials(logits: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
 
     Both are [n]; without columns they are −∞ and 0.
     """
-    n, count = len(logits), columns.stop - columns.start
-    highest, total = (
-        logits.new_full((n,), float("-inf"), dtype=torch.float32),
-        logits.new_zeros(n, dtype=torch.float64),
-    )
+    n = len(logits)
+    count = columns.stop - columns.start
+    highest = logits.new_full((n,), float("-inf"), dtype=torch.float32)
+    total = logits.new_zeros(n, dtype=torch.float64)
     if count <= 0:
         return highest, total
     if logits.device.type != "cpu":
@@ -502,7 +503,8 @@ def score_with_memory(
     network = remembering(model)
     if max(len(request.tokens) for request in segments) - 1 > model.seq_length:
         raise BadInput(f"a segment is longer than the model's {model.seq_length} tokens")
-    device, states = model.mesh.device, dict[int, Tensor]()
+    device = model.mesh.device
+    states = dict[int, Tensor]()
     parts = []
     for request in segments:
         tokens = torch.from_numpy(request.tokens).to(device)[None]

@@ -63,10 +63,8 @@ def encode_strictly(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
         return _cut(
             tokenizer, [" ".join(pair) for pair in zip(contexts, words, strict=True)], contexts
         )
-    before, targets = (
-        tokenizer.encode_batch([*contexts]),
-        tokenizer.encode_batch([f" {word}" for word in words]),
-    )
+    before = tokenizer.encode_batch([*contexts])
+    targets = tokenizer.encode_batch([f" {word}" for word in words])
     return [
         ([*context, *target], len(target)) for context, target in zip(before, targets, strict=True)
     ]
@@ -83,7 +81,8 @@ def encode_passages(tokenizer: Encoder, passages: Sequence[str]) -> Encoded:
 
 def _cut(tokenizer: Encoder, passages: Sequence[str], contexts: Sequence[str]) -> Encoded:
     """Encode passages; the target is every sub-word after as many as the context alone has."""
-    whole, before = tokenizer.encode_batch([*passages]), tokenizer.encode_batch([*contexts])
+    whole = tokenizer.encode_batch([*passages])
+    before = tokenizer.encode_batch([*contexts])
     return [
         (tokens, len(tokens) - len(context)) for tokens, context in zip(whole, before, strict=True)
     ]
@@ -151,7 +150,8 @@ class ClozeTask(Task):
         examples = rule.encode(tokenizer, passages)
 
         def request(example: tuple[list[int], int]) -> Request:
-            ids, count = with_first(tokenizer, example[0]), example[1]
+            ids = with_first(tokenizer, example[0])
+            count = example[1]
             return Request(np.asarray(ids[-(seq_length + 1) :], dtype=np.int64), count)
 
         super().__init__(source, tokenizer, [*map(request, examples)], passages)
@@ -162,7 +162,8 @@ class ClozeTask(Task):
                 token for token, text in enumerate(texts) if text.strip().lower() in STOP_WORDS
             ]
             self.banned = np.asarray(banned, dtype=np.int64)
-        self._passages, self._seq_length = passages, seq_length
+        self._passages = passages
+        self._seq_length = seq_length
         self._rule = rule.sentence.replace(
             "nothing before the", f"{shown_first(tokenizer)} before the"
         )
@@ -181,7 +182,9 @@ class ClozeTask(Task):
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
         """Return the accuracy over examples and the perplexity of whole targets."""
-        losses, correct, counts = scores.nll, self.correct(scores), self.counts
+        losses = scores.nll
+        correct = self.correct(scores)
+        counts = self.counts
         truncated = counts["num_truncated"]
         examples = "1 example" if truncated == 1 else f"{truncated:,} examples"
         cut = f"; {examples} cut at the left to the model's context" if truncated else ""
@@ -205,7 +208,8 @@ class ClozeTask(Task):
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
     """Return accuracy and perplexity with their standard errors and counts, from each target's loss
     in nats and whether it is right."""
-    target, spread = perplexity(math.fsum(losses), len(losses)), mean_standard_error(losses)
+    target = perplexity(math.fsum(losses), len(losses))
+    spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {
         "perplexity": target,
         "perplexity_standard_error": None if spread is None else target * spread,

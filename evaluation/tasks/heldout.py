@@ -24,7 +24,8 @@ VALIDATION_DOCUMENTS = Path("documents") / "valid.jsonl"
 PASSAGE_WORDS = 64
 SHORTEST_PASSAGE_WORDS = 40
 DOCUMENTS = (".json", ".jsonl")
-MARK, SURROGATE = "\ufeff", re.compile("[\ud800-\udfff]")
+MARK = "\ufeff"
+SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_BYTES = 64 << 20
 """Largest size of a user's text, whose tokens are all in memory."""
 
@@ -80,7 +81,8 @@ def file_perplexity(
     text = RunningText.of_documents(
         SourceText(name + named, path.name, sha256_file(path), remarks=remarks), documents
     )
-    inside, size = name == "perplexity-huggingface", window or context
+    inside = name == "perplexity-huggingface"
+    size = window or context
     if name in PROGRAMS:
         if stride or first == "every":
             raise BadInput(f"{name} has its own stride and first tokens")

@@ -61,7 +61,8 @@ def build_task(
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 
-    protocol, context = TASKS[name], evaluated.model.seq_length
+    protocol = TASKS[name]
+    context = evaluated.model.seq_length
     arguments = evaluated.tokenizer, window or min(context, protocol.usual_window or context)
     named = f"{name}-window{window}" if window else name
     try:

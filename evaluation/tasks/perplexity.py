@@ -89,8 +89,10 @@ def sliding_stream(
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
-    num_tokens, before = len(tokens), np.asarray(tokenizer.first_tokens, np.int64)
-    tokens, unscored = np.concatenate([before, tokens]), max(1, len(before))
+    num_tokens = len(tokens)
+    before = np.asarray(tokenizer.first_tokens, np.int64)
+    tokens = np.concatenate([before, tokens])
+    unscored = max(1, len(before))
     repeated = len(before) if first == "every" else 0
     if repeated >= seq_length:
         raise BadInput(
@@ -108,7 +110,8 @@ def sliding_stream(
         )
         for window in windows
     ]
-    num_targets, words = len(tokens) - unscored, text.num_original_tokens
+    num_targets = len(tokens) - unscored
+    words = text.num_original_tokens
     if text.articles:
         encoded = tokenizer.encode_batch(cut_articles(text, detokenized))
         bounds = np.minimum(np.cumsum([0, *map(len, encoded)]), num_tokens)
@@ -178,17 +181,17 @@ class PerplexityTask(Task):
         with_memory: bool = False,
     ) -> None:
         super().__init__(text.source, tokenizer, stream.requests, [text.text])
-        self.with_memory, self.stream = with_memory, stream
-        self.running_text, self._divisor, self._num_original_tokens = (
-            text,
-            divisor,
-            text.num_original_tokens,
-        )
+        self.with_memory = with_memory
+        self.stream = stream
+        self.running_text = text
+        self._divisor = divisor
+        self._num_original_tokens = text.num_original_tokens
 
     @property
     def counts(self) -> dict[str, Any]:
         """Numbers of the text's words and sub-words, which need no scores."""
-        words, tokens = self.running_text.num_lm_eval_words, self.stream.num_tokens
+        words = self.running_text.num_lm_eval_words
+        tokens = self.stream.num_tokens
         return {
             "num_original_tokens": self._num_original_tokens,
             "num_lm_eval_words": words,
@@ -208,21 +211,21 @@ class PerplexityTask(Task):
         A text of too few words has no number by words, and a warning says why.
         """
         facts = self.facts(scores, provenance)
-        text, stream = self.running_text, self.stream
-        nll, num_scored = math.fsum(scores.nll), len(scores.log_probabilities)
-        share, loss = self._share(scores), nll / num_scored
-        targets, words_less_one = (
-            sum(block.num_targets for block in stream.blocks),
-            self._num_original_tokens - 1,
-        )
+        text = self.running_text
+        stream = self.stream
+        nll = math.fsum(scores.nll)
+        num_scored = len(scores.log_probabilities)
+        share = self._share(scores)
+        loss = nll / num_scored
+        targets = sum(block.num_targets for block in stream.blocks)
+        words_less_one = self._num_original_tokens - 1
         token_ratio = targets / words_less_one if words_less_one else None
         divided, normaliser = self._divided(scores)
         blocks = self._scored_blocks(scores)
-        sums, weights = (
-            np.array([block.nll for block in blocks]),
-            block_weights(blocks, normaliser, len(self.requests)),
-        )
-        words, lm_eval_words = self._num_original_tokens * share, text.num_lm_eval_words * share
+        sums = np.array([block.nll for block in blocks])
+        weights = block_weights(blocks, normaliser, len(self.requests))
+        words = self._num_original_tokens * share
+        lm_eval_words = text.num_lm_eval_words * share
         too_few = words < 2 * share or nll > LARGEST_EXPONENT * min(words, lm_eval_words)
         if too_few:
             facts["warnings"].append(

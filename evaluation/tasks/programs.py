@@ -18,8 +18,11 @@ from mlm_repro.evaluation.tasks.perplexity import PerplexityTask, Stream, stretc
 from mlm_repro.evaluation.windows import Window, sliding_windows, whole_windows
 from mlm_repro.lineage.errors import BadInput
 
-GPTQ, LLAMA_CPP, NANOCHAT = "perplexity-gptq", "perplexity-llama.cpp", "perplexity-nanochat"
-LM_EVAL, LM_EVAL_TWICE = "perplexity-lm-eval", "perplexity-lm-eval-bos-twice"
+GPTQ = "perplexity-gptq"
+LLAMA_CPP = "perplexity-llama.cpp"
+NANOCHAT = "perplexity-nanochat"
+LM_EVAL = "perplexity-lm-eval"
+LM_EVAL_TWICE = "perplexity-lm-eval-bos-twice"
 PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_TWICE: None}
 """Name → longest window unless another is requested; None for the model's context."""
 
@@ -68,7 +71,8 @@ def _windows(
     program: str, ends: Sequence[int], c: int, tokenizer: Encoder
 ) -> tuple[list[Window], str]:
     """Return the windows over all tokens, and a sentence on them. `c` is the window's length."""
-    count, before = ends[-1], shown_first(tokenizer)
+    count = ends[-1]
+    before = shown_first(tokenizer)
     if program == GPTQ:
         sentence = (
             f"whole disjoint windows of {c}, the first sub-word of each not scored; {before} before"

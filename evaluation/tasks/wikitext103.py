@@ -53,7 +53,8 @@ def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> Runni
     Raises IntegrityFailure if it is not that file, or if WikiText-103's counts are not the
     published ones.
     """
-    file, title = TEST_SETS[test_set], f"{FILES[test_set]} file"
+    file = TEST_SETS[test_set]
+    title = f"{FILES[test_set]} file"
     content = read_official(path, file.sha256, f"the {title} {Path(file.place).name}")
     text = RunningText.of_wikitext(SourceText(name, title, file.sha256), content)
     if test_set == "wikitext103":

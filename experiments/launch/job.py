@@ -233,7 +233,9 @@ def describe_job(job: Job) -> str:
     Raises BadInput if an iteration and two checkpoints do not fit between the stop signal and the
     time limit, or if a rank fails, on average, before an iteration and a checkpoint end.
     """
-    config, failures, interval = job.config(), failures_of(job), saved_seconds(job)
+    config = job.config()
+    failures = failures_of(job)
+    interval = saved_seconds(job)
     layout = layout_of(config, job.ranks)
     line = (
         f"{job.name}: {job.nodes} node{'s' if job.nodes > 1 else ''} × {job.ranks_per_node} ranks, "
@@ -289,7 +291,8 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
 
     Raises BadInput if they cannot be written.
     """
-    slurm, torchrun = out / "slurm.sh", out / "torchrun.sh"
+    slurm = out / "slurm.sh"
+    torchrun = out / "torchrun.sh"
     check_place("--out", slurm, "#SBATCH")
     claim(out)
     write_text(slurm, slurm_script(job, out))
@@ -416,7 +419,8 @@ def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> s
         name: out.resolve() / name
         for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
     }
-    model, runs = find_file(job.model, Shipped.MODEL).resolve(), f"--runs={job.runs.resolve()}"
+    model = find_file(job.model, Shipped.MODEL).resolve()
+    runs = f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
     options = [

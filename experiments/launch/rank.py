@@ -65,10 +65,8 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
     The file is `failed` if another attempt is useless, else `last-failure`; after an interruption
     there is neither. A message that means a failed GPU also leaves `bad-node-NAME`.
     """
-    text, node = (
-        " ".join(str(cause).split()),
-        os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-    )
+    text = " ".join(str(cause).split())
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     is_again = isinstance(cause, HardwareFault) or code not in FINAL
     if FAILED_GPU.search(text):
         write_text(failed.with_name(f"bad-node-{node}"), f"{text}\n")
@@ -88,16 +86,16 @@ def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
     """
     name_rank(os.environ)
     sys.argv = [module, *arguments]
-    code, cause = 0, None
+    code = 0
+    cause = None
     try:
         import_module(module).main()
     except SystemExit as end:
-        code, cause = (
-            end.code if isinstance(end.code, int) else int(end.code is not None),
-            end.__cause__,
-        )
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        cause = end.__cause__
     except BaseException as error:
-        code, cause = Fault.exit_code, error
+        code = Fault.exit_code
+        cause = error
         traceback.print_exc()
     if code:
         with suppress(OSError):

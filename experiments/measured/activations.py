@@ -63,9 +63,12 @@ class PlainLayer(nn.Module):
 
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
-        self.heads, self.form = heads // mesh.tp.size, form
-        self.qkv, self.out = ColumnParallelLinear(h, 3 * h, mesh), RowParallelLinear(h, h, mesh)
-        self.up, self.down = ColumnParallelLinear(h, 4 * h, mesh), RowParallelLinear(4 * h, h, mesh)
+        self.heads = heads // mesh.tp.size
+        self.form = form
+        self.qkv = ColumnParallelLinear(h, 3 * h, mesh)
+        self.out = RowParallelLinear(h, h, mesh)
+        self.up = ColumnParallelLinear(h, 4 * h, mesh)
+        self.down = RowParallelLinear(4 * h, h, mesh)
         self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +106,8 @@ class Held:
     """A tensor that autograd saved; `SavedBytes` counts it until autograd lets it go."""
 
     def __init__(self, tensor: torch.Tensor, memory: "SavedBytes") -> None:
-        self.tensor, self.memory = tensor, memory
+        self.tensor = tensor
+        self.memory = memory
         memory.change(tensor.untyped_storage(), 1)
 
     def __del__(self) -> None:
@@ -118,7 +122,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         self.parameters = {
             parameter.untyped_storage().data_ptr() for parameter in module.parameters()
         }
-        self.holders, self.now, self.peak = Counter[int](), 0, 0
+        self.holders = Counter[int]()
+        self.now = 0
+        self.peak = 0
         super().__init__(lambda tensor: Held(tensor, self), lambda held: held.tensor)
 
     def change(self, storage: torch.UntypedStorage, by: int) -> None:
@@ -184,16 +190,12 @@ def _kept(shape: str) -> list[Line]:
         for (form, tp, divided), value in measured.items()
         if form == "ours"
     }
-    unreduced, tensor, both = (
-        rows["no parallelism"],
-        rows["tensor parallel"],
-        rows[tuple(CONFIGURATIONS)[4]],
-    )
-    scores, full, stage = (
-        unreduced - measured["selective", 1, False],
-        rows["full recomputation"],
-        SHAPES[shape][3],
-    )
+    unreduced = rows["no parallelism"]
+    tensor = rows["tensor parallel"]
+    both = rows[tuple(CONFIGURATIONS)[4]]
+    scores = unreduced - measured["selective", 1, False]
+    full = rows["full recomputation"]
+    stage = SHAPES[shape][3]
     numbers = {
         "score_bytes_per_element": scores,
         "selective_activation_saving_percent": 100 * scores / unreduced,
@@ -217,7 +219,8 @@ def _flops(shape: str) -> list[Line]:
     that torch counts, in a layer of the published shape and in a model of four layers."""
     s, heads, h, _ = SHAPES[shape]
     config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
-    layers, v = config.num_layers, config.padded_vocab_size
+    layers = config.num_layers
+    v = config.padded_vocab_size
     with torch.device("meta"):
         x = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True)
         none, selective, full = (
@@ -232,7 +235,9 @@ def _flops(shape: str) -> list[Line]:
             )
             for parallel in (ParallelConfig(), ParallelConfig(recompute="full"))
         )
-    scores, form, logits = 1 + s / (6 * h), layers * s * h**2, v / (h * layers)
+    scores = 1 + s / (6 * h)
+    form = layers * s * h**2
+    logits = v / (h * layers)
     values = {
         "model_flops_coefficient": plain / form / (scores + logits / 12),
         "recomputed_flops_coefficient": full / (s * h**2) / scores,

@@ -47,7 +47,9 @@ class Clock:
     flight."""
 
     def __init__(self) -> None:
-        self.units, self.in_flight, self.peak = 0, 0, 0
+        self.units = 0
+        self.in_flight = 0
+        self.peak = 0
 
     def pass_on(self, units: int, arrived: torch.Tensor) -> torch.Tensor:
         """Wait for the time that `arrived` carries, then compute for `units`. Return a message of
@@ -80,7 +82,9 @@ class TimedStage(nn.Module):
 
     def __init__(self, is_first: bool, clock: Clock) -> None:
         super().__init__()
-        self.config, self.is_first, self.clock = CONFIG, is_first, clock
+        self.config = CONFIG
+        self.is_first = is_first
+        self.clock = clock
         # Added to every input, so that autograd runs backward through every stage.
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
@@ -145,7 +149,8 @@ def measure_schedules() -> list[Line]:
     fractions = {}
     for series, (name, pp, chunks, count) in SCHEDULES.items():
         ranks = [clock for (clock,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
-        ideal, peak = count * chunks * (FORWARD + BACKWARD), ranks[0].peak / chunks
+        ideal = count * chunks * (FORWARD + BACKWARD)
+        peak = ranks[0].peak / chunks
         fractions[series] = max(rank.units for rank in ranks) / ideal - 1
         values = {
             "bubble_fraction": fractions[series],

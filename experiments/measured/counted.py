@@ -40,7 +40,8 @@ def measure_built(experiment: Experiment) -> list[Line]:
     billions."""
     numbers: list[Line] = []
     for part in experiment.parts:
-        rows, is_bert = workload_rows(part.workloads), "bert_parameters" in part.computed
+        rows = workload_rows(part.workloads)
+        is_bert = "bert_parameters" in part.computed
         announce(f"{len(rows)} models, built without their values")
         with Progress(experiment.name, len(rows), "models") as progress:
             for row in rows:
@@ -96,11 +97,9 @@ def measure_recipe() -> list[Line]:
     training to validation documents in the 2019 recipe."""
     run = read_run_config(model_file("8.3b"))
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
-    size, tp, shares = (
-        run.model.vocab_size,
-        run.parallel.tp,
-        {"split_ratio": split.train / split.valid},
-    )
+    size = run.model.vocab_size
+    tp = run.parallel.tp
+    shares = {"split_ratio": split.train / split.valid}
     rows = {"padded_vocabulary": padded_vocab_size(size, tp=tp)}
     return lines(
         f"GPT-2's vocabulary of {size}", rows, "computed", x=tp, note="by the rule of padding"

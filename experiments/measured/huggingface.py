@@ -37,7 +37,10 @@ SHAPE = ModelConfig(
     padded_vocab_size=1024,
     dropout=0.0,
 )
-TEXTS, TOKENS, NEW_TOKENS, SEED = 8, 32, 24, 1
+TEXTS = 8
+TOKENS = 32
+NEW_TOKENS = 24
+SEED = 1
 SERIES = "GPT-2 of Hugging Face"
 Answers = tuple[NDArray[np.float32], list[list[int]]]
 """Logits of every token, and every text with its greedy continuation."""

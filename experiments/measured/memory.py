@@ -52,8 +52,10 @@ class GroupedStage(nn.Module):
 
     def __init__(self, layers: int, form: str, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.config, self.is_first = CONFIG, mesh.pp.rank == 0
-        h, heads = CONFIG.hidden_size, CONFIG.num_heads
+        self.config = CONFIG
+        self.is_first = mesh.pp.rank == 0
+        h = CONFIG.hidden_size
+        heads = CONFIG.num_heads
         self.layers = nn.ModuleList([PlainLayer(h, heads, mesh, form) for _ in range(layers)])
         rows = CONFIG.seq_length // (mesh.tp.size if mesh.sequence_parallel else 1)
         self.start = nn.Parameter(torch.ones(rows, 1, h))
@@ -121,11 +123,9 @@ def measure_memory() -> list[Line]:
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
     )
-    plain, total, note = (
-        LAYOUTS["no parallelism"],
-        CONFIG.num_layers,
-        "saved bytes of the stage that keeps most",
-    )
+    plain = LAYOUTS["no parallelism"]
+    total = CONFIG.num_layers
+    note = "saved bytes of the stage that keeps most"
     ((size_in, size_all),) = run_forked(layer_bytes, 1, plain)
     ((whole,),) = run_forked(peaks, 1, 1, plain, total, (0,), MICROBATCHES[:1], SEQUENCES)
     numbers = lines("nothing again, 1 partition", {"layers_kept": whole / size_all}, note=note)
@@ -154,7 +154,8 @@ def measure_memory() -> list[Line]:
 def _checkpoints(series: str) -> list[Line]:
     """Return the number of a stage's checkpoints that needs the least memory, beside √(l · A_int /
     A_in) from measured bytes. With n microbatches in flight, A_in counts n times."""
-    layout, numbers = LAYOUTS[series], list[Line]()
+    layout = LAYOUTS[series]
+    numbers = list[Line]()
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]
     group_sizes = [layers for layers in range(STAGE_LAYERS, 0, -1) if STAGE_LAYERS % layers == 0]
     for flying in IN_FLIGHT:

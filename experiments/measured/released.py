@@ -82,10 +82,8 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
     """Return the task of Megatron-LM's WikiText-103 recipe on the validation file."""
-    text, tokenizer = (
-        read_wikitext("wikitext103-valid", path, "wikitext103-valid"),
-        evaluated.tokenizer,
-    )
+    text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
+    tokenizer = evaluated.tokenizer
     windows = megatron_windows(evaluated.model.seq_length)
     return PerplexityTask(text, sliding_stream(text, MEGATRON, tokenizer, *windows), tokenizer)
 

@@ -81,10 +81,8 @@ class Traffic(TorchDispatchMode):
                     for script_object in objects
                     if "ProcessGroup" in str(script_object._type())
                 )
-                size, largest = (
-                    ProcessGroup.unbox(group).size(),
-                    max(tensor.nbytes for tensor in tensors),
-                )
+                size = ProcessGroup.unbox(group).size()
+                largest = max(tensor.nbytes for tensor in tensors)
                 self.calls[name, size] += 1
                 # It lists a tensor for each rank.
                 self.bytes[name, size] += largest * (size if name == "allgather" else 1)
@@ -131,7 +129,8 @@ def iteration(
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
     """Return the traffic that a layer adds on one tensor-parallel rank, in forward passes alone and
     in a whole iteration."""
-    layers, half = [], MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
+    layers = []
+    half = MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
     for trains in (False, True):
         # The models differ by two layers, so embedding and head cancel in the difference.
         deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
@@ -157,12 +156,14 @@ def measure_traffic() -> list[Line]:
 
 
 def _tensor() -> list[Line]:
-    series, numbers = "tensor parallel", []
+    series = "tensor parallel"
+    numbers = []
     for tp in WIDTHS:
         forward, training = run_forked(of_layer, tp, ParallelConfig(tp=tp))[0]
         elements = training.sent / ELEMENT / BSH / ((tp - 1) / tp)
         numbers += lines(series, {"layer_elements": elements}, x=float(tp), x_name="tp")
-    first, both = forward.calls.total(), training.calls.total()
+    first = forward.calls.total()
+    both = training.calls.total()
     counts = {
         "all_reduces_forward": first,
         "all_reduces": both,
@@ -208,7 +209,8 @@ def _pipeline() -> list[Line]:
 
 def _interleaved() -> list[Line]:
     """Measure the traffic of an inner stage relative to its traffic with one chunk."""
-    model, numbers = MODEL.model_copy(update={"num_layers": 16}), list[Line]()
+    model = MODEL.model_copy(update={"num_layers": 16})
+    numbers = list[Line]()
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
         value = (

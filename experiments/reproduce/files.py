@@ -108,7 +108,8 @@ class ReproductionSummary(FileSchema):
         """Return the target's parameters as published and as trained; None if they are equal or
         unknown."""
         for model in self.models:
-            theirs, ours = model.published.parameters, model.trained.parameters
+            theirs = model.published.parameters
+            ours = model.trained.parameters
             if model.series == self.target and theirs and ours and theirs != ours:
                 return theirs, ours
         return None

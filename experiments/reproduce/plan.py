@@ -182,7 +182,8 @@ def _of_ladder(config: RunConfig, size: Size) -> list[str]:
     """
     if not size.rates:
         return []
-    train, rate = config.train, _rate(config, size.rates)
+    train = config.train
+    rate = _rate(config, size.rates)
     least = float(f"{rate * train.min_learning_rate / train.learning_rate:.3g}")
     deviation = float(f"{initial_deviation(config.model.hidden_size):.6g}")
     return [
@@ -224,7 +225,8 @@ def manifest_file(name: str) -> Path:
 
 
 def _fits(config: RunConfig) -> tuple[bool, str]:
-    gpus, tp = list_gpus(), config.parallel.tp
+    gpus = list_gpus()
+    tp = config.parallel.tp
     needed = fullest_rank(config.model, config.train, config.parallel).total
     wanted = f"{config.name} needs {tp} GPU{'s' if tp > 1 else ''} of {needed / 2**30:.0f} GiB"
     if not gpus:
@@ -251,10 +253,8 @@ def print_plan(plan: Plan) -> None:
     for config in plan.configs:
         seconds = _training_seconds(plan, config)
         total_seconds += seconds
-        parameters, tokens = (
-            parameter_count(config.model),
-            tokens_trained(config.model, config.train),
-        )
+        parameters = parameter_count(config.model)
+        tokens = tokens_trained(config.model, config.train)
         print(
             f"{config.name:<20}{parameters:>15,}{tokens:>18,}{tokens / parameters:>13.2f}"
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"

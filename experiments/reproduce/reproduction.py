@@ -202,7 +202,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
     records = list(
         published_records(tuple(dict.fromkeys(model.series for model in summary.models)))
     )
-    lines, results = read_runs(run.path), results_of(run.path, summary)
+    lines = read_runs(run.path)
+    results = results_of(run.path, summary)
     for model in summary.models:
         if training := lines.get(model.name):
             records += _curve_records(model, summary.mode, run, training)
@@ -220,7 +221,8 @@ def results_of(
 
     Raises IntegrityFailure if a result is missing or has another form than its protocol's.
     """
-    lines, results = read_evaluations(reproduction), {}
+    lines = read_evaluations(reproduction)
+    results = {}
     for model in summary.models:
         for task, schema in RESULTS.items():
             name = steps.evaluation_name(model.name, task)
@@ -336,7 +338,8 @@ def _curve_records(
     for validation in validations_in(training.metrics):
         if validation.iteration:
             experiment, quantity = targets[validation.kind]
-            value, x = validation.perplexity, validation.iteration
+            value = validation.perplexity
+            x = validation.iteration
             records.append(
                 Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin)
             )

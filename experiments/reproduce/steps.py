@@ -39,9 +39,11 @@ class Course:
 
     def __init__(self, expected: Sequence[float]) -> None:
         """Start the clock; `expected` are the seconds of each step."""
-        self._expected, self._number = expected, 0
+        self._expected = expected
+        self._number = 0
         self._start = self._begun = time.monotonic()
-        self._took, self._foreseen = FIRST_GUESS_SECONDS, FIRST_GUESS_SECONDS
+        self._took = FIRST_GUESS_SECONDS
+        self._foreseen = FIRST_GUESS_SECONDS
 
     @property
     def elapsed(self) -> float:
@@ -59,7 +61,8 @@ class Course:
             self._took += now - self._begun
             self._foreseen += self._expected[self._number - 1]
         left = self._took / self._foreseen * sum(self._expected[self._number :])
-        self._number, self._begun = self._number + 1, now
+        self._number = self._number + 1
+        self._begun = now
         if not is_quiet():
             minutes = f"{_minutes(left)} left, {_minutes(self.elapsed + left)} in all"
             print(f"\nstep {self._number} of {len(self._expected)}: {what}, {minutes}", flush=True)
@@ -163,7 +166,8 @@ def run_step(program: str, *arguments: str) -> None:
         print(f"\n$ {words}", flush=True)
     # This environment's command of that name, or the system's.
     own = Path(sys.executable).with_name(program)
-    command, is_ours = [str(own) if own.is_file() else program, *arguments], own.is_file()
+    command = [str(own) if own.is_file() else program, *arguments]
+    is_ours = own.is_file()
     stopped: list[int] = []
 
     def leave(number: int) -> None:

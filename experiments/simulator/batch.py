@@ -93,7 +93,8 @@ def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
         p.tflops_per_gpu,
         p.memory_bytes / 2**30,
     )
-    chance, known = f"{p.probability_fits:.4f}", "true" if fitted else "false"
+    chance = f"{p.probability_fits:.4f}"
+    known = "true" if fitted else "false"
     return (
         *(f"{number:.6g}" for number in numbers),
         str(p.memory_bytes),

@@ -70,7 +70,8 @@ def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
     """Return the seconds of one transformer layer with its tensor-parallel all-reduces, two in each
     direction (2019 paper, Figure 4)."""
-    tokens, elements = w.b * w.s, w.b * w.s * w.h * machine.element_bytes
+    tokens = w.b * w.s
+    elements = w.b * w.s * w.h * machine.element_bytes
     linears = (
         matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.h / w.t)
@@ -113,7 +114,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         / w.t
         / (machine.matmul_flops_per_second * machine.flash_efficiency)
     )
-    core, core_backward = attention + bytes_seconds(machine, scores * SCORES_FORWARD), 2 * attention
+    core = attention + bytes_seconds(machine, scores * SCORES_FORWARD)
+    core_backward = 2 * attention
     core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
     if machine.fused_attention:
         core, core_backward = (

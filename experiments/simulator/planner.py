@@ -78,7 +78,8 @@ def expected_seconds(choice: Choice) -> float:
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
     """Yield layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and
     everything divides evenly. Only the layers over stages of one chunk may differ a little."""
-    t, is_modern = template, cluster.constants.fused_attention.value == 1
+    t = template
+    is_modern = cluster.constants.fused_attention.value == 1
     # Fused attention keeps no scores, the only part that selective recomputation would drop.
     modes = ("none", "full") if is_modern else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
@@ -127,7 +128,8 @@ def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
     """Return a sentence on the time and attempts of a training with failures that takes `seconds`
     without them."""
-    w, config = choice.workload, planned_run(run, cluster, choice)
+    w = choice.workload
+    config = planned_run(run, cluster, choice)
     failures = Failures.of(
         w.gpus, written_bytes(config.model, config.train.precision, config.parallel, w.dp)
     )
@@ -155,7 +157,8 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 def reasons(choices: Sequence[Choice]) -> str:
     """Return a line that says, for each respect such as tp, how much longer the best layout takes
     that differs from the first in it."""
-    first, comparisons = choices[0], []
+    first = choices[0]
+    comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
         own = getattr(first.workload, name)
         if other := next(
@@ -174,7 +177,8 @@ def explain(cluster: Cluster, choice: Choice) -> str:
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
-    machine, w = machine_of(cluster), choice.workload
+    machine = machine_of(cluster)
+    w = choice.workload
     parts = iteration_parts(machine, [w])
     silent = machine.replaced(
         collective_slowdown=0.0, host_collective_seconds=0.0, tensor_step_seconds=0.0
@@ -207,15 +211,19 @@ def format_plan(
 
     A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time.
     """
-    model, first = run.config.model, choices[0]
-    gpus, iteration_seconds = first.workload.gpus, first.prediction.seconds
+    model = run.config.model
+    first = choices[0]
+    gpus = first.workload.gpus
+    iteration_seconds = first.prediction.seconds
     batch = run.config.train.global_batch_size
     per_iteration = batch * model.seq_length
     peak = cluster.constants.matmul_flops_per_second.value
     beyond = first.prediction.extrapolated
-    interval, known = cluster.interval(gpus, beyond), fitted_workloads(cluster.software)
+    interval = cluster.interval(gpus, beyond)
+    known = fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
-    score, coverage = interval.score, interval.coverage
+    score = interval.score
+    coverage = interval.coverage
     scored = (
         f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)"
         if score

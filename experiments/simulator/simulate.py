@@ -92,7 +92,8 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     """Return the time of every workload's iteration, in parts. The workloads must have been checked
     (`checked_config`)."""
     w, walks = _prepared(tuple(workloads))
-    layer, head = layer_passes(machine, w), head_passes(machine, w)
+    layer = layer_passes(machine, w)
+    head = head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
     computed, layer, exposed = layer, *_sharded(machine, w, layer)
     pipeline = _pipeline_seconds(walks, layer, head, message)
@@ -122,13 +123,16 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     The embedding is gathered once and has nothing to hide behind.
     """
     hidden = machine.gradient_overlap
-    own, embedding = layer_weights(w), (w.v + w.s) * w.h
-    element, gradient = machine.element_bytes, machine.gradient_bytes or machine.element_bytes
+    own = layer_weights(w)
+    embedding = (w.v + w.s) * w.h
+    element = machine.element_bytes
+    gradient = machine.gradient_bytes or machine.element_bytes
 
     def half(elements: Floats, size: float) -> Floats:
         return collectives.data_all_reduce_seconds(machine, w, elements * size) / 2
 
-    gather, scatter = half(own, element), half(own, gradient)
+    gather = half(own, element)
+    scatter = half(own, gradient)
     sent = Passes(gather, gather + scatter)
     pairs = list(zip(layer, sent, strict=True))
     taken = (np.maximum(*both) + (1 - hidden) * np.minimum(*both) for both in pairs)
@@ -152,7 +156,8 @@ def simulate(
     computed for that run. A BERT is timed as a GPT-2. With `only_fitting`, a workload that lacks
     memory gets no time.
     """
-    predictions, runnable = [Prediction()] * len(workloads), []
+    predictions = [Prediction()] * len(workloads)
+    runnable = []
     machine = machine_of(cluster)
     with Progress("workloads checked", len(workloads), "workloads") as progress:
         for index, workload in enumerate(workloads):
@@ -182,7 +187,8 @@ def simulate(
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
     """Return the bytes of the fullest pipeline rank, the probability that a GPU has them, and a
     reason if a GPU does not."""
-    model, available = config.model, machine.memory_bytes
+    model = config.model
+    available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
         # Fused attention holds no scores, neither for backward nor when a layer is recomputed.
         model = model.model_copy(update={"num_heads": 0})
@@ -282,7 +288,8 @@ def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
         done = np.full((2, stages, count * ranks // (2 * stages)), -1.0)
         position = np.zeros(ranks, np.int64)
         free = np.zeros(ranks)
-        finished, before = 0, -1
+        finished = 0
+        before = -1
         # A round takes each rank as far as its inputs allow; a round without progress ends the
         # walk.
         while finished != before:

@@ -66,7 +66,9 @@ class Workload(NamedTuple):
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
         """Return the workload of one iteration of a run on this many GPUs."""
-        model, train, parallel = config.model, config.train, config.parallel
+        model = config.model
+        train = config.train
+        parallel = config.parallel
         row = cls(
             gpus,
             train.global_batch_size,

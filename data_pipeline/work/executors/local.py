@@ -60,7 +60,9 @@ class LocalExecutor:
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
-        coming, given, losses = iter(tasks), deque[tuple[WorkTask, Future[Done]]](), 0
+        coming = iter(tasks)
+        given = deque[tuple[WorkTask, Future[Done]]]()
+        losses = 0
         try:
             while True:
                 room = (at_once or AHEAD * self.count) - len(given)

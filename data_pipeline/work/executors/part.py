@@ -22,12 +22,16 @@ class PartExecutor:
     def __init__(
         self, workers: LocalExecutor | RayExecutor, meeting: Meeting, is_over: Callable[[], bool]
     ) -> None:
-        self.workers, self.meeting, self.is_over = workers, meeting, is_over
+        self.workers = workers
+        self.meeting = meeting
+        self.is_over = is_over
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
         """Yield the tasks' results in order. Raises Interrupted if another part ends without its
         tasks, or the dataset is already written."""
-        all_tasks, part, parts = list(tasks), self.meeting.part, self.meeting.parts
+        all_tasks = list(tasks)
+        part = self.meeting.part
+        parts = self.meeting.parts
         # All own tasks are done before any waiting, because other parts may wait for them.
         own_results = dict(enumerate(self.workers.run(all_tasks[part - 1 :: parts], at_once)))
         for number, task in enumerate(all_tasks):

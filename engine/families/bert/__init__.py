@@ -53,10 +53,8 @@ def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
     every fourth token ends a sentence."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
-    all_tokens, special = (
-        np.ones(vocab_size, np.bool_),
-        range(vocab_size, vocab_size + len(SPECIAL_TOKENS)),
-    )
+    all_tokens = np.ones(vocab_size, np.bool_)
+    special = range(vocab_size, vocab_size + len(SPECIAL_TOKENS))
     return Vocabulary(
         ~all_tokens,
         ~all_tokens,

@@ -78,7 +78,8 @@ class BertLayer(TransformerLayer):
     """Attention and MLP, each after a norm. The residual is taken before the norm, or in the
     original order after it."""
 
-    attention_class, mlp_class = BidirectionalAttention, ExactMLP
+    attention_class = BidirectionalAttention
+    mlp_class = ExactMLP
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False

@@ -29,8 +29,11 @@ class TransformerXLForms(ClosedForms):
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
         """Count the parameters of the layers and of the embedding, which is adaptive if there are
         cutoffs."""
-        model, h, xl = self.model, self.h, self.model.transformer_xl
-        width, inner = model.num_heads * model.head_dim, model.inner_size
+        model = self.model
+        h = self.h
+        xl = self.model.transformer_xl
+        width = model.num_heads * model.head_dim
+        inner = model.inner_size
         count = len(stage.layers) * (
             (5 * h * width + 2 * width + 2 * h * inner + inner) // tp + 5 * h
         )
@@ -58,7 +61,10 @@ class TransformerXLForms(ClosedForms):
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
         """Return the FLOPs of products with weights, of scores by content and by distance, of
         values and of the output head."""
-        model, s, h, width = self.model, self.s, self.h, self.model.num_heads * self.model.head_dim
+        model = self.model
+        s = self.s
+        h = self.h
+        width = self.model.num_heads * self.model.head_dim
         keys = model.transformer_xl.memory_length + s
         attention = 6 * s * (keys - (s / 2 if causal else 0)) * width
         layer = 2 * h * width * (3 * keys + s) + attention + 4 * s * h * model.inner_size
@@ -109,7 +115,8 @@ def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
     """Return the order of training sequences in a token file."""
-    train, schedule = config.train, BatchSchedule(config.train)
+    train = config.train
+    schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
     samples = PackedSamples(parts[0][0], count, config.model.seq_length, train.seed)
     return TrainingStreams(
@@ -120,7 +127,9 @@ def training_streams(
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
     """Return the order of validation sequences in a token file. Raises BadInput if it is too short
     for one sequence per stream."""
-    file, s, streams = parts[0][0], config.model.seq_length, config.train.global_batch_size
+    file = parts[0][0]
+    s = config.model.seq_length
+    streams = config.train.global_batch_size
     sequences = (len(file.tokens) - 1) // s // streams * streams
     if not sequences:
         raise BadInput(

@@ -41,7 +41,8 @@ class TiedEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
-        self.vocab_size, self.axis = config.vocab_size, mesh.tp
+        self.vocab_size = config.vocab_size
+        self.axis = mesh.tp
         self.word_embeddings = VocabParallelEmbedding(
             config.padded_vocab_size, config.hidden_size, mesh
         )
@@ -119,7 +120,9 @@ class AdaptiveEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the log-probabilities of all words: [..., h] → [..., v]."""
-        first, head, clusters = self.bounds[1], self._head(hidden), range(1, len(self.words))
+        first = self.bounds[1]
+        head = self._head(hidden)
+        clusters = range(1, len(self.words))
         tails = [
             head[..., first + cluster - 1, None] + self._tail(hidden, cluster)
             for cluster in clusters
@@ -134,7 +137,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def _members(self, tokens: Tensor, cluster: int) -> tuple[Tensor, Tensor]:
         """Return the indices of the tokens in a cluster, and their ids within it."""
-        low, high = self.bounds[cluster], self.bounds[cluster + 1]
+        low = self.bounds[cluster]
+        high = self.bounds[cluster + 1]
         rows = ((tokens >= low) & (tokens < high)).nonzero().squeeze(1)
         return rows, tokens[rows] - low
 
@@ -172,8 +176,11 @@ class RelativeAttention(nn.Module):
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.axis, self.recompute = layer, mesh.tp, recompute
-        self.heads, self.head_dim = config.num_heads // mesh.tp.size, config.head_dim
+        self.layer = layer
+        self.axis = mesh.tp
+        self.recompute = recompute
+        self.heads = config.num_heads // mesh.tp.size
+        self.head_dim = config.head_dim
         width = config.num_heads * config.head_dim
         self.query_key_value = ColumnParallelLinear(config.hidden_size, 3 * width, mesh, bias=False)
         self.distance = ColumnParallelLinear(config.hidden_size, width, mesh, bias=False)
@@ -230,7 +237,9 @@ class TransformerXLLayer(nn.Module):
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
     ) -> None:
         super().__init__()
-        self.layer, self.mesh, self.inner_size = layer, mesh, config.inner_size
+        self.layer = layer
+        self.mesh = mesh
+        self.inner_size = config.inner_size
         self.self_attention = RelativeAttention(config, mesh, layer, recompute_attention)
         self.attention_layernorm = nn.LayerNorm(config.hidden_size)
         self.dense_h_to_inner = ColumnParallelLinear(config.hidden_size, config.inner_size, mesh)

@@ -105,7 +105,8 @@ class _Flash(torch.autograd.Function):
         _draw[triton.cdiv(s, DRAWN_ROWS), blocks, b * n](
             keys, bits, first_row, threshold, s, n, DRAWN_ROWS
         )
-        ctx.factors, ctx.sizes = (keep_scale, 1.0 / math.sqrt(d)), (s, b, n)
+        ctx.factors = (keep_scale, 1.0 / math.sqrt(d))
+        ctx.sizes = (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
         _forward[triton.cdiv(s, tiles.queries), b * n](
             qkv,
@@ -127,7 +128,8 @@ class _Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         qkv, context, sums, bits = ctx.saved_tensors
-        gradient, qkv_gradient = gradient.contiguous(), torch.empty_like(qkv)
+        gradient = gradient.contiguous()
+        qkv_gradient = torch.empty_like(qkv)
         s, b, n, _, d = qkv.shape
         # Written by `_to_query` and read by `_to_key_value`, which runs after it.
         inner = torch.empty_like(sums)
@@ -163,7 +165,8 @@ class _Flash(torch.autograd.Function):
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
     """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles of later keys are
     skipped."""
-    group, start = tl.program_id(2), tl.program_id(0) * r
+    group = tl.program_id(2)
+    start = tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
         query = start + tl.arange(0, r)
         # One key for all rows of a head, as `packed` takes a key for each row.
@@ -178,7 +181,8 @@ def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
 def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr):
     """Return the addresses of `w` columns of one head's rows from `first` on, [r, w], and which of
     them the head has."""
-    row, column = tl.arange(0, r)[:, None], tl.arange(0, w)[None, :]
+    row = tl.arange(0, r)[:, None]
+    column = tl.arange(0, w)[None, :]
     return base + tl.cast(first, tl.int64) * stride + (row * stride + column), (row < s - first) & (
         column < d
     )
@@ -239,7 +243,8 @@ def _along(a, b, v: tl.constexpr):
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
     """Return total + weights · tile."""
-    first, second = tl.dot(weights, tile[0], total[0], input_precision="ieee"), total[1]
+    first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
+    second = total[1]
     if v:
         second = tl.dot(weights, tile[1], second, input_precision="ieee")
     return first, second
@@ -276,14 +281,17 @@ def _forward(
 ):
     # The last queries first: they see the most keys and take longest, and short programs fill the
     # end.
-    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    group = tl.program_id(1)
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
     query = first + tl.arange(0, m)
     q = _tile(base, first, stride, s, m, d, w, v)
     # Exponentials to the base 2, which a GPU has as an instruction.
     scale = scale * LOG2_E
     top = tl.full([m], float("-inf"), tl.float32)
-    total, mixed = tl.zeros([m], tl.float32), _zeros(m, w, v)
+    total = tl.zeros([m], tl.float32)
+    mixed = _zeros(m, w, v)
     # Keys before it are visible to every query of the tile.
     edge = (first + 1) // c * c
     # Twice, so that only the tiles at the edge, where a key may be later than its query, are
@@ -298,7 +306,8 @@ def _forward(
                 scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             # A higher maximum shrinks what was added before it.
-            weights, fade = tl.exp2(scores - higher[:, None]), tl.exp2(top - higher)
+            weights = tl.exp2(scores - higher[:, None])
+            fade = tl.exp2(top - higher)
             total = total * fade + tl.sum(weights, 1)
             weights = tl.where(
                 _stays(bits, group, query[:, None], key[None, :], s), weights, 0.0
@@ -342,9 +351,13 @@ def _to_query(
 ):
     """Write the gradient of the queries, and each query's inner product of output and output
     gradient, which `_to_key_value` reads."""
-    group, first = tl.program_id(1), (tl.num_programs(0) - 1 - tl.program_id(0)) * m
-    stride, base, at = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d, group.to(tl.int64) * s
-    query, head = first + tl.arange(0, m), group.to(tl.int64) * d
+    group = tl.program_id(1)
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
+    at = group.to(tl.int64) * s
+    query = first + tl.arange(0, m)
+    head = group.to(tl.int64) * d
     q = _tile(base, first, stride, s, m, d, w, v)
     given = _tile(gradient + head, first, b * n * d, s, m, d, w, v)
     output = _tile(context + head, first, b * n * d, s, m, d, w, v)
@@ -393,16 +406,18 @@ def _to_key_value(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    group, start = tl.program_id(1), tl.program_id(0) * c
-    stride, base = b * n * 3 * d, qkv + group.to(tl.int64) * 3 * d
+    group = tl.program_id(1)
+    start = tl.program_id(0) * c
+    stride = b * n * 3 * d
+    base = qkv + group.to(tl.int64) * 3 * d
     key = start + tl.arange(0, c)
-    keys, values = (
-        _tile(base + d, start, stride, s, c, d, w, v),
-        _tile(base + 2 * d, start, stride, s, c, d, w, v),
-    )
-    to_key, to_value = _zeros(c, w, v), _zeros(c, w, v)
+    keys = _tile(base + d, start, stride, s, c, d, w, v)
+    values = _tile(base + 2 * d, start, stride, s, c, d, w, v)
+    to_key = _zeros(c, w, v)
+    to_value = _zeros(c, w, v)
     for row in range(start // m * m, s, m):
-        query, at = row + tl.arange(0, m), group.to(tl.int64) * s
+        query = row + tl.arange(0, m)
+        at = group.to(tl.int64) * s
         q = _tile(base, row, stride, s, m, d, w, v)
         given = _tile(gradient + group.to(tl.int64) * d, row, b * n * d, s, m, d, w, v)
         log_sum = tl.load(sums + at + query, query < s, float("inf"))

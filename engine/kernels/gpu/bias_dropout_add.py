@@ -39,18 +39,15 @@ class _AddNorm(torch.autograd.Function):
         )
         has_bias, has_residual, has_norm = (len(tensor) > 0 for tensor in (bias, residual, weight))
         columns = triton.next_power_of_2(max(h, BLOCK)) if has_norm else MASK_BLOCKS * BLOCK
-        ctx.mask, ctx.rows, ctx.epsilon = (
-            mask_arguments(mask, x.device),
-            1 if has_norm else ROWS,
-            epsilon,
-        )
-        ctx.has, ctx.columns = (has_bias, mask is not None, has_norm), columns
+        ctx.mask = mask_arguments(mask, x.device)
+        ctx.rows = 1 if has_norm else ROWS
+        ctx.epsilon = epsilon
+        ctx.has = (has_bias, mask is not None, has_norm)
+        ctx.columns = columns
         # With nothing to add the sum is x itself, which needs no copy.
         adds = has_bias or has_residual or mask is not None
-        output, normed = (
-            torch.empty_like(x) if adds else x,
-            torch.empty_like(x if has_norm else weight),
-        )
+        output = torch.empty_like(x) if adds else x
+        normed = torch.empty_like(x if has_norm else weight)
         rows = x.numel() // h
         _bias_dropout_add[triton.cdiv(rows, ctx.rows), triton.cdiv(h, columns)](
             x,
@@ -72,7 +69,8 @@ class _AddNorm(torch.autograd.Function):
             columns // BLOCK,
             num_warps=warps(columns) if has_norm else 4,
         )
-        ctx.dtype, ctx.has_residual = x.dtype, has_residual
+        ctx.dtype = x.dtype
+        ctx.has_residual = has_residual
         # Only a norm's backward reads the sum, which is there anyway as the residual stream.
         ctx.save_for_backward(output if has_norm else weight, weight)
         return (output, normed) if has_norm else output
@@ -112,7 +110,8 @@ class _AddNorm(torch.autograd.Function):
             num_warps=warps(ctx.columns) if has_norm else 4,
         )
         sums = [*parts.sum(0).to(ctx.dtype), None, None] if count else [None, None, None]
-        to_bias, to_residual = sums[0] if has_bias else None, to_sum if ctx.has_residual else None
+        to_bias = sums[0] if has_bias else None
+        to_residual = to_sum if ctx.has_residual else None
         return to_x, to_bias, to_residual, None, *(sums[1:3] if has_norm else (None, None)), None
 
 
@@ -233,7 +232,8 @@ def _gradient(
 ):
     column = tl.program_id(1) * (128 * c) + tl.arange(0, 128 * c)[None, :]
     total = tl.zeros([r, 128 * c], tl.float32)
-    to_weight, to_shift = total, total
+    to_weight = total
+    to_shift = total
     if has_norm:
         factor = tl.load(weight + column, column < h, 0.0).to(tl.float32)
     for step in range(steps):

@@ -18,9 +18,11 @@ ROWS, COLUMNS, STEPS = 4, 512, 16
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Context, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        x, bias = x.contiguous(), bias.contiguous()
+        x = x.contiguous()
+        bias = bias.contiguous()
         ctx.save_for_backward(x, bias)
-        output, h = torch.empty_like(x), len(bias)
+        output = torch.empty_like(x)
+        h = len(bias)
         rows = x.numel() // h
         grid = (triton.cdiv(rows, ROWS), triton.cdiv(h, COLUMNS))
         _bias_gelu[grid](x, bias, output, rows, h, ROWS, COLUMNS)
@@ -29,7 +31,8 @@ class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, bias = ctx.saved_tensors
-        to_x, h = torch.empty_like(x), len(bias)
+        to_x = torch.empty_like(x)
+        h = len(bias)
         rows = x.numel() // h
         grid = (triton.cdiv(rows, ROWS * STEPS), triton.cdiv(h, COLUMNS))
         # Partial sums, added afterwards, because atomic additions have another order in each run.

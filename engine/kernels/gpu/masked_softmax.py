@@ -34,7 +34,8 @@ class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         scores, seen = ctx.saved_tensors
-        score_gradient, k = torch.empty_like(scores), scores.size(-1)
+        score_gradient = torch.empty_like(scores)
+        k = scores.size(-1)
         grid = (scores.numel() // k,)
         _gradient[grid](
             scores, gradient.contiguous(), score_gradient, seen, *ctx.arguments, num_warps=warps(k)
@@ -67,7 +68,8 @@ def _weights(
 ):
     """Return one row of weights, [width], in fp32."""
     row = tl.program_id(0).to(tl.int64)
-    query, sample = row % s, row // (n * s)
+    query = row % s
+    sample = row // (n * s)
     key = tl.arange(0, width)
     seen = key < k
     if is_causal:

@@ -27,7 +27,9 @@ def _words(keys, rows, block, c: tl.constexpr):
     """Return four 32-bit words for each of a row's 16·c counters, each [r, 16·c], from keys and
     rows [r]."""
     lanes = (block * 16 + tl.arange(0, 16 * c))[None, :].to(tl.uint32)
-    zero, low, high = lanes * 0, keys[:, None].to(tl.uint32), (keys[:, None] >> 32).to(tl.uint32)
+    zero = lanes * 0
+    low = keys[:, None].to(tl.uint32)
+    high = (keys[:, None] >> 32).to(tl.uint32)
     return tl.philox_impl(lanes, rows[:, None].to(tl.uint32), zero, zero, low, high, 10)
 
 
