@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,9 +72,8 @@ def run(
     from mlm_repro.engine.config import RunConfig
     from mlm_repro.engine.run.resolved import read_run
 
-    if unknown := next(
-        (word for word in (str(config), *(others or ())) if word.startswith("-")), None
-    ):
+    unknown = next((word for word in (str(config), *(others or ())) if word.startswith("-")), None)
+    if unknown:
         key = RunConfig.other_names.get(
             unknown.partition("=")[0].lstrip("-").replace("-", "_"), "section.key"
         )
@@ -309,8 +309,9 @@ def format_grid(lowered: "Lowered", chunks: int) -> str:
 
     A cell has F or B for forward or backward, the microbatch's number and the chunk's letter.
     """
-    unit = min(i.end - i.start for intervals in lowered.timeline for i in intervals)
-    width = max(len(_cell(i.compute, chunks)) for intervals in lowered.timeline for i in intervals)
+    every = list(chain.from_iterable(lowered.timeline))
+    unit = min(interval.end - interval.start for interval in every)
+    width = max(len(_cell(interval.compute, chunks)) for interval in every)
     lines = []
     for rank, intervals in enumerate(lowered.timeline):
         cells = [" " * width] * round(lowered.makespan / unit)

@@ -614,7 +614,8 @@ class RunConfig(Config):
         if not isinstance(train, dict):
             return values
         texts = {key: train[key] for key in COUNTED if isinstance(train.get(key), str)}
-        lengths = {key: match for key, text in texts.items() if (match := LENGTH.fullmatch(text))}
+        matches = {key: LENGTH.fullmatch(text) for key, text in texts.items()}
+        lengths = {key: match for key, match in matches.items() if match}
         if not lengths:
             return values
         others = {key: value for key, value in train.items() if key not in lengths}

@@ -139,9 +139,10 @@ def from_megatron(words: Sequence[str]) -> Translation:
             without_effect.append(shown[name])
         else:
             missing.append(f"{shown[name]} has no counterpart")
-    if refused := sorted(
+    refused = sorted(
         sentence for sentence in missing if not NOTED.fullmatch(sentence.split()[0].lstrip("-"))
-    ):
+    )
+    if refused:
         what = f"another model or another training than this engine has: {'; '.join(refused)}"
         raise BadInput(f"this is {what}. Leave these flags out to translate the others")
     missing += _start(values, given, shown)
@@ -204,7 +205,8 @@ def _count_in_batches(given: _Given) -> JSON:
     in_samples = given.has("train-samples")
     unit, other, size = ("samples", "iters", batch) if in_samples else ("iters", "samples", 1)
     names = ("lr-decay", "lr-warmup", "lr-wsd-decay")
-    if mixed := [f"--{name}-{other}" for name in names if given.has(f"{name}-{other}")]:
+    mixed = [f"--{name}-{other}" for name in names if given.has(f"{name}-{other}")]
+    if mixed:
         raise BadInput(
             f"{mixed[0]} does not go with --train-{unit}: Megatron-LM counts a schedule in one unit"
         )
@@ -334,7 +336,9 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     if parallel.recompute == "full":
         flags["recompute-method"] = "uniform"
     flags |= {"tensorboard-dir": config.name} if config.record.loggers else {}
-    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    words = list[str]()
+    for name, value in flags.items():
+        words += [f"--{name}", value]
     if train.rampup_batch_size:
         words += ["--rampup-batch-size", *map(str, train.rampup_batch_size)]
     words += ["--load", str(train.init_from), "--finetune"] if train.init_from else []

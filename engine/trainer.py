@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Literal
 
@@ -134,7 +135,7 @@ class Trainer:
             batch_size = self.schedule.batch_size(self.state.iteration - 1)
             dp = self.mesh.dp
             groups = place_groups(batch_size, self.config.train.microbatch_size, dp.rank, dp.size)
-            layers = [number for chunk in self.model.chunks for number in chunk.stage.layers]
+            layers = list(chain.from_iterable(chunk.stage.layers for chunk in self.model.chunks))
             self.inputs.streams.load(place, groups, layers)
         # Earlier releases did not store the number; then every iteration counts as an update.
         samples = self.state.updated_samples
@@ -179,7 +180,8 @@ class Trainer:
             self.validations = read_validations(self.directory.path) if self.mesh.is_first else []
             if first == 0:
                 # Only at iteration 0: a resumed or continued run has this line already.
-                log(start := self._validate(0, train.validation_samples))
+                start = self._validate(0, train.validation_samples)
+                log(start)
                 self.validations.append(start)
             for number in range(first, train.iterations):
                 line, warnings, stop = self.iterate(number)
@@ -192,7 +194,8 @@ class Trainer:
                 stop |= done == until
                 is_last = done == train.iterations
                 if is_last or done % train.validation_interval == 0:
-                    log(validation := self._validate(done, train.validation_samples))
+                    validation = self._validate(done, train.validation_samples)
+                    log(validation)
                     progress.say(self._describe_validation(validation))
                     self.validations.append(validation)
                 self.state = TrainingState(
@@ -323,7 +326,7 @@ class Trainer:
             model_tflops=flops / seconds / 1e12,
             skipped=not is_updated,
         )
-        warnings = [warning for guard in self.guards if (warning := guard.after(iteration))]
+        warnings = list(filter(None, [guard.after(iteration) for guard in self.guards]))
         return iteration.line, warnings, stops > 0
 
     def _validate(

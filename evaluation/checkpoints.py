@@ -57,9 +57,8 @@ def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> It
         with suppress(DataMissing):
             vocab = find_gpt2_vocabulary()[0].parent
     with tempfile.TemporaryDirectory(prefix="mlm-eval-") as temporary:
-        formats.write_checkpoint(
-            imported := Path(temporary) / "imported", read_published(directory, vocab, heads)
-        )
+        imported = Path(temporary) / "imported"
+        formats.write_checkpoint(imported, read_published(directory, vocab, heads))
         yield imported
 
 

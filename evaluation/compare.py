@@ -9,6 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +113,7 @@ def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
     named = [[title for title, _ in parts] for parts in blocks]
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
-        for result in (first, second)
-        for block in result.blocks
+        for block in (*first.blocks, *second.blocks)
     )
     alike = blocks[0] == blocks[1] and first.tokenizer_digest == second.tokenizer_digest
     windows = {(result.window, result.stride) for result in (first, second)}
@@ -154,7 +154,7 @@ def rows(
             "pairs",
         ]
     ]
-    for result in (result for file in results for result in file.values()):
+    for result in chain.from_iterable(file.values() for file in results):
         change = by_model.get((result.checkpoint, result.task))
         share = result.accuracy if isinstance(result, ClozeResult) else None
         numbers = (result.perplexity, result.spread, share, change and change.log_perplexity)

@@ -108,7 +108,8 @@ def evaluate(
 def _environment() -> Environment:
     """Describe the machine and the packages that may compute a model."""
     environment = describe_environment()
-    more = {name: number for name in COMPUTING if (number := installed(name))}
+    versions = {name: installed(name) for name in COMPUTING}
+    more = {name: version for name, version in versions.items() if version}
     return environment.model_copy(update={"packages": environment.packages | more})
 
 
@@ -119,11 +120,12 @@ def _score_all(
     one."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
-    title, unit = (
-        (tasks[0].name, tasks[0].unit)
-        if len(tasks) == 1
-        else (f"{len(tasks)} protocols", "requests")
-    )
+    if len(tasks) == 1:
+        title = tasks[0].name
+        unit = tasks[0].unit
+    else:
+        title = f"{len(tasks)} protocols"
+        unit = "requests"
     shared = iter(
         score_shared(evaluated, [task.requests for task in plain], settings, title, unit, banned)
     )

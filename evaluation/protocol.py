@@ -131,7 +131,8 @@ def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
         {tokenizer.decode([tokenizer.end_of_text]): tokenizer.end_of_text},
     )
     for literal, token in known.items():
-        if count := sum(text.count(literal) for text in texts) if literal.strip() else 0:
+        count = sum(text.count(literal) for text in texts)
+        if count and literal.strip():
             is_token = token in tokenizer.encode(literal)
             how = "one token of its own" if is_token else "spelled in sub-words, as any other text"
             yield f"{literal} stands in it {count:,} times: each is {how}"

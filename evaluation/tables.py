@@ -1,6 +1,7 @@
 """Prints results on a terminal."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 from rich.box import SIMPLE
@@ -86,9 +87,8 @@ def print_remarks(results: Sequence[Result]) -> None:
             "PARTIAL: only part of the test was scored; this is an estimate.", style="bold"
         )
     notes = [result.note for result in results if result.note]
-    for remark in dict.fromkeys(
-        [*notes, *(warning for result in results for warning in result.warnings)]
-    ):
+    warnings = chain.from_iterable(result.warnings for result in results)
+    for remark in dict.fromkeys([*notes, *warnings]):
         CONSOLE.print(f"warning: {remark}", style="bold")
 
 

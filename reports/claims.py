@@ -212,7 +212,8 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Return a table of contradictions inside documents, with our numbers for the printed ones."""
     rows = []
-    for erratum in (errata := read_errata().errata):
+    errata = read_errata().errata
+    for erratum in errata:
         own = {
             f"{verdict.claim.id}: {show(verdict.record.value)}": None
             for verdict in claims

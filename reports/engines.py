@@ -3,6 +3,7 @@ engines on a layout."""
 
 import shlex
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, setting_lines
@@ -42,15 +43,15 @@ def engines_exhibit(*runs: Path) -> Exhibit:
     BadInput for a damaged record."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
     heads = ("ours", "theirs", "difference", "tolerance")
-    data = [
-        (result.title, case.name, str(number), *map(exact, values))
-        for result in results
-        for case in result.cases
-        if case.series
-        for number, values in enumerate(
-            zip(*(series.samples for series in case.series), strict=True), 1
-        )
-    ]
+    data = []
+    for result in results:
+        for case in result.cases:
+            # A column per series; a case without series has no rows.
+            iterations = zip(*(series.samples for series in case.series), strict=True)
+            data += [
+                (result.title, case.name, str(number), *map(exact, values))
+                for number, values in enumerate(iterations, 1)
+            ]
     rows = [
         (
             ", ".join(_setting(result)),
@@ -60,13 +61,15 @@ def engines_exhibit(*runs: Path) -> Exhibit:
         )
         for result in results
     ]
-    beyond = [sentence for result in results for sentence in result.disagreements]
+    beyond = list(chain.from_iterable(result.disagreements for result in results))
     caption = [
         apart(results),
         "; ".join(beyond) or "Every loss, norm, rate and weight is within the tolerance.",
     ]
     notes = [
-        *(line for each in results for line in (*setting_lines(each), each.environment.sentence)),
+        *chain.from_iterable(
+            [*setting_lines(result), result.environment.sentence] for result in results
+        ),
         *results[0].notes,
     ]
     return Exhibit(
@@ -107,7 +110,8 @@ def _losses(result: Benchmark) -> list[Sequence[float]]:
 
 def _shares(result: Benchmark) -> list[float]:
     """Return the differences as shares of their tolerances."""
-    return [ratio.value for case in result.cases for ratio in case.ratios]
+    ratios = chain.from_iterable(case.ratios for case in result.cases)
+    return [ratio.value for ratio in ratios]
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:

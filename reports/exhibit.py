@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from mlm_repro.experiments.benchmark import Table as Table
 from mlm_repro.reports.figures import Panel
@@ -43,7 +44,7 @@ class Exhibit:
     @property
     def said(self) -> tuple[list[str], list[str]]:
         """Return the caption's first two sentences, and all other sentences and notes."""
-        every = [sentence for text in self.caption for sentence in SENTENCE.split(text)]
+        every = list(chain.from_iterable(map(SENTENCE.split, self.caption)))
         return every[:2], [*every[2:], *self.notes]
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.experiments.catalogue import ABLATION
@@ -75,11 +76,9 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
     every = [own, *(path for path in given if path not in named), *beside]
-    runs = [
-        run
-        for path in every
-        for run in ([path] if path != own and kind_of(path) else _newest(path))
-    ]
+    runs = list[Path]()
+    for path in every:
+        runs += [path] if path != own and kind_of(path) else _newest(path)
     # By resolved name, because a link and the directory that it leads to are one run.
     return own, list(
         {run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values()
@@ -102,7 +101,7 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
     or experiment or has no digest.
     """
     finished = [path for path in paths if is_sealed(path)]
-    origins = {origin.name: origin for path in finished for origin in _origins(path)}
+    origins = {origin.name: origin for origin in chain.from_iterable(map(_origins, finished))}
     results = load_results(
         [path for path in finished if kind_of(path) not in ("reproduction", AGAINST)]
     )
@@ -146,12 +145,9 @@ def _origins(path: Path) -> list[Origin]:
 def _newest(folder: Path) -> list[Path]:
     """Return the runs of experiments, engines and a ladder in a folder that links lead to, and
     those that have no link."""
-    here = [
-        path
-        for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*", LADDER)
-        for path in sorted(folder.glob(start))
-        if path.is_dir()
-    ]
+    patterns = ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*", LADDER)
+    found = chain.from_iterable(sorted(folder.glob(pattern)) for pattern in patterns)
+    here = [path for path in found if path.is_dir()]
     linked = [path for path in here if path.is_symlink()]
     names = {path.name for path in linked}
     return [

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -129,7 +129,10 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
     figure = Figure(figsize=size, layout="constrained")
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _plot(axes, panel)
-    layers = [layer for panel in panels if not panel.has_curves for layer in panel.layers]
+    layers = list[Layer]()
+    for panel in panels:
+        if not panel.has_curves:
+            layers += panel.layers
     looks = {layer.series: look(layer.rank) for layer in layers if layer.has_marker}
     handles = [
         Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=series)
@@ -181,11 +184,12 @@ def _plot(axes: "Axes", panel: Panel) -> None:
         x_values = [point.x for point in layer.points]
         values = [point.value for point in layer.points]
         axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
-        if ranges := [
+        ranges = [
             (point.x, point.value, point.low, point.high)
             for point in layer.points
             if point.low is not None and point.high is not None
-        ]:
+        ]
+        if ranges:
             at, means, lows, highs = zip(*ranges, strict=True)
             if count > MOST_TICKS:
                 axes.fill_between(at, lows, highs, color=color, alpha=0.2, linewidth=0)
@@ -206,7 +210,7 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                 )
     if panel.has_curves and len(panel.layers) > 1:
         axes.legend()
-    points = [point for layer in panel.layers for point in layer.points]
+    points = list(chain.from_iterable(layer.points for layer in panel.layers))
     xs = sorted({point.x for point in points})
     if _multiply(xs):
         axes.set_xscale("log", base=2)

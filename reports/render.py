@@ -74,7 +74,8 @@ def _draw(exhibit: Exhibit) -> bytes:
         figure = draw(exhibit.panels, exhibit.column)
         figure.set_facecolor(LIGHT["paper"])
         figure.set_dpi(160)
-        FigureCanvasSVG(figure).print_svg(buffer := io.BytesIO(), metadata=_METADATA)
+        buffer = io.BytesIO()
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=_METADATA)
     return buffer.getvalue()
 
 

@@ -5,6 +5,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from pydantic import Field
@@ -108,7 +109,8 @@ class Report:
     @property
     def all_exhibits(self) -> list[Exhibit]:
         """Return the exhibits in the order of the page."""
-        drawn = [part.exhibit for paper in self.papers for part in paper.parts if part.exhibit]
+        parts = chain.from_iterable(paper.parts for paper in self.papers)
+        drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
@@ -163,11 +165,9 @@ def assemble(inputs: Inputs) -> Report:
         *(record for record in reproduction.records if record.kind != "published"),
     )
     verdicts = judge(experiments.values(), replace(results, records=records))
-    worked = [
-        number.record
-        for experiment in experiments.values()
-        for number in worked_out(experiment).numbers
-    ]
+    worked = list[Record]()
+    for experiment in experiments.values():
+        worked += [number.record for number in worked_out(experiment).numbers]
     # A run's computed numbers are the same, or an earlier version's.
     known = {_position(record) for record in worked}
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])

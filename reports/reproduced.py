@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 
 from mlm_repro.data_pipeline.files import Ledger
@@ -48,11 +49,12 @@ def by_kind(curves: Sequence[Layer]) -> list[Panel]:
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
     if curves := _labelled(perplexities, reproduction):
+        sentence = _ends(curves)
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
             [
-                sentence := _ends(curves),
+                sentence,
                 VALIDATED.format(_means(curves, ", means of several seeds with the bands of all")),
             ],
             tables.records_data(perplexities),
@@ -102,9 +104,8 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         data = tables.records_data(ours)
         yield exhibit("2019-twins", title, data, [twins_table(reproduction)], sentences)
     if further:
-        yield exhibit(
-            "further-numbers", "Further numbers", data := tables.records_data(further), [data]
-        )
+        data = tables.records_data(further)
+        yield exhibit("further-numbers", "Further numbers", data, [data])
     if evaluations := reproduction.evaluations:
         labels = {
             model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models
@@ -272,7 +273,8 @@ def twins_table(reproduction: Reproduction) -> Table:
     for record in reproduction.select("2019/table-3"):
         if record.quantity.endswith(TWINS) and record.seed is not None:
             cells[record.series, record.quantity].append(record)
-    units = {record.quantity: record.unit for same in cells.values() for record in same}
+    records = chain.from_iterable(cells.values())
+    units = {record.quantity: record.unit for record in records}
     labels = reproduction.summary.labels
     models = reproduction.summary.models
     rows = [

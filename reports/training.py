@@ -82,9 +82,10 @@ class Training:
     def _exhibits(self) -> Iterator[Exhibit]:
         if self.steps:
             curves = [binned("training", self.steps, "loss")]
-            if points := tuple(
+            points = tuple(
                 Point(validation.iteration, validation.loss) for validation in self.validations
-            ):
+            )
+            if points:
                 curves.append(Layer("validation", 2, "measured", points))
             yield _curve("loss", "Loss", "loss (nats)", curves)
             for key, (name, title, label) in CURVES.items():
@@ -115,9 +116,8 @@ class Training:
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
     """Return a curve of at most `SHOWN` points; more iterations become means with minimum and
     maximum."""
-    values = [
-        (step.iteration, value) for step in steps if (value := getattr(step, key)) is not None
-    ]
+    every = [(step.iteration, getattr(step, key)) for step in steps]
+    values = [(iteration, value) for iteration, value in every if value is not None]
     apart = -(-len(values) // SHOWN) or 1
     points = []
     for start in range(0, len(values), apart):

@@ -69,6 +69,13 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     ]
     cases.append(Case(name="weights at the end", ratios=shares))
     loss = cases[0].series[2].samples
+    disagreements = []
+    for case in cases:
+        disagreements += [
+            f"{case.name}: {ratio.name} is beyond the tolerance, {ratio.value:.3g} times as large"
+            for ratio in case.ratios
+            if not ratio.is_reached
+        ]
     return Benchmark(
         benchmark="against",
         title=(
@@ -76,12 +83,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
             f" {config.train.precision}"
         ),
         cases=cases,
-        disagreements=[
-            f"{case.name}: {ratio.name} is beyond the tolerance, {ratio.value:.3g} times as large"
-            for case in cases
-            for ratio in case.ratios
-            if not ratio.is_reached
-        ],
+        disagreements=disagreements,
         notes=[
             (
                 f"Tolerance {FORMULA}, the factor before the bracket being {factor(layers):.1f}: S"

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,8 @@ def fold(
     by_probe: dict[str, list[LayoutFinding]] = {}
     for finding in findings:
         by_probe.setdefault(finding.probe, []).append(finding)
-    causes = [
-        alike
-        for probe in ("initial copies", "initial shards", "dropout")
-        if (alike := _first(by_probe.pop(probe, [])))
-    ]
+    one_cause = ("initial copies", "initial shards", "dropout")
+    causes = list(filter(None, [_first(by_probe.pop(probe, [])) for probe in one_cause]))
     counted: dict[float, list[LayoutFinding]] = {}
     for finding in by_probe.pop("planted gradient", []):
         counted.setdefault(round(finding.value / max(finding.expected, 1), 3), []).append(finding)
@@ -95,7 +93,7 @@ def fold(
     losses = by_probe.pop("loss", [])
     wrong = by_probe.pop("gradient", [])
     copies = by_probe.pop("copies", [])
-    later = [finding for rest in by_probe.values() for finding in rest]
+    later = list(chain.from_iterable(by_probe.values()))
     # A wrong forward pass makes every gradient wrong: whatever else was found follows from it.
     if losses:
         kind = "the forward pass differs"
@@ -193,7 +191,7 @@ def explain(
     """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
     the likely kind of fault."""
     try:
-        whole = next(iter(assemble(part for parts in ranks for part in parts).values()))
+        whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:
         return None, "the ranks' parts do not make a whole"
     size = float(np.linalg.norm(serial))
@@ -256,7 +254,8 @@ def explain(
             )
         ]
         # Which multiples of the microbatches add up to this gradient?
-        counts, *_ = np.linalg.lstsq(parts := np.stack(each, 1), np.ravel(whole), rcond=None)
+        parts = np.stack(each, 1)
+        counts, *_ = np.linalg.lstsq(parts, np.ravel(whole), rcond=None)
         if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
             return (
                 ratio,

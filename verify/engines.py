@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -307,9 +308,9 @@ class Ours(Engine):
         """Run an iteration, forward and backward. Recording relies on every schedule taking a chunk
         through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
-        firsts = [
-            first for microbatch in microbatches for first in microbatch.places[:: self.at_once]
-        ]
+        firsts = list(
+            chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)
+        )
         with ExitStack() as watches:
             for chunk in self.model.chunks if recorder else ():
                 watches.callback(self._watch(chunk, firsts, recorder))

@@ -10,6 +10,7 @@ and a single distance may be 0 by chance.
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
@@ -250,7 +251,9 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
         for run in (first, second)
     ]
     for key in sorted(facts[0].keys() | facts[1].keys()):
-        if (before := facts[0].get(key)) != (after := facts[1].get(key)):
+        before = facts[0].get(key)
+        after = facts[1].get(key)
+        if before != after:
             print(f"settings: {key}: {before} → {after}")
     parting = _first_bits(first, second)
     if parting is None:
@@ -329,7 +332,7 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
         " one rank"
     )
     judged = [Judged(run, run.begin if common is None else run.start_at(common)) for run in runs]
-    for number in sorted({number for run in runs for number in run.iterations}):
+    for number in sorted(set(chain.from_iterable(run.iterations for run in runs))):
         for replayed in judged:
             begun = replayed.start.iteration
             if number in replayed.run.iterations and number >= begun + bool(begun):

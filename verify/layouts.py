@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         seed=seed,
         microbatches=asked.microbatches,
         fields=dict(text.partition("=")[::2] for text in asked.fields),
-        findings=[finding for examined in tried for finding in examined.findings],
+        findings=list(chain.from_iterable(examined.findings for examined in tried)),
         compared={examined.outcome.layout.name: len(examined.outcome.rows) for examined in tried},
         parameters=list(dict.fromkeys(part.tensor for part in tried[0].outcome.ranks[0].initial)),
         cannot_run={
@@ -166,7 +167,8 @@ def probe(
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
-    engine.load(weights := work.initial or with_noise(seen.initial, work.config.train.seed))
+    weights = work.initial or with_noise(seen.initial, work.config.train.seed)
+    engine.load(weights)
     seen.steps = engine.run(engine.recorder(seen.take(engine, reference, keeps=True)), draw)
     seen.shares = dict(engine.shares)
     if reference.whole:
@@ -373,9 +375,8 @@ def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond
-    is_exact = {part.value.dtype for rank in ranks for part in rank.initial} == {
-        np.dtype(np.float64)
-    }
+    initial = chain.from_iterable(rank.initial for rank in ranks)
+    is_exact = {part.value.dtype for part in initial} == {np.dtype(np.float64)}
     allowed = {key: value if is_exact else 0.0 for key, value in serial.reference.allowed.items()}
     firsts: dict[tuple[str, str], LayoutFinding] = {}
     for finding in (
@@ -466,7 +467,9 @@ def _unequal_copies(
             holder, other = first.setdefault((iteration, tensor, start), (number, value))
             if value.tobytes() != other.tobytes() or value.shape != other.shape:
                 apart = float(np.abs(value - other).max()) if value.shape == other.shape else np.inf
-                if not apart <= (most := allowed.get((iteration, tensor), 0.0)) or most == 0.0:
+                most = allowed.get((iteration, tensor), 0.0)
+                # Not `>`, because NaN is a difference too.
+                if not apart <= most or most == 0.0:
                     yield _finding(
                         layout,
                         probe,

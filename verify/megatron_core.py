@@ -602,18 +602,16 @@ class MegatronCore(Engine):
         return float(self.optimizer.get_grad_norm())
 
     def state(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        states = {
-            id(main): state
-            for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer])
-            for main, state in chained.optimizer.state.items()
-        }
+        states = {}
+        for chained in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            for main, state in chained.optimizer.state.items():
+                states[id(main)] = state
         for name, parameter in self.gpt.named_parameters():
+            state = states.get(id(getattr(parameter, "main_param", parameter)), {})
             for what in ("exp_avg", "exp_avg_sq"):
                 if self.layout.shard_optimizer:
                     yield name, what, self._gathered(parameter, what)
-                elif what in (
-                    state := states.get(id(getattr(parameter, "main_param", parameter)), {})
-                ):
+                elif what in state:
                     yield name, what, state[what]
 
     def _gathered(self, parameter: torch.Tensor, what: str) -> torch.Tensor:

@@ -23,7 +23,7 @@ PARTS: dict[str, JSON] = {
     "zero1": {"shard_optimizer": True},
 }
 """Settings that each unnumbered part of a layout name stands for."""
-NAMED = {"tp", "pp", "chunks", *(key for part in PARTS.values() for key in part)}
+NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
 """Keys of the section `parallel` that a name sets."""
 
 

@@ -8,6 +8,7 @@ them.
 
 import tempfile
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -157,9 +158,8 @@ class RunCheck:
                 yield from misread(read_object(path), schema, f"{name} of {place.name}")
         if not self.manifest:
             return
-        if (path := place / RECORDS).is_file() and records_bytes(
-            read_records(path)
-        ) != path.read_bytes():
+        path = place / RECORDS
+        if path.is_file() and records_bytes(read_records(path)) != path.read_bytes():
             yield f"{RECORDS} of {place.name} is not written as records are"
         yield from broken_links(place)
         if not datetime.fromisoformat(self.manifest.created) <= datetime.now(UTC) + timedelta(
@@ -198,7 +198,8 @@ def against(run: Path) -> Comparisons:
         yield Remade(
             f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share)
         )
-    beyond = [ratio.name for case in result.cases for ratio in case.ratios if not ratio.is_reached]
+    ratios = chain.from_iterable(case.ratios for case in result.cases)
+    beyond = [ratio.name for ratio in ratios if not ratio.is_reached]
     yield Remade(f"{AGAINST}: number of disagreements", len(result.disagreements), len(beyond))
 
 
@@ -223,7 +224,8 @@ def report(run: Path) -> Comparisons:
         write_report(assemble(inputs), Path(folder))
         made = _digests(Path(folder))
         here = _digests(run / REPORT)
-        if others := sorted(name for name in made | here if made.get(name) != here.get(name)):
+        others = sorted(name for name in made | here if made.get(name) != here.get(name))
+        if others:
             yield (
                 f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not):"
                 f" it was changed, or made by another version or elsewhere; `{inputs.command}`"

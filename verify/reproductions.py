@@ -84,7 +84,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
                 "-",
                 f"{finding.layout}-{finding.probe}-{parameter_of(finding.parameter)}",
             )
-            write_text(path := directory / f"{name}.py", text)
+            path = directory / f"{name}.py"
+            write_text(path, text)
             paths.append(path)
         else:
             print(

@@ -177,10 +177,8 @@ class SerialReplay(Trainer, Guard):
             line = self.iterate(iteration - 1)[0]
             line.skipped = overflows or (train.skip_spikes and bool(now.spike))
             line.loss_scale = self.scaler.scale if train.precision == "fp16" else 1.0
-            numbers = {
-                name: math.inf if (has := getattr(line, name)) is None else has
-                for name in OF_A_STEP
-            }
+            has = {name: getattr(line, name) for name in OF_A_STEP}
+            numbers = {name: math.inf if has[name] is None else has[name] for name in OF_A_STEP}
             self.scaler.update(overflow=overflows)
         again = (
             self._validate(iteration, line.samples, line.kind)

@@ -167,11 +167,10 @@ def core_fields(given: Sequence[str]) -> JSON:
         core("optimizer").OptimizerConfig,
         core("distributed").DistributedDataParallelConfig,
     ]
-    hints = {
-        name: (kind, hint)
-        for kind in reversed(kinds)
-        for name, hint in typing.get_type_hints(kind).items()
-    }
+    hints = {}
+    for kind in reversed(kinds):
+        for name, hint in typing.get_type_hints(kind).items():
+            hints[name] = kind, hint
     fields: JSON = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
         if re.fullmatch(LAYOUTS, name):

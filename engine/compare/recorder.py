@@ -79,9 +79,8 @@ class NameMap(Config):
 def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
     """Return the name translated by the first pattern that matches, or None."""
     for pattern, other in patterns:
-        if match := re.fullmatch(
-            re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), name
-        ):
+        expression = re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)")
+        if match := re.fullmatch(expression, name):
             return re.sub(r"\*+", "{}", other).format(*match.groups())
     return None
 
@@ -146,9 +145,8 @@ class Recorder:
         """
         hooks = ExitStack()
         for name, child in module.named_modules():
-            if (
-                ours := self.names.ours(name, self.names.outputs, self.place.first_layer)
-            ) is not None:
+            ours = self.names.ours(name, self.names.outputs, self.place.first_layer)
+            if ours is not None:
                 hooks.enter_context(
                     child.register_forward_hook(partial(self._record, ours, iter(starts), scale))
                 )

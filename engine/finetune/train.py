@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -230,7 +231,7 @@ class FineTuner:
         a gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
-        features = [feature for example in examples for feature in self.features(example)]
+        features = list(chain.from_iterable(map(self.features, examples)))
         steps = recipe.epochs * -(-len(features) // size)
         # One iteration more than there are steps: the last step's rate would otherwise be 0.
         train = TrainConfig(
@@ -367,7 +368,7 @@ class FineTuner:
     def _input(self, batch: Sequence[Feature], dropout: Dropout | None = None) -> PipelineInput:
         """Return the batch as model input: sequences [sequences, s] with padding, and labels [b, 1]
         or [b, 2] as targets."""
-        pairs = [pair for feature in batch for pair in feature.sequences]
+        pairs = list(chain.from_iterable(feature.sequences for feature in batch))
         tokens = torch.full((len(pairs), max(len(pair.tokens) for pair in pairs)), self.encoder.pad)
         types = torch.zeros_like(tokens)
         is_token = torch.zeros_like(tokens, dtype=torch.bool)

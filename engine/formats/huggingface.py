@@ -6,6 +6,7 @@ Shapes: n heads, d head dim.
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -87,13 +88,10 @@ class Format(NameMap):
         norm = re.fullmatch(r"(?:layers\.(\d+)\.input|final)_layernorm\.(\w+)", name)
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
-            return [
-                (
-                    self.closing_norm.format(before, norm[2])
-                    if before >= 0
-                    else self.first_norm.format(norm[2])
-                )
-            ]
+            # Layer 0's first norm closes no layer, so the format has a name of its own for it.
+            if before < 0:
+                return [self.first_norm.format(norm[2])]
+            return [self.closing_norm.format(before, norm[2])]
         if (named := self.theirs(name)) is None:
             raise KeyError(name)
         named = named.removeprefix(self.prefix)
@@ -162,9 +160,11 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
         other = "its layer norms come first, and a BERT of transformers has them last"
         raise BadInput(f"{loaded.directory} cannot be written for transformers: {other}")
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
-    if (
-        entries := max(tokenizer.vocab_size, is_bert * (tokenizer.special_ids[-1] + 1))
-    ) != config.vocab_size:
+    entries = tokenizer.vocab_size
+    if is_bert:
+        # A tokenizer without BERT's special tokens has them after its last entry.
+        entries = max(entries, tokenizer.special_ids[-1] + 1)
+    if entries != config.vocab_size:
         sizes = f"{entries} entries, its model {config.vocab_size}"
         raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
     tensors = {name: tensor.detach().float() for name, tensor in loaded.model.named_parameters()}
@@ -222,11 +222,8 @@ def our_tensors(
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
     IntegrityFailure naming a tensor that does not fit the model.
     """
-    layers = {
-        int(match[1])
-        for name in tensors
-        if (match := re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name))
-    }
+    matches = [re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in tensors]
+    layers = {int(match[1]) for match in matches if match}
     if len(layers) != config.num_layers:
         raise IntegrityFailure(
             f"{directory}: {CONFIG} says {config.num_layers} layers, the weights have {len(layers)}"
@@ -316,10 +313,8 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
-    if (inner := values.get(theirs.inner, theirs.default_inner)) not in (
-        None,
-        4 * sizes["hidden_size"],
-    ):
+    inner = values.get(theirs.inner, theirs.default_inner)
+    if inner not in (None, 4 * sizes["hidden_size"]):
         four_times = f"four times {theirs.sizes['hidden_size']} can be imported"
         raise BadInput(f"{path}: {theirs.inner} is {inner!r}; {four_times}")
     ours = sizes | {
@@ -340,7 +335,8 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 def companions(directory: Path) -> dict[str, Path]:
     """Return a directory's files beside the weights, by name: configuration, tokenizer, licence and
     the like."""
-    return {path.name: path for pattern in COMPANIONS for path in sorted(directory.glob(pattern))}
+    paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
+    return {path.name: path for path in paths}
 
 
 def current_name(name: str) -> str:

@@ -11,6 +11,7 @@ Megatron-LM `megatron/checkpointing.py` (checkpoint versions), `tools/checkpoint
 import re
 from argparse import Namespace
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,8 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     grid = _find_files(newest)
     files = [[_read_rank(path) for path in stage] for stage in grid]
     first = files[0][0]
-    paths = files_of(newest) or [path for stage in grid for path in stage]
-    for file in (file for stage in files for file in stage):
+    paths = files_of(newest) or list(chain.from_iterable(grid))
+    for file in chain.from_iterable(files):
         if (file.version, file.args is None) != (first.version, first.args is None):
             raise IntegrityFailure(f"{file.path} is not of the same checkpoint as {first.path}")
         if file.args is not None:
@@ -147,7 +148,7 @@ def _find_files(directory: Path) -> list[list[Path]]:
     if not ranks:
         raise IntegrityFailure(f"{directory} has no mp_rank_* directories")
     pp, tp = (max(key[i] for key in ranks) + 1 for i in (0, 1))
-    for key in ((stage, rank) for stage in range(pp) for rank in range(tp)):
+    for key in product(range(pp), range(tp)):
         if key not in ranks or not ranks[key].is_file():
             raise IntegrityFailure(
                 f"{directory} has no {FILE} of tensor rank {key[1]}, pipeline stage {key[0]}"

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -226,11 +227,8 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         raise BadInput(
             f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})"
         ) from error
-    wrong = sorted(
-        str(name)
-        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        for name in report[kind]
-    )
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    wrong = sorted(map(str, chain.from_iterable(report[kind] for kind in kinds)))
     if wrong:
         raise BadInput(
             f"{directory}: tensor {wrong[0]} does not fit the model ({len(wrong)} such tensors)"

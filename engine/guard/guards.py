@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -140,7 +141,8 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
             hooks.enter_context(
                 parameter.local.register_hook(partial(_note, gradients, parameter.name))
             )
-        for name, module in (pair for chunk in model.chunks for pair in chunk.named_modules()):
+        modules = chain.from_iterable(chunk.named_modules() for chunk in model.chunks)
+        for name, module in modules:
             if next(module.parameters(recurse=False), None) is not None:
                 hooks.enter_context(
                     module.register_forward_hook(partial(_note_output, outputs, name))
@@ -148,12 +150,10 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         # Computed once more with hooks, and not with hooks from the start: they would slow every
         # iteration for one that fails.
         step.gradient(microbatches)
-    samples = [
-        sample
-        for microbatch in microbatches
-        if not math.isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item())
-        for sample in microbatch.places
-    ]
+    samples = list[int]()
+    for microbatch in microbatches:
+        if not math.isfinite(mesh.pp.all_reduce(model.evaluate([microbatch])).item()):
+            samples += microbatch.places
     reports = mesh.world.gather_objects(
         (mesh.dp.rank, mesh.pp.rank, outputs[:1], gradients[:1], samples)
     )
@@ -162,11 +162,15 @@ def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
         [f"data-parallel rank{'s' if len(ranks) > 1 else ''} {joined(ranks)}"] if ranks else []
     )
     by_stage = sorted(reports, key=lambda report: report[1])
-    if output := next((output[0] for *_, output, _, _ in by_stage if output), None):
+    output = next((names[0] for *_, names, _, _ in by_stage if names), None)
+    if output:
         phrases.append(f"first output that is not finite: {output}")
-    if gradient := next((gradient[0] for *_, gradient, _ in reversed(by_stage) if gradient), None):
+    # A backward pass begins at the last stage.
+    gradient = next((names[0] for *_, names, _ in reversed(by_stage) if names), None)
+    if gradient:
         phrases.append(f"first gradient: {gradient}")
-    if lost := sorted({sample for *_, samples in reports for sample in samples}):
+    lost = sorted(set(chain.from_iterable(samples for *_, samples in reports)))
+    if lost:
         phrases.append(f"samples of the global batch without a loss: {joined(lost)}")
     return "; ".join(phrases)
 
@@ -284,11 +288,12 @@ class ReplicaGuard(Guard):
             ("tensor-parallel", mesh.tp, by_tensor, undivided),
             ("data-parallel", mesh.dp, by_data, list(sums)),
         ]
-        if tied := [
+        tied = [
             parameter.name
             for parameter in self._parameters
             if parameter.role is Role.TIED_EMBEDDING
-        ]:
+        ]
+        if tied:
             shared.append(("first and last pipeline", mesh.embedding, ends, tied))
         difference = ""
         for kind, axis, ranks, names in shared:
@@ -306,9 +311,8 @@ class ReplicaGuard(Guard):
                     f"{names[differing[0]]}{more} no longer the same on {kind} ranks: {who}; no"
                     " checkpoint has it"
                 )
-        if differences := [
-            sentence for sentence in mesh.world.gather_objects(difference) if sentence
-        ]:
+        differences = list(filter(None, mesh.world.gather_objects(difference)))
+        if differences:
             raise Diverged(differences[0])
 
 

@@ -5,6 +5,7 @@ belongs to a query.
 """
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -160,8 +161,7 @@ def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, s
             slice(query, min(query + at_once, s)),
             slice(min(query + at_once, s)),
         )
-        for head in range(0, heads, together)
-        for query in range(0, s, at_once)
+        for head, query in product(range(0, heads, together), range(0, s, at_once))
     ]
 
 

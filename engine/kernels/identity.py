@@ -2,6 +2,7 @@
 
 import os
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,11 +22,9 @@ def numerics_identity(on_gpu: bool) -> dict[str, str]:
     have the same bits."""
     kind, instructions = processor_kind()
     # torch names its BLAS in a text alone.
-    built = [
-        part.rpartition(": ")[2].strip(" -")
-        for line in torch.__config__.show().splitlines()
-        for part in line.split(",")
-    ]
+    lines = torch.__config__.show().splitlines()
+    parts = chain.from_iterable(line.split(",") for line in lines)
+    built = [part.rpartition(": ")[2].strip(" -") for part in parts]
     # Part of the identity, because other instructions round otherwise.
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
     on_cpu = {

@@ -67,11 +67,11 @@ def run_forked(
                 processes.append(context.Process(target=_enter, args=arguments))
                 processes[-1].start()
                 writer.close()  # the pipe then ends with the rank
-            while (
-                waiting
-                and not died
-                and (ready := wait(list(waiting), max(deadline - time.monotonic(), 0)))
-            ):
+            while waiting and not died:
+                # Without time left, the answers that are there already are still read.
+                ready = wait(list(waiting), max(deadline - time.monotonic(), 0))
+                if not ready:
+                    break
                 for answered in ready:
                     rank = waiting.pop(answered)
                     with suppress(EOFError, OSError):
@@ -95,9 +95,8 @@ def run_forked(
             f"rank {died[0]} ended with exit code {status} before it answered", "", lost=True
         )
     # The first failure in time: later ones mostly say that their peer has gone.
-    if failures := sorted(
-        (answer.failure, rank) for rank, answer in answers.items() if answer.failure
-    ):
+    failures = sorted((answer.failure, rank) for rank, answer in answers.items() if answer.failure)
+    if failures:
         (_, line, text), rank = failures[0]
         raise RanksFailed(f"rank {rank} failed: {line}", text)
     if silent := sorted(set(range(world_size)) - answers.keys()):

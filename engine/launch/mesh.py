@@ -206,7 +206,9 @@ def check_agreement(config: dict[str, Any]) -> None:
     flat = [flatten(configuration) for configuration in configs]
     for rank, other in enumerate(flat):
         for key in sorted(flat[0].keys() | other.keys()):
-            if (first := flat[0].get(key)) != (differing := other.get(key)):
+            first = flat[0].get(key)
+            differing = other.get(key)
+            if first != differing:
                 values = f"{key} is {first!r} on rank 0 and {differing!r} on rank {rank}"
                 raise BadInput(f"the ranks disagree about their work: {values}")
 

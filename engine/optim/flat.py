@@ -4,6 +4,7 @@ name."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -161,12 +162,12 @@ class FlatOptimizer(ABC):
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
         """Return this owner's pieces of tensors laid out as `master`, without parameters that
         another rank counts."""
-        return [
-            piece
-            for group, flat in zip(self.groups, flats, strict=True)
-            for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True)
-            if parameter.is_counted and piece.numel()
-        ]
+        counted = []
+        for group, flat in zip(self.groups, flats, strict=True):
+            for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True):
+                if parameter.is_counted and piece.numel():
+                    counted.append(piece)
+        return counted
 
     def _over_ranks(self, sums: Tensor) -> Tensor:
         # Not over data-parallel ranks as such: replicas hold the same sum, and only owners hold
@@ -204,21 +205,17 @@ class FlatOptimizer(ABC):
     def written(self) -> Written:
         """Return the optimizer's tensors for a checkpoint. Every rank calls each function, in one
         order."""
-        return [
-            (
-                f"{name}.{parameter.name}",
-                parameter,
-                writer,
-                partial(self._whole, group, part, parameter, start, writer),
-            )
-            for group in self.groups
-            for name, part in group.state.items()
-            for parameter, start, _ in group.starts()
-            if not parameter.is_copy
-            # By first element, which spreads the bytes over the data-parallel ranks and makes the
-            # writer the owner of the start.
-            for writer in [start // -(-group.flat.numel() // self.mesh.dp.size)]
-        ]
+        written: Written = []
+        for group in self.groups:
+            own_size = -(-group.flat.numel() // self.mesh.dp.size)
+            for (name, part), (parameter, start, _) in product(group.state.items(), group.starts()):
+                if not parameter.is_copy:
+                    # By first element, which spreads the bytes over the data-parallel ranks and
+                    # makes the writer the owner of the start.
+                    writer = start // own_size
+                    whole = partial(self._whole, group, part, parameter, start, writer)
+                    written.append((f"{name}.{parameter.name}", parameter, writer, whole))
+        return written
 
     def _whole(
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int

@@ -8,6 +8,7 @@ other; so are checkpoints made of them.
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +61,8 @@ class ShardedReducer(GradientReducer):
 
     def __init__(self, model: StageModel, groups: Sequence[FlatGroup]) -> None:
         self.groups = groups
-        storage = {
-            p.name: (p.local, gradient) for group in groups for p, gradient in group.gradients
-        }
+        gradients = chain.from_iterable(group.gradients for group in groups)
+        storage = {parameter.name: (parameter.local, gradient) for parameter, gradient in gradients}
         for prefix, module in list(model.named_modules()):
             for name, old in list(module.named_parameters(recurse=False)):
                 assert isinstance(old, DTensor)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class PartitionedModel:
         self.graphs: Captured | None = None
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
-        self.parameters = [parameter for chunk in self._by_chunk for parameter in chunk]
+        self.parameters = list(chain.from_iterable(self._by_chunk))
         # For optimizer and checkpoints: in ZeRO stage 3 the data axis divides parameters as the
         # tensor axis does, so both need no code for it.
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh

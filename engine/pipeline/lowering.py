@@ -8,6 +8,7 @@ earliest unfinished message always has both its ends ready.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from mlm_repro.engine.pipeline.schedule import Compute, Op
@@ -74,7 +75,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     passes = {compute.op for compute in orders[0]}
     microbatches = range(len(orders[0]) // (chunks * len(passes)))
     complete = sorted(
-        Compute(op, m, chunk) for op in passes for m in microbatches for chunk in range(chunks)
+        Compute(op, m, chunk) for op, m, chunk in product(passes, microbatches, range(chunks))
     )
     # Checked once here: a schedule that drops a pass would train, and only its gradients would be
     # wrong.

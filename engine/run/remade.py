@@ -4,6 +4,7 @@ configuration and one another. Imports no torch."""
 import math
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,10 @@ def checkpoints(run: Path) -> Comparisons:
     )
     data = [dataset.place for dataset in named_datasets(run) if dataset.is_here]
     tokenizer = sealed_files(data[0]) if data else {}
-    remembered = {
-        at
-        for path in directories
-        for at in range(iteration_of(path) - WINDOW + 1, iteration_of(path) + 1)
-    }
+    remembered = set[int]()
+    for path in directories:
+        last = iteration_of(path)
+        remembered.update(range(last - WINDOW + 1, last + 1))
     if unchecked := sum(step.iteration not in remembered for step in steps):
         yield Absent(
             f"{run.name}: {unchecked:,} losses of {METRICS} and validations, more than {WINDOW}"
@@ -230,11 +230,8 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
     statistics = read_object(checkpoint / STATISTICS)
     where = f"{checkpoint.name}/{STATISTICS}"
     yield Remade(f"{where}: tensors", sorted(statistics), sorted(index), f"{INDEX} has")
-    tensors = {
-        file: _tensors(checkpoint / Path(file).name)
-        for entry in index.values()
-        for file in entry["files"]
-    }
+    files = chain.from_iterable(entry["files"] for entry in index.values())
+    tensors = {file: _tensors(checkpoint / Path(file).name) for file in files}
     for name in index.keys() & statistics.keys():
         parts = [tensors[file][name] for file in index[name]["files"]]
         whole = (

@@ -337,7 +337,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     pairs = zip(
         ours.model_dump(exclude=free).items(), theirs.model_dump(exclude=free).values(), strict=True
     )
-    if differing := [(name, value, other) for (name, value), other in pairs if value != other]:
+    differing = [(name, value, other) for (name, value), other in pairs if value != other]
+    if differing:
         name, value, other = differing[0]
         raise BadInput(
             f"the weights of {source} have another shape: model.{name} is {other} there and {value}"
@@ -484,7 +485,8 @@ def resolve_begun(
     manifest = directory.manifest
     path = directory.path
     elsewhere = f"`mlm-train run CONFIG --continue {path}` goes on in a new run"
-    if wrong := next((item for item in changed if item.partition(".")[0] not in PLACES), None):
+    wrong = next((item for item in changed if item.partition(".")[0] not in PLACES), None)
+    if wrong:
         raise BadInput(
             f"--set {wrong} would change what the run computes, and `resume` changes only "
             f"{', '.join(sorted(PLACES))}; {elsewhere}"
@@ -532,7 +534,8 @@ def resolve_begun(
         else train.init_from
     )
     origin = None
-    if source and (kind := next((kind for kind in ORIGINS if kind in parents), None)):
+    kind = next((kind for kind in ORIGINS if kind in parents), None)
+    if source and kind:
         where = by_digest(
             source, parents[kind], lambda run: read_digest(resolve_checkpoint(run)), path.parent
         )

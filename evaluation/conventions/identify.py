@@ -276,9 +276,9 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
     scored = score_shared(
         evaluated, [read.requests for _, read in readings], settings, "identify", "windows"
     )
-    conventions = [
-        Convention(named := axes | {"average": average}, {task: value}, usage.weight(named))
-        for (axes, read), scores in zip(readings, scored, strict=True)
-        for average, value in read.averages(scores)
-    ]
+    conventions = []
+    for (reading, read), scores in zip(readings, scored, strict=True):
+        for average, value in read.averages(scores):
+            named = reading | {"average": average}
+            conventions.append(Convention(named, {task: value}, usage.weight(named)))
     return find(claimed, conventions)

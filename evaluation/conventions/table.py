@@ -9,7 +9,7 @@ divisor.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,12 +97,10 @@ class Usage(NamedTuple):
         where separate documents are cut."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
-        readings += [
-            base | {axis: value}
-            for base in readings
-            for axis, values in axes.items()
-            for value in values
-        ]
+        changes = []
+        for axis, values in axes.items():
+            changes += [{axis: value} for value in values]
+        readings += [base | change for base, change in product(readings, changes)]
         distinct = {tuple(reading.values()): reading for reading in readings}.values()
         cut = ("separate", "cut at the right")
         return [
@@ -238,7 +236,10 @@ class ReadText:
 
         def encoded(text: str) -> list[int]:
             parts = text.split(LITERAL) if is_token and not spell else [text]
-            return [token for part in encode(parts) for token in (end, *part)][1:]
+            joined = list[int]()
+            for part in encode(parts):
+                joined += [end, *part]
+            return joined[1:]
 
         ids = []
         for piece in self.pieces:
@@ -248,7 +249,7 @@ class ReadText:
                 [
                     *before,
                     *parts[0],
-                    *(token for part in parts[1:] for token in (*apart, *part)),
+                    *chain.from_iterable([*apart, *part] for part in parts[1:]),
                     *last,
                 ]
             )
@@ -265,7 +266,8 @@ class ReadText:
             for window in WINDOWS[axes["windows"]](len(tokens), longest) if len(tokens) > 1 else ():
                 later = repeated if window.start else []
                 start = window.start + in_place * len(later)
-                if (count := window.stop - max(window.first_scored, len(begun), start)) > 0:
+                count = window.stop - max(window.first_scored, len(begun), start)
+                if count > 0:
                     self.requests.append(
                         Request(np.asarray([*later, *tokens[start : window.stop]], np.int64), count)
                     )
@@ -301,7 +303,7 @@ class ReadText:
     def divisors(self) -> dict[str, int]:
         """Return the counts by which programs divide a summed loss, wrong ones included. A torn
         sub-word is decoded as U+FFFD."""
-        parts = [part for piece in self.pieces for part in piece.split(END)]
+        parts = list(chain.from_iterable(piece.split(END) for piece in self.pieces))
         counts = {name: sum(map(count, parts)) for name, count in DIVISORS.items()}
         counts |= {
             "sub-words, those not scored too": sum(map(len, self.tokens)),
@@ -312,7 +314,8 @@ class ReadText:
         # If a single sub-word is decoded without its space, the counts below would be wrong.
         if not decode(self._tokenizer.encode("a a")[1:]).startswith(" "):
             return counts
-        ids = [token for tokens in self.tokens for token in tokens.tolist() if token not in special]
+        every = chain.from_iterable(tokens.tolist() for tokens in self.tokens)
+        ids = [token for token in every if token not in special]
         spelled = {token: decode([token]) for token in {*ids}}
         return counts | {
             "bytes, three for each torn sub-word": sum(

@@ -113,7 +113,8 @@ def _wanted(name: str, described: Any) -> list[str]:
     """
     names = [file.rfilename for file in described.siblings or ()]
     weights = next((pattern for pattern in WEIGHTS if fnmatch.filter(names, pattern)), WEIGHTS[0])
-    if weights == "*.gguf" and len(several := fnmatch.filter(names, weights)) > 1:
+    several = fnmatch.filter(names, weights)
+    if weights == "*.gguf" and len(several) > 1:
         raise BadInput(
             f"{name} has {len(several)} GGUF files: fetch one of them and give its path"
             f" ({several[0]}, …)"

@@ -287,11 +287,12 @@ class Pretrained:
         stated_config = (
             read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
         )
-        if too_many := [
+        too_many = [
             stated_config[key]
             for key in LAYER_KEYS
             if isinstance(stated_config.get(key), int) and stated_config[key] > MOST_LAYERS
-        ]:
+        ]
+        if too_many:
             raise BadInput(
                 f"{self.directory / CONFIG} says {too_many[0]:,} layers: no more than"
                 f" {MOST_LAYERS:,} are tried"

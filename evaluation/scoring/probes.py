@@ -104,7 +104,9 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
     """Compare rows scored alone with rows scored together, one beside padding. A model that differs
     gets one row at a time."""
-    if not (moved := _difference(probed.alone, probed.together)) <= IN_A_BATCH * probed.allowed:
+    moved = _difference(probed.alone, probed.together)
+    # Not `>`, because NaN is a difference too.
+    if not moved <= IN_A_BATCH * probed.allowed:
         sentence = (
             f"a row in a batch moves by {moved:.2g} from the row alone: one row at a time is scored"
         )

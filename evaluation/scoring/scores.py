@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +199,10 @@ def installed_packages() -> list[str]:
     The import path itself is no guide: setuptools, once it is imported, adds a folder of packages
     of its own.
     """
-    origins = (spec.origin for name in ("torch", "transformers") if (spec := find_spec(name)))
+    origins = [spec.origin for spec in map(find_spec, ("torch", "transformers")) if spec]
     folders = {Path(origin).parents[1] for origin in origins if origin}
-    return sorted(path.stem for folder in folders for path in folder.glob("*.dist-info"))
+    packages = chain.from_iterable(folder.glob("*.dist-info") for folder in folders)
+    return sorted(path.stem for path in packages)
 
 
 @cache

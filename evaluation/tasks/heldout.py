@@ -7,6 +7,7 @@ and with a note.
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) 
 
     Raises DataMissing if no document is long enough.
     """
-    passages = [passage for text in read_documents(dataset) for passage in cut_passages(text)]
+    passages = list(chain.from_iterable(map(cut_passages, read_documents(dataset))))
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
     return ClozeTask(
@@ -172,11 +173,12 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
     if not any(documents):
         raise BadInput(f"{path} is empty")
     clean = [SURROGATE.sub("\ufffd", document) for document in documents]
-    if changed := [
+    changed = [
         number
         for number, pair in enumerate(zip(documents, clean, strict=True), 1)
         if pair[0] != pair[1]
-    ]:
+    ]
+    if changed:
         remarks.append(
             f"a lone surrogate, which is no character, is read as U+FFFD in document {changed[0]:,}"
         )
@@ -184,12 +186,12 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _read_lines(path: Path, content: str) -> list[str]:
-    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
-    return [
-        _text_of(_parse(line, where), where)
-        for number, line in lines
-        for where in [f"{path}: line {number}"]
-    ]
+    texts = []
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            where = f"{path}: line {number}"
+            texts.append(_text_of(_parse(line, where), where))
+    return texts
 
 
 def _read_array(path: Path, content: str) -> list[str]:

@@ -142,15 +142,17 @@ def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
     """Cut a text without articles into blocks of one window each, or longer ones so that there are
     at most MOST_STRETCHES."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
-    return [
-        Block(
-            title=f"{STRETCH}{at + 1}-{at + n}",
-            num_targets=n,
-            num_original_tokens=num_words * n / num_targets,
+    blocks = []
+    for at in range(0, num_targets, size):
+        n = min(size, num_targets - at)
+        blocks.append(
+            Block(
+                title=f"{STRETCH}{at + 1}-{at + n}",
+                num_targets=n,
+                num_original_tokens=num_words * n / num_targets,
+            )
         )
-        for at in range(0, num_targets, size)
-        for n in [min(size, num_targets - at)]
-    ]
+    return blocks
 
 
 def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) -> Floats:

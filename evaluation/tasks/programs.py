@@ -7,7 +7,7 @@ Sources: GPTQ's `llama.py` (`llama_eval`, copied by most papers on quantisation)
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def program_perplexity(
         text = replace(text, text="".join(documents), articles=[])
     else:
         encoded = [with_first(tokenizer, tokenizer.encode("\n\n".join(documents)))]
-    tokens = np.array([token for ids in encoded for token in ids], np.int64)
+    tokens = np.array(list(chain.from_iterable(encoded)), np.int64)
     ends = [*accumulate(map(len, encoded))]
     windows, recipe = _windows(program, ends, window, tokenizer)
     if not windows:
@@ -124,7 +124,7 @@ def document_stream(
     start = tokenizer.document_start
     encoded = tokenizer.encode_batch(list(rewritten))
     encoded = [with_first(tokenizer, ids) for ids in encoded] if is_double else encoded
-    requests = [request for ids in encoded for request in Request.rolling(ids, start, seq_length)]
+    requests = list(chain.from_iterable(Request.rolling(ids, start, seq_length) for ids in encoded))
     first = "end-of-text" if start == tokenizer.end_of_text else repr(tokenizer.decode([start]))
     twice = (
         f" and {shown_first(tokenizer)} scored after it, as in lm-evaluation-harness 0.4.13"
