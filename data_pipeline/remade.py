@@ -5,7 +5,7 @@ import random
 import re
 import secrets
 from functools import partial
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +117,8 @@ def stages(run: Path) -> Comparisons:
         yield from _attrition(run, ledger)
         last = ledger.stages[-1]
         files = run.rglob("shard-*.jsonl")
-        texts = [document.text for path in files for document in written_documents(path)]
+        documents = chain.from_iterable(map(written_documents, files))
+        texts = [document.text for document in documents]
         yield Remade(
             f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts)
         )

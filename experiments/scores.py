@@ -182,7 +182,7 @@ def order_verdict(
     seeds = set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
-        seeds |= {seed for of in ends.values() for seed in of}
+        seeds.update(*ends.values())
         ordered = [
             of.keys() == less.keys()
             and all(record.value > less[seed].value for seed, record in of.items())

@@ -65,10 +65,8 @@ def build(
             f"{report.reproduction.directory} is kept with the code: name another folder with --out"
         )
     exhibits = report.all_exhibits
-    announce(
-        f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)}"
-        " exhibits"
-    )
+    figures = [exhibit for exhibit in exhibits if exhibit.panels]
+    announce(f"draws {len(figures)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
     for sentence in report.left_out:
         print(f"warning: {sentence}", file=sys.stderr)
@@ -112,8 +110,10 @@ def figure(
     from mlm_repro.reports.ladder import ladder_exhibit
     from mlm_repro.reports.render import export_exhibit
 
-    is_ladder = runs and len(runs) == 1 and kind_of(runs[0]) == LADDER
-    exhibits = [ladder_exhibit(runs[0])] if runs and is_ladder else _assemble(runs).all_exhibits
+    if runs and len(runs) == 1 and kind_of(runs[0]) == LADDER:
+        exhibits = [ladder_exhibit(runs[0])]
+    else:
+        exhibits = _assemble(runs).all_exhibits
     print(export_exhibit(exhibits, name, form, out))
 
 
@@ -121,9 +121,8 @@ def _assemble(runs: list[Path] | None) -> "Report":
     from mlm_repro.reports.experiment_runs import sort_runs
     from mlm_repro.reports.report import Inputs, assemble
 
-    return assemble(
-        Inputs(*sort_runs(runs or [Path("runs")], [path for path in KEPT if path.is_dir()]))
-    )
+    kept = [path for path in KEPT if path.is_dir()]
+    return assemble(Inputs(*sort_runs(runs or [Path("runs")], kept)))
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
     """Return the class of each character in a profile, in order of code point."""
-    letters = sorted({letter for word in factory.word_lang_prob_map for letter in word} - {" "})
+    letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +107,7 @@ def fold_table() -> NDArray[np.uint32]:
     characters = (
         np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     )
-    members = [code for run in WORD.finditer(characters) for code in range(run.start(), run.end())]
+    members = list(chain.from_iterable(range(*run.span()) for run in WORD.finditer(characters)))
     lower = [chr(code).lower() for code in members]
     fold = np.zeros(len(characters), np.uint32)
     fold[members] = [ord(letter[0]) for letter in lower]

@@ -41,7 +41,7 @@ class OpenedSources:
             for source in self.sources
             if isinstance(source, FileSource) and source.kind != "documents"
         ]
-        names = Counter(name for source in files for name, _ in source.files)
+        names = Counter(name for name, _ in chain.from_iterable(source.files for source in files))
         for source in files:
             source.is_named = any(names[name] > 1 for name, _ in source.files)
 

@@ -148,7 +148,9 @@ def measure_memory() -> list[Line]:
             values,
             note=f"{note}, by a line through {len(MICROBATCHES)} values of M",
         )
-    return numbers + [line for series in LAYOUTS for line in _checkpoints(series)]
+    for series in LAYOUTS:
+        numbers += _checkpoints(series)
+    return numbers
 
 
 def _checkpoints(series: str) -> list[Line]:
