@@ -357,10 +357,10 @@ def _run_stages(
 def _made_by(config: DataConfig) -> dict[str, str]:
     """Return the versions of code and libraries that decide the bytes of a dataset beside its
     settings and input."""
-    stages = ((name, BY_NAME[name].made_with()) for name in config.stages)
-    stated = {
-        f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()
-    }
+    stated = {}
+    for name in config.stages:
+        for key, value in BY_NAME[name].made_with().items():
+            stated[f"{name}: {key}"] = str(value)
     return stated | made_by() | own_code(config.stages)
 
 

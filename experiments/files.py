@@ -142,10 +142,9 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
     lines = (
         read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
     )
-    folders = (study / name for name in (FORMER_EVALUATIONS, EVALUATIONS_APART))
-    apart = {
-        path.stem: read_object(path) for folder in folders for path in sorted(folder.glob("*.json"))
-    }
+    apart = JSON()
+    for folder in (study / FORMER_EVALUATIONS, study / EVALUATIONS_APART):
+        apart |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
     return {name: line.result for name, line in _by_name(lines).items()} | apart
 
 

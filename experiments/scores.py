@@ -74,9 +74,10 @@ def compared(
     differences = [
         larger.bits_per_byte - smaller.bits_per_byte for larger, smaller in zip(*pair, strict=True)
     ]
-    if (freedom := len(differences) - 1) and (
-        of_seeds := np.std(differences, ddof=1) / math.sqrt(freedom + 1) / bits
-    ):
+    freedom = len(differences) - 1
+    # A single pair has no spread over seeds.
+    of_seeds = np.std(differences, ddof=1) / math.sqrt(freedom + 1) / bits if freedom else 0.0
+    if of_seeds:
         error = math.hypot(error, of_seeds)
         times = float(stdtrit(freedom * (error / of_seeds) ** 4, 0.95))
     difference = float(np.mean(differences))

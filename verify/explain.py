@@ -137,8 +137,12 @@ class Judged:
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
-            part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
-            part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
+            if name in EXACT:
+                part = 0.0
+            elif name == "learning_rate":
+                part = TAIL * UNIT
+            else:
+                part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             distance = abs(recorded[name] - numbers[name])
             allowed = part * abs(numbers[name])
             # Not `distance > allowed`, which a NaN would pass.

@@ -66,7 +66,10 @@ class RunCheck:
             read_document(place / MANIFEST, Manifest) if (place / MANIFEST).is_file() else None
         )
         is_folder = not (self.manifest or self.seen or is_sealed(place))
-        self.word = FOLDER if is_folder else self.manifest.kind if self.manifest else kind_of(place)
+        if is_folder:
+            self.word = FOLDER
+        else:
+            self.word = self.manifest.kind if self.manifest else kind_of(place)
         self.kind = KINDS.get(self.word)
         # Inputs may be shared, or lead in a circle: each is checked once.
         self.seen.add(place.resolve())
@@ -78,15 +81,11 @@ class RunCheck:
             try:
                 for comparison in part(place):
                     self._note(comparison)
-                self.compared.append(
-                    part.__name__
-                    if part != self.files
-                    else (
-                        "files, keys, name and identity"
-                        if self.manifest
-                        else f"files of a {self.word}"
-                    )
-                )
+                name = part.__name__
+                if part == self.files:
+                    known = "files, keys, name and identity"
+                    name = known if self.manifest else f"files of a {self.word}"
+                self.compared.append(name)
             except (
                 UserError,
                 OSError,

@@ -53,12 +53,11 @@ class OpenedSources:
     @property
     def packages(self) -> dict[str, str]:
         """Version of each installed package whose documentation is read, Python among them."""
-        return {
-            name: v
-            for source in self.sources
-            if isinstance(source, InstalledDocs)
-            for name, v in source.versions.items()
-        }
+        versions = dict[str, str]()
+        for source in self.sources:
+            if isinstance(source, InstalledDocs):
+                versions |= source.versions
+        return versions
 
     def fingerprints(self) -> dict[str, str]:
         """Return the digest of each source and of each dataset that is compared."""

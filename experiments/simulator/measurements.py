@@ -142,17 +142,15 @@ def h100_rows() -> list[Observation]:
 def timed(*names: str) -> list[Observation]:
     """Return the measured iterations of some files, each under its source or, without one, the
     file's name."""
-    return [
-        Observation(
-            row.get("source") or name,
-            workload_of(row),
-            "iteration_seconds",
-            float(row["iteration_ms"]) / 1e3,
-            row["cluster"],
-        )
-        for name in names
-        for row in read_rows(HERE / f"{name}.csv")
-    ]
+    observations = []
+    for name in names:
+        for row in read_rows(HERE / f"{name}.csv"):
+            source = row.get("source") or name
+            seconds = float(row["iteration_ms"]) / 1e3
+            observations.append(
+                Observation(source, workload_of(row), "iteration_seconds", seconds, row["cluster"])
+            )
+    return observations
 
 
 def workload_of(row: dict[str, str]) -> Workload:
