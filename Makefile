@@ -58,8 +58,5 @@ smoke: $(READY) ## The whole way from text to report at the smallest size
 reproduce-355m reproduce-2.5b reproduce-8.3b: reproduce-%: $(READY) ## Reproduce a model: full size or scaled twins, as the hardware allows
 	$(BIN)/mlm-experiment reproduce $*
 
-reproduce-figure-6: $(READY) ## Figure 6 as a law: a ladder of small models with a sealed forecast of the largest
-	$(BIN)/mlm-experiment ladder
-
 clean: ## Remove the environment; runs/ is kept
 	rm -rf $(VENV) build dist site *.egg-info

@@ -17,6 +17,7 @@ passes/         the tasks of a build
 remade.py       checks that recompute the files of a dataset
 pipeline.py     the stages in order, as tasks
 publish.py      the files of a finished dataset
+page.py         a page on a dataset, and a README for the hub
 imported.py     token files of other programs as a dataset
 runner.py       from a recipe to a finished directory
 cli.py          `mlm-data`

@@ -171,9 +171,18 @@ def trace(
 @app.command()
 def stats(
     directory: Annotated[Path, typer.Argument(help="Directory that `run` or a verb wrote.")],
+    page: Annotated[
+        Path | None,
+        typer.Option(help="New folder for a page on a dataset, and a README for the hub."),
+    ] = None,
 ) -> None:
     """Print the attrition ledger: what each stage kept and dropped, and why."""
     print(_table(_read_ledger(_open(directory))))
+    if page:
+        from mlm_repro.data_pipeline.page import write_page
+
+        write_page(directory.resolve(), page)
+        print(f"written: {page / 'page.html'} and {page / 'README.md'}")
 
 
 @app.command()

@@ -104,7 +104,7 @@ else:
 
 
 class DataConfig(_WithFilters):
-    """The recipe of one dataset."""
+    """The recipe of one dataset: its sources, its stages and their settings, and the tokenizer."""
 
     other_names: ClassVar[dict[str, str]] = {"without": "stages"}
     ends_with: ClassVar[tuple[str, ...]] = ("split", "tokenize")

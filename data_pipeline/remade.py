@@ -5,20 +5,35 @@ import random
 import re
 import secrets
 from functools import partial
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
+from pydantic import BaseModel
 
-from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.config import DataConfig, OverlapConfig, TokenizerConfig
 from mlm_repro.data_pipeline.document import size_bytes, written_documents
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    UNSPLIT,
+    DataCard,
+    Ledger,
+    NearDuplicates,
+)
 from mlm_repro.data_pipeline.passes.overlap import RESULT as OVERLAP
 from mlm_repro.data_pipeline.passes.prepare import QUARANTINE
 from mlm_repro.data_pipeline.stages import STAGES
-from mlm_repro.data_pipeline.tokens.token_file import TokenFile, split_prefixes, texts_of
+from mlm_repro.data_pipeline.stages.deduplicate import DeduplicateConfig
+from mlm_repro.data_pipeline.stages.stage import SOURCE
+from mlm_repro.data_pipeline.tokens.token_file import (
+    TOKENS_OF,
+    TokenFile,
+    split_prefixes,
+    texts_of,
+)
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.lineage.atomic import parse_json
+from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.digest import read_digest, sealed_files
 from mlm_repro.lineage.files import (
     Comparisons,
@@ -33,6 +48,7 @@ from mlm_repro.lineage.run import MANIFEST
 
 SAMPLED_DOCUMENTS = 64
 AMOUNTS = "documents", "bytes", "tokens"
+TEST_SET_KEYS = {"texts", "percent", "occurrences", "distinct", "documents"}
 
 
 def card(run: Path) -> Comparisons:
@@ -61,16 +77,19 @@ def card(run: Path) -> Comparisons:
         stated_tokenizer,
         (tokenizer.digest, tokenizer.vocab_size, tokenizer.end_of_text),
     )
-    config = read_document(run / MANIFEST, Manifest).config
-    if "sources" in config:  # an imported dataset has none
+    config = _config(run)
+    if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
-        stated = card.seed, card.tokenizer.kind
-        asked = (
-            config.get("seed", card.seed),
-            config.get("tokenizer", {}).get("kind", card.tokenizer.kind),
-        )
-        yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
+        yield from _banded(run, card.near_duplicates)
+    tokenizing = _asked(config, TokenizerConfig, "tokenizer")
+    stated = card.seed, card.tokenizer.kind
+    seed = config.get("seed", DataConfig.model_fields["seed"].default)
+    asked = (
+        0 if "prefix" in config else seed,  # tokens of another's file are not shuffled
+        "path" if tokenizing["path"] else tokenizing["kind"],
+    )
+    yield Remade(f"{DATASET}: seed and tokenizer", stated, asked, f"{MANIFEST} has")
     for name, split in card.splits.items():
         of_tokens = np.zeros(2, np.int64)
         of_texts = np.zeros(2, np.int64)
@@ -93,6 +112,9 @@ def card(run: Path) -> Comparisons:
                 has = np.concatenate([tokens[sequence] for sequence in range(first, end)]).tolist()
                 due = [*tokenizer.encode(texts[number]), tokenizer.end_of_text]
                 yield Remade(f"{prefix.name}: tokens of document {number}", has, due)
+        alone = f"{name}{TOKENS_OF}"
+        whole = alone if (run / f"{alone}.bin").is_file() else f"{name}-*{TOKENS_OF}"
+        yield Remade(f"{DATASET}: prefix of {name}", split.prefix, whole)
         where = f"{DATASET}: {split.prefix}"
         yield Remade(
             f"{where}: documents and tokens",
@@ -110,20 +132,37 @@ def card(run: Path) -> Comparisons:
 def stages(run: Path) -> Comparisons:
     """Compare the ledger of a verb's result with its documents, or `overlap.json` with its own
     counts. A dataset is checked by `card`."""
+    if (run / LEDGER).is_file():
+        done = [stage.name for stage in read_document(run / LEDGER, Ledger).stages]
+        asked = [SOURCE, *_config(run).get("stages", [])]
+        yield Remade(f"{LEDGER}: stages", done, asked, f"{MANIFEST} has")
     if (run / DATASET).is_file():
         yield from card(run)
     elif (run / LEDGER).is_file():
         ledger = read_document(run / LEDGER, Ledger)
         yield from _attrition(run, ledger)
-        last = ledger.stages[-1]
-        files = run.rglob("shard-*.jsonl")
-        documents = chain.from_iterable(map(written_documents, files))
-        texts = [document.text for document in documents]
-        yield Remade(
-            f"{LEDGER}: documents and bytes", (last.documents_out, last.bytes_out), _amount(texts)
-        )
+        yield from _banded(run, ledger.near_duplicates)
+        named = []
+        for name, split in ledger.splits.items():
+            folder = "" if name == UNSPLIT else f"{name}/"
+            count = len(list((run / folder).glob("shard-*.jsonl")))
+            names = [f"{folder}shard-{number:05d}.jsonl" for number in range(count)]
+            texts = [each.text for name in names for each in written_documents(run / name)]
+            amount = split.documents, split.bytes
+            yield Remade(f"{LEDGER}: documents and bytes of {name}", amount, _amount(texts))
+            named += names
+        has = [path.relative_to(run).as_posix() for path in run.rglob("shard-*.jsonl")]
+        yield Remade("shards", sorted(has), sorted(named), f"{LEDGER} gives")
     else:
-        for name, measured in read_object(run / OVERLAP)["test_sets"].items():
+        overlap = read_object(run / OVERLAP)
+        said = {**overlap, "test_sets": [*overlap["test_sets"]]}
+        gives = {
+            **_asked(_config(run), OverlapConfig, "overlap"),
+            "source": overlap.get("source"),
+        }
+        yield Remade(OVERLAP, said, gives, f"{MANIFEST} has")
+        for name, measured in overlap["test_sets"].items():
+            yield Remade(f"{OVERLAP}: keys of {name}", {*measured}, TEST_SET_KEYS)
             ngrams, present = (sum(column) for column in zip(*measured["documents"], strict=True))
             due = {
                 "ngrams": ngrams,
@@ -138,15 +177,17 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
     """Compare the numbers of each stage's ledger entry with one another, with the stages before,
     and with quarantine, banding and splits."""
     for stage in ledger.stages:
-        # A document that is cut loses tokens and may become several, so that sums do not hold.
+        # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed
-        for unit in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
-            if (came := getattr(stage, f"{unit}_in")) is not None:
-                amount = getattr(stage.kept, unit) + sum(
-                    getattr(dropped, unit) for dropped in stage.dropped.values()
-                )
+        for what in ("documents", "tokens")[: 2 - is_cut] if stage.changed else AMOUNTS:
+            came = getattr(stage, f"{what}_in")
+            left = getattr(stage.kept, what)
+            if came is None or left is None:
+                yield Remade(f"{LEDGER}: {what} into {stage.name}", came, left)
+            else:
+                amount = left + sum(getattr(dropped, what) for dropped in stage.dropped.values())
                 yield Remade(
-                    f"{LEDGER}: {unit} into {stage.name}",
+                    f"{LEDGER}: {what} into {stage.name}",
                     came,
                     min(amount, came) if is_cut else amount,
                 )
@@ -159,7 +200,7 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
         bad = sum(parse_json(line)["line"] > 0 for line in (run / QUARANTINE).open("rb"))
         yield Remade(f"{LEDGER}: malformed_lines", ledger.malformed_lines, bad, f"{QUARANTINE} has")
     if alike := ledger.near_duplicates:
-        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, recall  # imports numba
+        from mlm_repro.data_pipeline.duplicates.lsh import CURVE, SIMILARITIES, recall  # with numba
 
         found_at = partial(
             recall, bands=alike.bands, rows=alike.rows, min_agreement=alike.min_agreement
@@ -168,7 +209,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             alike,
             {
                 "s_curve": [(similarity, found_at(similarity)) for similarity in CURVE],
-                "expected_recall": {name: found_at(float(name)) for name in alike.expected_recall},
+                "expected_recall": {
+                    str(each): found_at(each) for each in sorted({*SIMILARITIES, alike.threshold})
+                },
                 "compared_pairs": sum(alike.compared_pairs_by_similarity),
                 "permutations": alike.bands * alike.rows,
             },
@@ -176,9 +219,27 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
             "its bands give",
         )
     if splits := ledger.splits.values():
-        stated = sum(split.documents for split in splits), sum(split.bytes or 0 for split in splits)
-        due = ledger.stages[-1].documents_out, ledger.stages[-1].bytes_out
-        yield Remade(f"{LEDGER}: documents and bytes of its splits", stated, due)
+        said = [sum(getattr(split, what) or 0 for split in splits) for what in AMOUNTS]
+        due = [getattr(ledger.stages[-1].kept, what) or 0 for what in AMOUNTS]
+        yield Remade(f"{LEDGER}: documents and bytes of its splits, and tokens", said, due)
+
+
+def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
+    """A section of a configuration, also of one that an earlier version wrote, with the defaults of
+    what it leaves out."""
+    return {**section().model_dump(), **config.get(name, {})}
+
+
+def _banded(run: Path, alike: NearDuplicates | None) -> Comparisons:
+    """Compare the rule by which documents are near-duplicates with the run's settings."""
+    if alike:
+        asked = _asked(_config(run), DeduplicateConfig, "deduplicate")
+        rule = {name: asked[name] for name in ("rule", "threshold", "shingle_characters")}
+        yield as_said(alike, rule, f"{LEDGER}: near_duplicates", f"{MANIFEST} has")
+
+
+def _config(run: Path) -> JSON:
+    return read_document(run / MANIFEST, Manifest).config
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:
@@ -192,6 +253,8 @@ def counted(run: Path, card: DataCard) -> Comparisons:
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}
     of_card = {name: amount for name, amount in card.stages.items() if name in stages}
+    names = [stage.name for stage in ledger.stages]
+    yield Remade(f"{LEDGER}: stages", names, [*of_card], f"{DATASET} has")
     stated, due = (
         {
             "source": file.source,
@@ -228,21 +291,33 @@ FREE_COUNTS = (
     "quarantine.jsonl",
     "dropped.jsonl",
     "*.jsonl *.id",
-    "ledger.json near_duplicates.expected_candidate_precision",
+    "*.json near_duplicates.expected_candidate_precision",
+    "*.json near_duplicates.compared_pairs_by_similarity",
+    "*.json near_duplicates.partly_compared_documents",
+    "*.json near_duplicates.uncompared_pairs",
+    "*.json source",
 )
+FREE_TEXTS = (*FREE_COUNTS, "*shard-*.jsonl *.text", "the order of lines in shard-*.jsonl")
 FREE_CARD = "dataset.json language", "tokenizer/*.json"
 MADE_BY_VERBS = Kind(
     {LEDGER: Ledger, DATASET: DataCard}, FILES, free=FREE_COUNTS + FREE_CARD, made=(stages,)
 )
 KINDS = {
     **{
-        f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_COUNTS, made=(stages,))
+        f"data-{stage.verb}": Kind({LEDGER: Ledger}, DOCUMENTS, free=FREE_TEXTS, made=(stages,))
         for stage in STAGES
     },
     "data-tokenize": MADE_BY_VERBS,
     "data-import": MADE_BY_VERBS,
-    "data-merge": MADE_BY_VERBS,  # a verb of earlier versions
-    "data-overlap": Kind({OVERLAP: None}, made=(stages,)),
+    "data-merge": MADE_BY_VERBS,  # of earlier versions
+    "data-overlap": Kind(
+        {OVERLAP: None},
+        free=(
+            *(f"{OVERLAP} {part}" for part in ("*.texts", "*.distinct", "source")),
+            "the order of documents in overlap.json",
+        ),
+        made=(stages,),
+    ),
     "data": MADE_BY_VERBS._replace(
         name=lambda config: re.escape(config["name"]),
         settings=lambda config: DataConfig.model_validate(config).identity(),

@@ -6,12 +6,13 @@ Modules that are slow to import are imported when all input is known to be there
 
 import contextlib
 import io
+import math
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -51,9 +52,9 @@ ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
 """Largest disk space that the work takes, as a multiple of the input, for a dataset and for a verb;
 the third is added for small vocabularies, where a token may be a byte."""
 SMALL_VOCABULARY = 8192
-RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS = 300, 48, 1.2e-8
+RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS, OFFER_SECONDS = 300, 48, 1.2e-8, 4e-8
 """Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to
-compare two sketches."""
+tell unlike sketches apart and to look at a document that a bucket offers."""
 CACHE_BYTES = 56 << 20
 """Bytes by which a process's tables of words and shingles may still grow after a rehearsal."""
 REST = "the rest"
@@ -175,7 +176,7 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
 
 
 class Promise(NamedTuple):
-    """Predicted cost of a build."""
+    """Predicted cost of building a dataset: seconds and disk by stage, and peak memory."""
 
     documents: int
     seconds: dict[str, float]
@@ -194,13 +195,13 @@ def promise(
 
     Comparisons of unlike pairs grow with its square, up to what the buckets offer.
     """
-    from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
+    from mlm_repro.data_pipeline.duplicates.similarity import MOST_REMEMBERED
     from mlm_repro.data_pipeline.passes.gather import slice_documents
 
     workers = config.workers or available_cores()
     documents = round(size / sources.total_bytes * sources.documents)
     times = documents / rehearsed.documents
-    (fewer, before), (many, after) = rehearsed.took
+    (fewer, before, _), (many, after, counted) = rehearsed.took
     rates = {name: max(0.0, after[name] - before[name]) / max(1, many - fewer) for name in after}
     seconds = {
         name: max(0.0, before[name] - rate * fewer) + rate * documents / workers
@@ -209,10 +210,9 @@ def promise(
     grown = max(0.0, min(documents, slice_documents(documents, size)) / rehearsed.documents - 1)
     memory = workers * (rehearsed.memory + CACHE_BYTES + round(grown * rehearsed.gathered))
     if "deduplicate" in seconds:
-        pairs = min(
-            times**2 * rehearsed.unlike, documents * MOST_OFFERED * config.deduplicate.banding[0]
-        )
-        seconds["deduplicate"] += pairs * COMPARISON_SECONDS / workers
+        seconds["deduplicate"] += _crowded(rehearsed, times) / workers
+        keys = counted["members"] / rehearsed.documents * rehearsed.bytes
+        memory += round(8 * max(0, min(MOST_REMEMBERED, times * keys) - keys))
         memory += DOCUMENT_BYTES * documents
     return Promise(
         documents,
@@ -220,6 +220,27 @@ def promise(
         memory,
         {name: times * size_of_stage for name, size_of_stage in rehearsed.disk.items()},
     )
+
+
+def _crowded(rehearsed: "Rehearsed", times: float) -> float:
+    """Seconds by which comparing documents takes longer than in proportion to them, if there are so
+    many times those of the sample.
+
+    Buckets grow with the corpus until they are full, and so does what each offers. Texts are
+    compared as often as in the two rehearsals, by a power of the documents, and each with so many
+    at most.
+    """
+    from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED, MOST_OFFERED
+
+    (fewer, _, few), (many, _, counted) = rehearsed.took
+    offers = OFFER_SECONDS * counted["offered"]
+    pairs = counted["compared"]
+    full = min(times, max(1.0, MOST_OFFERED / max(1, counted["largest"])))
+    more = (offers + COMPARISON_SECONDS * counted["unlike"]) * (full * (2 * times - full) - times)
+    power = math.log((1 + pairs) / (1 + few["compared"])) / math.log(max(2.0, many / fewer))
+    most = min(times ** min(2.0, power) * pairs, MOST_COMPARED * times * counted["members"])
+    each = (counted["seconds"] - offers) / max(1, pairs)
+    return more + max(0.0, each * (most - times * pairs))
 
 
 def forecast(config: DataConfig) -> None:
@@ -248,21 +269,20 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of a build of a sample."""
+    """Measured cost of building a sample: time, memory, disk, and the pairs that deduplication
+    compares in vain."""
 
     documents: int
     bytes: int
-    took: list[tuple[int, dict[str, float]]]
-    """Number of documents and processor seconds by stage, for a small build and for the build of
-    the sample."""
+    took: list[tuple[int, dict[str, float], dict[str, float]]]
+    """Documents, processor seconds by stage, and what the comparison of documents counted, of a
+    small build and of that of the sample."""
     disk: dict[str, int]
     """Bytes on disk while the work lasts, by stage."""
     gathered: int
     """Bytes of the sample's slices, which are held in memory."""
     memory: int
     """Peak bytes of the process that built the sample."""
-    unlike: int
-    """Pairs of documents in one bucket that are not alike."""
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
@@ -284,7 +304,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
 
         # The first build only prepares this process, and its time is dropped. The second, as small,
         # gives the cost of a start, and the third the cost of the documents.
-        took = list[tuple[int, dict[str, float]]]()
+        took = list[tuple[int, dict[str, float], dict[str, float]]]()
         for number, size in enumerate(
             (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
         ):
@@ -323,11 +343,15 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             busy = time.process_time() - busy
             share = busy / (time.monotonic() - clock)
             seconds = {stage.name: share * stage.seconds for stage in pipeline.ledger.stages}
-            took.append((documents, seconds | {REST: busy - sum(seconds.values())}))
-        unlike = sum(read_json(path)["counts"]["unlike"] for path in work.glob(f"link/*/{MARKER}"))
+            counted = defaultdict[str, float](float)
+            for path in chain(work.glob(f"link/*/{MARKER}"), work.glob(f"resolve/*/{MARKER}")):
+                for what, count in read_json(path)["counts"].items():
+                    counted[what] = max(count, counted[what] + count * (what != "largest"))
+            counted["seconds"] *= share
+            took.append((documents, seconds | {REST: busy - sum(seconds.values())}, counted))
         peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
         return Rehearsed(
-            documents, sample_file.stat().st_size, took[1:], dict(disk), gathered, peak, unlike
+            documents, sample_file.stat().st_size, took[1:], dict(disk), gathered, peak
         )
 
 

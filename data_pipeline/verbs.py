@@ -9,7 +9,7 @@ from pathlib import Path
 def stage_verbs() -> dict[str, str]:
     """Return the first sentence of each stage's docstring by its verb, in order of the file
     names."""
-    verbs: dict[str, str] = {}
+    verbs = {}
     for path in sorted((Path(__file__).parent / "stages").glob("[a-z]*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and (verb := _constants(node).get("verb")):

@@ -575,7 +575,8 @@ COUNTED = (
 
 
 class RunConfig(Config):
-    """One training run."""
+    """Configuration of one training run: its name, model, training, parallel layout, data and
+    records."""
 
     other_names: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("lr", "max_lr"), "train.learning_rate"),

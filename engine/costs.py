@@ -13,7 +13,8 @@ from mlm_repro.engine.pipeline.schedule import peaks_in_flight
 
 
 class ParameterBytes(NamedTuple):
-    """Bytes that training holds per parameter, by kind."""
+    """Bytes per parameter that training in one precision holds: weight, gradient, Adam's moments
+    and the fp32 master copy."""
 
     weight: int
     """Bytes of a weight in the forward pass, and of an activation's element."""
@@ -48,7 +49,8 @@ class RankMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Sum of state, activations and copy."""
+        """Bytes in total: state, activations, and the copy of the state that a checkpoint is
+        written from."""
         return self.state + self.activations + self.copied
 
 

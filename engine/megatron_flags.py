@@ -110,7 +110,8 @@ def read_script(text: str) -> list[str]:
 
 
 def from_megatron(words: Sequence[str]) -> Translation:
-    """Return the configuration that Megatron-LM would train with these arguments.
+    """Return the configuration that Megatron-LM would train with these arguments, with the flags
+    that did not become settings.
 
     Raises BadInput for an invalid value, a missing flag, and flags of another model or another
     training.
@@ -338,7 +339,7 @@ def to_megatron(config: RunConfig) -> MegatronFlags:
     if parallel.recompute == "full":
         flags["recompute-method"] = "uniform"
     flags |= {"tensorboard-dir": config.name} if config.record.loggers else {}
-    words = list[str]()
+    words = []
     for name, value in flags.items():
         words += [f"--{name}", value]
     if train.rampup_batch_size:
@@ -389,8 +390,8 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
     """Return each flag's values by its current name; a repeated flag overrides. Raises BadInput for
     a word before the first flag."""
-    flags: dict[str, list[str]] = {}
-    values: list[str] = []
+    flags = {}
+    values = []
     for word in words:
         if match := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word):
             name = match[1].replace("_", "-")

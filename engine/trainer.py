@@ -30,6 +30,7 @@ from mlm_repro.engine.optim.precision import LossScaler
 from mlm_repro.engine.optim.schedule import clock, learning_rate
 from mlm_repro.engine.parallel.mesh import ParallelMesh
 from mlm_repro.engine.run.files import (
+    METRICS,
     SUMMARY,
     Memory,
     Step,
@@ -40,6 +41,7 @@ from mlm_repro.engine.run.files import (
 from mlm_repro.engine.run.loggers import Start, writing_metrics
 from mlm_repro.engine.run.resolved import ResolvedRun
 from mlm_repro.engine.step import NotFinite, build_step
+from mlm_repro.lineage.atomic import sync
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints, resolve_checkpoint
 from mlm_repro.lineage.errors import Diverged, Interrupted
 from mlm_repro.lineage.files import write_document
@@ -85,8 +87,7 @@ class Trainer:
         """Validations so far, on the first rank."""
         self.stop_requested = False
         self.saved = time.monotonic()
-        self.is_save_due = False
-        self.is_ready = False
+        self.is_save_due = self.is_ready = False
 
     def prepare(self) -> None:
         """Rehearse an iteration, then load the checkpoint that the run resumes or starts from.
@@ -116,8 +117,9 @@ class Trainer:
         self.inputs.streams.discard()
 
     def _resume(self) -> None:
-        """Load the run's newest checkpoint, else the one that it starts from, if any: weights,
-        optimizer, memory, loss scale and recent losses."""
+        """Set `self.state` and load weights, optimizer, memory, loss scale and recent losses from
+        the run's newest checkpoint, else from the one that it starts from. Without either, the run
+        begins at iteration 0."""
         run = self.run
         own = (self.model.parameters, self.step.optimizer)
         self.state = checkpoint.resume(
@@ -157,10 +159,12 @@ class Trainer:
         first = self.state.iteration
         # Earlier sessions count, because the summary states the time of the whole training.
         begun = time.monotonic() - self.state.seconds
-        name = self.config.name
-        every = self.config.record.log_interval
         progress = Progress(
-            name, train.iterations, "iterations", quiet=not self.mesh.is_first, every=every
+            self.config.name,
+            train.iterations,
+            "iterations",
+            quiet=not self.mesh.is_first,
+            every=self.config.record.log_interval,
         )
         seam = train.continues
         # At its first session a continued run takes over the earlier run's curve; later it has it
@@ -386,6 +390,9 @@ class Trainer:
             precision=self.config.train.precision,
             computed_on=describe_computation(self.mesh.layout, self.mesh.device),
         )
+        if self.mesh.is_first:
+            # A power cut must not leave a checkpoint whose iterations have lost their metrics.
+            sync(self.directory.path / METRICS)
         self.writer.begin(
             self.directory.path, self.config, self.state, self.dataset.tokenizer, probe
         )
@@ -442,7 +449,6 @@ class Trainer:
         speed of all ranks together."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
-        # An fp16 overflow is not among the recent losses, so at first there may be none.
         losses = [loss for loss, _ in self.recent.seen][
             -(self.config.record.log_interval or 20) :
         ] or [line.loss]

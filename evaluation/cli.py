@@ -189,13 +189,9 @@ def compare(
         ),
     ],
     json: Json = None,
-    table: Annotated[
-        Path | None, typer.Option(help="Also write a table of all models, .md or .csv.")
-    ] = None,
 ) -> None:
     """Compare models by their results on the same texts: the paired difference, its 95 % interval
     and its p value."""
-    check_place("--table", table, "| model |")
     check_place("--json", json, '"differences"')
     from mlm_repro.evaluation import compare, tables
 
@@ -208,14 +204,11 @@ def compare(
     for other in others:
         pairs += [(first[name], other[name]) for name in first if name in other]
     differences = [compare.paired_difference(*pair) for pair in pairs]
-    files = [first, *others]
-    rows = compare.rows(files, differences)
-    tables.print_rows(rows)
-    tables.print_remarks(list(chain.from_iterable(file.values() for file in files)))
+    tables.print_rows(compare.rows([first, *others], differences))
+    tables.print_remarks([result for file in (first, *others) for result in file.values()])
     _write(
         json, {"differences": [difference.model_dump(mode="json") for difference in differences]}
     )
-    _write(table, compare.as_text(rows, table.suffix if table else ""))
 
 
 @app.command()
@@ -372,8 +365,12 @@ def list_() -> None:
 
 
 def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -> Place:
-    """Find the checkpoint and start the ranks of the layout. Raises BadInput if `json` exists and
-    is not a result."""
+    """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
+    directory and format.
+
+    Raises the errors of `Place.find`, and BadInput if `json`, the file to write, cannot be written
+    or exists without `mark`, so that it is no result of this command.
+    """
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)
     # Imported before the ranks are forked, so that torch is imported once for all of them.

@@ -5,8 +5,6 @@ example. A window of one tokenizer covers another text than the same window of a
 are never paired across tokenizers.
 """
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -176,13 +174,3 @@ def rows(
             ]
         )
     return table
-
-
-def as_text(rows: Sequence[Sequence[str]], suffix: str) -> str:
-    """Format rows as CSV if the suffix is .csv, otherwise as a Markdown table."""
-    if suffix == ".csv":
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(rows)
-        return file.getvalue()
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"

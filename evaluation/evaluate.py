@@ -64,8 +64,8 @@ def evaluate(
     task is left.
     """
     started = time.monotonic()
-    ready: dict[str, Task] = {}
-    missing: dict[str, DataMissing | NoMemory] = {}
+    ready = {}
+    missing = {}
     evaluated = open_checkpoint(place, settings).within(window)
     for name, make in tasks.items():
         try:

@@ -29,7 +29,8 @@ SPACES = 4
 
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
-    """Return the numbers of an evaluation that its other numbers determine."""
+    """Return the numbers of an evaluation that its other numbers determine, by field of its
+    result."""
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
     share = result.normaliser / result.num_original_tokens
@@ -73,7 +74,8 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
 def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
-    """Return the numbers of an evaluation that its text and the dataset's tokenizer determine.
+    """Return the numbers of an evaluation that its text and the dataset's tokenizer determine, by
+    field of its result.
 
     Raises DataMissing if the text is not on this machine.
     """

@@ -180,7 +180,8 @@ class Claim(Config):
                 else (-math.inf, -math.ulp(0.0))
             )
         value, below, above = float(self.value), *(self._tolerances() if measured else (0.0, 0.0))
-        low, high = min(self.printed.low, value - below), max(self.printed.high, value + above)
+        low = min(self.printed.low, value - below)
+        high = max(self.printed.high, value + above)
         relation = self.relation
         return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
 
@@ -206,7 +207,8 @@ class Claim(Config):
     def _tolerances(self) -> tuple[float, float]:
         """Allowed distance below and above the value, in the claim's unit, beyond which rounding
         may still go."""
-        text, value = self.allowed.tolerance, abs(float(self.value))
+        text = self.allowed.tolerance
+        value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
         if not ends:
             return 0.0, 0.0
@@ -374,7 +376,8 @@ class Expected(Config):
 
 
 class Experiment(Config):
-    """experiment.toml: a published table or figure."""
+    """experiment.toml: a published table or figure, and how its claims are answered here: by
+    arithmetic, simulation, a measurement, a reproduction or trainings."""
 
     name: str
     title: str
@@ -387,9 +390,6 @@ class Experiment(Config):
     """Claims that follow from other claims."""
     reproduction: str = ""
     """Model whose reproduction (`mlm-experiment reproduce`) answers it."""
-    extrapolates: Literal["", "sizes", "tokens"] = ""
-    """Axis over which some of its claims are predicted from the others
-    (`mlm_repro.experiments.forecast.published`)."""
     ablation: Ablation | None = None
     """Trainings that `mlm-experiment ablate` makes for it."""
     measures: str = ""
@@ -406,13 +406,9 @@ class Experiment(Config):
 
     def produces(self, quantity: str) -> bool:
         """True if a run of it gives numbers of this quantity."""
-        return bool(
-            self.reproduction
-            or self.extrapolates
-            or self.ablation
-            or self.measures
-            or self.arithmetic
-        ) or any(quantity in (*part.simulated, *part.computed) for part in self.parts)
+        return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
+            quantity in (*part.simulated, *part.computed) for part in self.parts
+        )
 
 
 @cache
@@ -447,7 +443,7 @@ def every_tolerance() -> tuple[Tolerance, ...]:
 
 
 class Quotation(Config):
-    """Words of a document."""
+    """Words quoted from a document, and where in it they stand."""
 
     words: str
     place: str

@@ -62,24 +62,6 @@ def reproduce(
 
 
 @app.command()
-def ladder(
-    rungs: Annotated[
-        int, typer.Option(min=4, max=11, help="Number of sizes, from the smallest on.")
-    ] = 6,
-    data: Annotated[Path, typer.Option(help="Data recipe: a shipped one or a TOML file.")] = Path(
-        "ladder"
-    ),
-    runs: Runs = Path("runs"),
-    dry_run: DryRun = False,
-) -> None:
-    """Fit a law through models of rising size; the largest one is forecast before its training."""
-    recipe = _recipe(data)
-    from mlm_repro.experiments.forecast.study import climb
-
-    climb(rungs, recipe, runs, dry_run)
-
-
-@app.command()
 def sweep(
     recipe: Annotated[str, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
     vary: Annotated[

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -24,8 +24,6 @@ from mlm_repro.lineage.run import MANIFEST
 
 NOT_RUN = "not_run.json"
 FORECAST = "forecast.json"
-PLAN = "plan.json"
-LADDER = "ladder.json"
 SWEEPS = "sweeps"
 SCORES = "scores.json"
 VERDICTS = "verdicts.json"
@@ -42,11 +40,7 @@ SMOOTHING, DIVERGED = 0.9, 1.1
 """Decay of the moving average of a sweep's losses, and the multiple of the first loss above which
 the sweep counts as diverged."""
 FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
-"""Notes on the records of numbers that a cost model or a law predicts."""
-
-Exponent = Annotated[float, Field(gt=0, le=10)]
-SignedExponent = Annotated[float, Field(ge=-10, le=10)]
-Count = Annotated[int, Field(ge=1, le=10**15)]
+"""Notes on the records of simulated numbers."""
 
 
 class KeptRun(FileSchema):
@@ -183,7 +177,7 @@ class RateSweep(FileSchema):
         """Return the rate at the lowest smoothed loss before divergence; None if the loss never
         fell below its start."""
         average = 0.0
-        smoothed = list[float]()
+        smoothed = []
         for count, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
             smoothed.append(average / (1 - SMOOTHING**count))  # without the bias of the start
@@ -226,7 +220,7 @@ class Comparison(FileSchema):
 
 
 class TextScore(FileSchema):
-    """A model's score on a text."""
+    """A model's bits per byte on a text, with the loss and the number of words of each article."""
 
     bits_per_byte: Finite
     nll: list[Finite]
@@ -304,11 +298,8 @@ class EffectForecast(FileSchema):
 
     @property
     def made_of(self) -> dict[str, str]:
-        """Digests of the trials that did not diverge."""
+        """Digests of the trials that did not diverge, by name."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
-
-    def __str__(self) -> str:
-        return f"the claimed effects, with the rates {self.rates}"
 
 
 class VerdictScore(FileSchema):
@@ -317,169 +308,3 @@ class VerdictScore(FileSchema):
 
     sentence: str
     """The score in words."""
-
-
-class RungPlan(FileSchema):
-    """One size of model."""
-
-    layers: Count
-    width: Count
-    heads: Count
-    parameters: Count
-    """All parameters: the N of the law."""
-    inner_parameters: Count
-    """Parameters without the embeddings."""
-
-
-class LadderPlan(FileSchema):
-    """plan.json: the sizes and the length of a ladder."""
-
-    cores: Count
-    rungs: list[RungPlan] = Field(min_length=4)
-    """Sizes, smallest first."""
-    iterations: Count
-    batch_size: Count
-    seq_length: Count
-    epochs: Finite
-    """Passes over the training text."""
-    seeds: list[int]
-    """Seeds of all rungs but the largest, whose seed the forecast gives."""
-    rates: list[Positive]
-    """Learning rates that every rung is tried at."""
-    search_iterations: Count
-    """Length of each trial."""
-
-    @property
-    def tokens(self) -> int:
-        """Training tokens of each rung."""
-        return self.iterations * self.batch_size * self.seq_length
-
-
-class Law(FileSchema):
-    """loss(N, D) = irreducible + by_size · n^-size_exponent + by_data · n^interaction · (D /
-    tokens)^-data_exponent.
-
-    n is N / parameters; losses are in nats per token.
-    """
-
-    irreducible: Finite
-    by_size: Positive
-    """Loss due to the size of a model with this many `parameters`."""
-    parameters: Positive
-    size_exponent: Exponent
-    by_data: Positive
-    """Loss due to the length of a training on this many `tokens`, at that size."""
-    interaction: SignedExponent = 0.0
-    """Exponent of size in the gain from a longer training."""
-    tokens: Positive
-    data_exponent: Exponent
-
-    def loss(self, parameters: float, tokens: float) -> float:
-        """Loss of a model of this size after this many tokens."""
-        size = parameters / self.parameters
-        by_data = (
-            self.by_data * size**self.interaction * (tokens / self.tokens) ** -self.data_exponent
-        )
-        return float(self.irreducible + self.by_size * size**-self.size_exponent + by_data)
-
-
-class RateLaw(FileSchema):
-    """rate(N, D) = rate · (N / parameters)^-size_exponent · (D / tokens)^-length_exponent."""
-
-    rate: Positive
-    """Learning rate of a model with this many `parameters` that is trained on this many
-    `tokens`."""
-    parameters: Positive
-    size_exponent: SignedExponent
-    tokens: Positive
-    length_exponent: Exponent
-
-    def at(self, parameters: float, tokens: float) -> float:
-        """Return the learning rate for a number of parameters and of training tokens, to three
-        digits."""
-        by_size = (parameters / self.parameters) ** -self.size_exponent
-        return float(f"{self.rate * by_size * (tokens / self.tokens) ** -self.length_exponent:.3g}")
-
-    def __str__(self) -> str:
-        return (
-            f"learning rate = {self.rate:.3g} · (N /"
-            f" {self.parameters:,.0f})^-{self.size_exponent:.3f} · (tokens /"
-            f" {self.tokens:,.0f})^-{self.length_exponent:g}"
-        )
-
-
-class Foreseen(FileSchema):
-    """A point of a forecast curve with its 90 % interval."""
-
-    tokens: Count
-    loss: Finite
-    low: Finite
-    high: Finite
-
-    @model_validator(mode="after")
-    def _check_order(self) -> Self:
-        if not self.low <= self.loss <= self.high:
-            raise ValueError(
-                f"a loss of {self.loss} is not in its interval from {self.low} to {self.high}"
-            )
-        return self
-
-
-class Forecast(FileSchema):
-    """forecast.json of a ladder: the largest rung's curve, written before it is trained."""
-
-    law: Law
-    misfit: Finite
-    """Largest relative error of the law at the end of a rung's training."""
-    rung: RungPlan
-    curve: list[Foreseen] = Field(min_length=1)
-    """Points in order; the last is the end of training."""
-    made_of: dict[str, str]
-    """Digests of the trainings that the law was fitted to, by name."""
-    left_out: dict[str, str] = Field(default_factory=dict)
-    """Trainings that the fit leaves out, with the reason."""
-
-    def __str__(self) -> str:
-        end = self.curve[-1]
-        return f"the largest rung: {end.loss:.4f} nats ({end.low:.4f} to {end.high:.4f})"
-
-
-class LadderRun(FileSchema):
-    """A finished training of a ladder."""
-
-    name: str
-    rung: int
-    """Index of the rung; 0 is the smallest."""
-    seed: int
-    learning_rate: Positive
-    curve: list[tuple[int, Finite]] = Field(min_length=1)
-    """Tokens, and the loss in nats per token on a part of the validation text."""
-    bits_per_byte: Finite
-    """Bits per byte of the whole validation text at the end."""
-
-    @property
-    def loss(self) -> float:
-        """Loss at the end of the curve."""
-        return self.curve[-1][1]
-
-
-class LadderScores(FileSchema):
-    """A line of evaluations.jsonl of a ladder: the scores of one model."""
-
-    name: str
-    """Name of its training."""
-    texts: dict[str, TextScore]
-
-
-class LadderResult(FileSchema):
-    """ladder.json: the outcome of a ladder."""
-
-    runs: list[LadderRun]
-    verdict: Literal["HIT", "MISS"]
-    """HIT if the largest rung's final loss lies in the sealed interval."""
-    bits_per_byte: dict[str, list[Finite]]
-    """Bits per byte by text and rung, for the first seed."""
-    comparisons: list[Comparison]
-    rates: RateLaw
-    """Law of the learning rates."""
-    sentence: str

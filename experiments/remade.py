@@ -2,15 +2,19 @@
 what they were made of. Imports no torch."""
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
 from pydantic import BaseModel
 
-from mlm_repro.data_pipeline.files import DATASET, LEDGER, DataCard, Ledger, named_datasets
+from mlm_repro.data_pipeline.files import (
+    DATASET,
+    LEDGER,
+    DataCard,
+    Ledger,
+    named_datasets,
+)
 from mlm_repro.data_pipeline.remade import counted
 from mlm_repro.engine.run.files import SUMMARY, TrainingSummary, validations_in
 from mlm_repro.engine.run.remade import ending, recipe_of
@@ -23,17 +27,13 @@ from mlm_repro.experiments.files import (
     EXPERIMENTS,
     FORECAST,
     NOT_RUN,
-    PLAN,
     RUNS,
     SCORES,
-    LadderResult,
     ReproductionScores,
     read_evaluations,
     read_runs,
 )
-from mlm_repro.experiments.files import LADDER as LADDER_RESULT
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.ladder import derive, read_scores
 from mlm_repro.experiments.forecast.trainings import kept
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
@@ -48,12 +48,18 @@ from mlm_repro.experiments.reproduce.reproduction import (
     shape_of,
 )
 from mlm_repro.experiments.reproduce.steps import evaluation_name
-from mlm_repro.experiments.sealed import digest_of_numbers
+from mlm_repro.experiments.sealed import SCHEMA, digest_of_numbers
 from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.chain import broken_manifest
-from mlm_repro.lineage.digest import MARKER, is_sealed, sealed_files, sha256_file, sha256_json
+from mlm_repro.lineage.digest import (
+    MARKER,
+    is_sealed,
+    sealed_files,
+    sha256_file,
+    sha256_json,
+)
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.files import (
     Absent,
@@ -75,7 +81,9 @@ from mlm_repro.lineage.shipped import model_file
 
 def models(run: Path) -> Comparisons:
     """Check that the summary describes the models that the manifest asks for."""
-    summary, config, started = _summary(run), _manifest(run).config, _manifest(run).environment
+    summary = _summary(run)
+    config = _manifest(run).config
+    started = _manifest(run).environment
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
@@ -111,13 +119,15 @@ def models(run: Path) -> Comparisons:
 def evaluations(run: Path) -> Comparisons:
     """Check the checkpoint, the kind and the derived numbers of every evaluation."""
     kind = "scaled" if _summary(run).mode == "scaled" else "measured"
-    results, lines = results_of(run, _summary(run)), read_evaluations(run)
+    results = results_of(run, _summary(run))
+    lines = read_evaluations(run)
     yield Remade(EVALUATIONS, sorted(lines), sorted(results))
     tokenizer = read_document(run / DATASET, DataCard).tokenizer.digest
     for model in _summary(run).models:
         for task, of in RESULTS.items():
             name = evaluation_name(model.name, task)
-            result, where = results[name], f"{EVALUATIONS}: {name}"
+            result = results[name]
+            where = f"{EVALUATIONS}: {name}"
             yield from misread(lines[name], of, where)
             facts = {
                 "kind": kind,
@@ -134,8 +144,10 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Count what the text and the tokenizer give, and the answers that are kept."""
-    training, config = training_place(model.run, run.parent), _manifest(run).config
+    """Compare an evaluation's counts with those that its text and tokenizer give, if both are on
+    this machine, and its number of right answers with the kept answers."""
+    training = training_place(model.run, run.parent)
+    config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
     if is_sealed(training) and (
         places := [each.place for each in named_datasets(training) if each.is_here]
@@ -151,6 +163,7 @@ def _counted_again(
         yield Absent(f"text and tokenizer of {where}")
     if not isinstance(result, ClozeResult) or result.examples:
         return
+    yield Absent(f"the losses behind the perplexity in {where.partition(': ')[2]}.json", ever=False)
     path = run / "examples.jsonl"  # of a reproduction of an earlier version
     about, *shown = (
         [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
@@ -166,11 +179,14 @@ def _counted_again(
 
 
 def records(run: Path) -> Comparisons:
-    """Compute scores and records again; claims may be worded differently by now."""
+    """Compute scores and records again and compare them with the run's files. The published claims'
+    wording is not compared. If the run keeps no metrics, records along a curve are reported as
+    absent."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
         yield Remade(SCORES, scores, derived_scores(RunDirectory(run), summary))
+        yield from misread(read_values(run / SCORES), ReproductionScores, SCORES)
     actual = read_records(run / RECORDS)
     if not read_runs(run):
         yield Absent(f"the metrics behind {RECORDS}")
@@ -214,23 +230,25 @@ def _summary(run: Path) -> ReproductionSummary:
 
 def trainings(run: Path) -> Comparisons:
     """Compare the summary and the kept curves with the training run of every model."""
-    summary, parents = _summary(run), _manifest(run).parents
-    models, runs = {model.run.rpartition("-")[0]: model for model in summary.models}, read_runs(run)
+    summary = _summary(run)
+    parents = _manifest(run).parents
+    models = {model.run.rpartition("-")[0]: model for model in summary.models}
+    runs = read_runs(run)
     yield Remade(f"{MANIFEST}: parents", sorted(parents), sorted({"dataset", *models}))
     for name, model in models.items():
-        place, copy = training_place(model.run, run.parent), runs.get(model.name)
+        place = training_place(model.run, run.parent)
+        copy = runs.get(model.name)
         yield Parent(place, name)
         if copy:
             copy.check_seal()
             done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
             yield from ending(done, validations_in(copy.metrics), model.name)
         if not is_sealed(place):
+            yield Absent(f"the training and the data of {SUMMARY}, {RUNS}, {DATASET} and {LEDGER}")
             continue
         training = RunDirectory(place)
-        made, again = (
-            reproduced_model(read_run_config(model_file(model.series)), training),
-            keep_training(training),
-        )
+        made = reproduced_model(read_run_config(model_file(model.series)), training)
+        again = keep_training(training)
         yield Remade(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
         yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(recipe_of(place)))
         if copy and copy.manifest is None:  # of the first release
@@ -259,22 +277,27 @@ def study(run: Path) -> Comparisons:
     """Compare the records of each run that a study of experiments keeps with what that run was
     sealed with."""
     load_results([run])
-    records, due = read_records(run / RECORDS), {}
+    records = read_records(run / RECORDS)
+    due = {}
     for name, kept_run in read_runs(run).items():
         due[name] = kept_run.manifest and kept_run.manifest["identity"]
         manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
         yield from broken_manifest(name, manifest.to_json())
+        if kept_run.seal is None:
+            yield f"{name} was kept without its seal"
         own = [record for record in records if record.source == name]
         kept_run.check_seal({RECORDS: records_bytes(own)})
         yield from _begun_with(run, manifest, own, kept_run.refused or [])
     yield Remade(f"{MANIFEST}: runs", _manifest(run).config["runs"], due, f"{RUNS} gives")
+    yield Remade(f"{RUNS}: order", [*due], sorted(due))
     yield from _numbers_again(run)
 
 
 def _begun_with(
     run: Path, manifest: Manifest, records: Sequence[Record], refused: object
 ) -> Comparisons:
-    name, config = f"{manifest.name}-{manifest.identity[:8]}", manifest.config
+    name = f"{manifest.name}-{manifest.identity[:8]}"
+    config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
         yield f"{RECORDS} of {run.name} has records of another run"
@@ -282,13 +305,14 @@ def _begun_with(
         yield Absent(f"the digest of the records of {name}")
     elif (digest_of_numbers(records), sha256_json(refused)) != (
         config["records"],
-        config["refused"],
+        config.get("refused", sha256_json([])),
     ):
         yield f"{RECORDS} of {run.name} does not have the numbers that {name} was begun with"
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Compare the records with those that are made again."""
+    """Compute the records of every simulated experiment again and compare them with the stored
+    ones. Measured ones are reported as absent."""
     for part in parts_of(run):
         experiment = load_experiments().get(part.manifest["config"]["experiment"]["name"])
         made = (
@@ -301,33 +325,19 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """The records of an experiment in that mode; None where this machine would have to measure
-    them."""
+    """Return an experiment's records, computed again, if `mode` is "simulate"; else None, because
+    this machine would have to measure them."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Values of records by all that tells them apart."""
+    """Return the values of records, by a text of series, quantity, kind and x."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
-def ladder(run: Path) -> Comparisons:
-    """Derive result and records again from the kept trainings, whose scores are of one text."""
-    sizes: dict[str, list[float]] = defaultdict(list)
-    for scores in read_scores(run).values():
-        for text, score in scores.texts.items():
-            sizes[text].append(sum(score.nll) / score.bits_per_byte / sum(score.words))
-    for text, bytes_of in sizes.items():
-        if not np.allclose(bytes_of, bytes_of[0], rtol=1e-4):
-            yield f"the bits per byte of {text} in {run.name} are not of the losses beside them"
-    result, derived = derive(run)
-    yield Remade(LADDER_RESULT, read_document(run / LADDER_RESULT, LadderResult), result)
-    yield Remade(RECORDS, read_records(run / RECORDS), derived)
-    yield from _kept_trainings(run)
-
-
 def ablation(run: Path) -> Comparisons:
-    """Derive the records again from the kept trainings, whose seeds follow from the forecast."""
+    """Derive an ablation's records again from its kept trainings, and compare the kept trainings
+    with their runs. Raises IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     yield from _kept_trainings(run)
 
@@ -367,6 +377,7 @@ KINDS = {
         r"not_run\.json",
         lambda config: f"{_experiment(config)}(-measured)?",
         settings=_settings("experiment", Experiment),
+        schema=SCHEMA,
         made=(numbers,),
     ),
     EXPERIMENTS: Kind(
@@ -382,13 +393,8 @@ KINDS = {
         rf"sweeps/{NAME}\.json",
         lambda config: f"{_experiment(config)}-effects",
         settings=_settings(ABLATION, Ablation),
+        free=(f"{RUNS} *.metrics",),
         made=(ablation,),
-    ),
-    "ladder": Kind(
-        {DATASET: DataCard, **dict.fromkeys((PLAN, FORECAST, LADDER_RESULT, RUNS, RECORDS))},
-        r"evaluations\.jsonl|report/ladder\.\w+",
-        lambda config: "ladder",
-        made=(ladder,),
     ),
     "reproduction": Kind(
         {DATASET: DataCard, LEDGER: Ledger, RECORDS: None, SUMMARY: ReproductionSummary},
@@ -404,10 +410,15 @@ KINDS = {
             "*evaluations* *checked",
             "*evaluations* *window",
             "*evaluations* *megatron",
+            "*evaluations* *protocol",
+            "*evaluations* *stride",
+            "*evaluations* *note",
+            "the order of an evaluation's examples",
             "*examples.jsonl",
             "*timeline",
             "summary.json reason",
             "summary.json commands",
+            "summary.json *.matrix_gflops",
             "records.jsonl *.note",
             "records.jsonl *.source",
         ),

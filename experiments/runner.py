@@ -1,5 +1,5 @@
-"""Runs an experiment and writes its numbers, each with its kind, into a sealed run directory.
-Imports no torch."""
+"""Runs an experiment: prints its numbers, each with its kind, and seals the measured ones. Imports
+no torch."""
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -18,30 +18,9 @@ from mlm_repro.lineage.progress import announce, is_quiet
 from mlm_repro.lineage.run import RunDirectory
 
 
-def run_experiment(experiment: Experiment, runs: Path) -> tuple[RunDirectory, int, int]:
-    """Simulate and compute every number that the experiment names, and seal them as a run.
-
-    Returns the run, the number of its numbers and the number of rows that could not run. A complete
-    run with the same numbers is returned as it is.
-    """
-    worked = work_out(experiment)
-    numbers = [
-        computed.record.model_dump(exclude={"source", "digest"}) for computed in worked.numbers
-    ]
-    simulated = {
-        "clusters": {
-            name: cluster.model_dump(mode="json") for name, cluster in worked.clusters.items()
-        }
-    }
-    run, _ = seal_numbers(
-        experiment, "", numbers, runs, simulated=simulated, refused=worked.refused
-    )
-    return run, len(numbers), len(worked.refused)
-
-
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
     """Simulate, compute and measure everything in the experiments that this machine can, and print
-    the numbers.
+    the numbers. Measured numbers become a sealed run.
 
     Several experiments are gathered into one study, which skips those that train models or score
     released weights.
@@ -77,11 +56,14 @@ def _runs_of(
     elif experiment.ablation:
         raise BadInput(f"{experiment.name} is about models trained here: {_left_out(experiment)}")
     else:
-        if experiment.parts or experiment.extrapolates or experiment.arithmetic:
-            run, numbers, refused = run_experiment(experiment, runs)
-            what = "simulated or computed, not measured"
-            print(f"{experiment.name}: {numbers} numbers {what}; {refused} rows cannot run")
-            yield run
+        if experiment.parts or experiment.arithmetic:
+            worked = work_out(experiment)
+            print(
+                f"{experiment.name}: {len(worked.numbers)} numbers simulated or computed, not"
+                f" measured; {len(worked.refused)} rows cannot run"
+            )
+            if not several:
+                print(format_records(each.record for each in worked.numbers))
         if experiment.measures:
             yield from _measured(experiment, runs, limit, several)
 

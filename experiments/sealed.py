@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.files import EXPERIMENTS, NOT_RUN, KeptRun, write_runs
-from mlm_repro.lineage.atomic import JSON, write_json
+from mlm_repro.experiments.files import EXPERIMENTS, KeptRun, write_runs
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_json
-from mlm_repro.lineage.files import read_values
 from mlm_repro.lineage.numbers import aligned, show
 from mlm_repro.lineage.records import RECORDS, Kind, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
+SCHEMA = 2
+"""Version of the configuration of an experiment's run; version 1 had curves predicted from other
+curves, `extrapolates`, and digests of rows that could not run, `refused`."""
 Line = JSON
 """Fields of a record as a measurement gives them; the experiment and the run are added when it is
 sealed."""
@@ -30,36 +32,25 @@ def lines(
 
 
 def seal_numbers(
-    experiment: Experiment,
-    ending: str,
-    numbers: Sequence[Line],
-    runs: Path,
-    simulated: JSON | None = None,
-    refused: Sequence[Line] = (),
+    experiment: Experiment, ending: str, numbers: Sequence[Line], runs: Path
 ) -> tuple[RunDirectory, list[Record]]:
     """Write the numbers as records into a sealed run of the experiment; return the run and its
     records.
 
     `ending` is appended to the run's name. A complete run with the same numbers is returned as it
-    is. The run's mode is "simulate" if `simulated` states what the numbers were simulated with,
-    else "measure" if any number is measured or counted, else "scaled". A simulated run also lists
-    the `refused` rows with their reasons.
+    is. The run's mode is "measure" if any number is measured or counted, else "scaled".
     """
     about: Line = {"experiment": experiment.name, "source": ""}
     records = [Record(**about | line) for line in numbers]
-    measured = (
-        "measure" if any(record.kind in ("measured", "counted") for record in records) else "scaled"
-    )
+    is_measured = any(record.kind in ("measured", "counted") for record in records)
     facts: JSON = {
-        "mode": measured if simulated is None else "simulate",
-        **(simulated or {}),
+        "mode": "measure" if is_measured else "scaled",
         "records": digest_of_numbers(records),
-        "refused": sha256_json(list(refused)),
     }
     name = f"experiment-{experiment.name.replace('/', '-')}{ending}"
     config = facts | {"experiment": experiment.model_dump(mode="json")}
     settings = facts | {"experiment": experiment.model_dump(mode="json", exclude_defaults=True)}
-    run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings)
+    run = RunDirectory.begin(runs, name, "experiment", config, {}, settings=settings, schema=SCHEMA)
     # A record names its run only now: the run's name depends on the numbers.
     origin = {"source": run.path.name, "digest": sha256_json(config)}
     records = [record.model_copy(update=origin) for record in records]
@@ -67,8 +58,6 @@ def seal_numbers(
         run.link()
     else:
         write_records(run.path / RECORDS, records)
-        if simulated is not None:
-            write_json(run.path / NOT_RUN, list(refused))
         run.complete()
     return run, records
 
@@ -84,7 +73,7 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     if study.is_complete:
         study.link()
         return study
-    write_runs(study.path, {run.path.name: _kept(run.path) for run in made}.values())
+    write_runs(study.path, {run.path.name: KeptRun.of(run.path) for run in made}.values())
     in_order = sorted(made, key=lambda run: run.path.name)
     write_records(
         study.path / RECORDS,
@@ -92,11 +81,6 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     )
     study.complete()
     return study
-
-
-def _kept(run: Path) -> KeptRun:
-    refused = {"refused": read_values(run / NOT_RUN)} if (run / NOT_RUN).is_file() else {}
-    return KeptRun.of(run, **refused)
 
 
 def digest_of_numbers(records: Iterable[Record]) -> str:

@@ -39,7 +39,7 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 
     Raises BadInput for a text without values or a key that is named twice.
     """
-    axes: dict[str, list[str]] = {}
+    axes = {}
     for text in vary:
         key, _, values = text.partition("=")
         if not values or key in axes:
@@ -65,7 +65,7 @@ def sweep(
     for _, run in trainings:
         run.check_validation()
     directories = {words: run.directory(runs) for words, run in trainings}
-    diverged = set[tuple[str, ...]]()
+    diverged = set()
     for words, directory in [*directories.items()][part[0] - 1 :: part[1]]:
         if not directory.is_complete:
             try:

@@ -26,7 +26,7 @@ from mlm_repro.experiments.catalogue import (
 )
 from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
 from mlm_repro.experiments.ranges import Range, as_range
-from mlm_repro.experiments.worked_out import UNCHANGED, Worked, WorkedOut, worked_out
+from mlm_repro.experiments.worked_out import Worked, WorkedOut, worked_out
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, parse_document
@@ -67,10 +67,11 @@ Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
 SCALES: dict[Scale, str] = {
     "same": "measured or counted as published",
     "reduced": "small models over several seeds, which say nothing final of the published size",
-    "simulated": "by a model or law that has not seen it",
+    "simulated": "by a cost model that has not seen it",
     "arithmetic": "from the documents' own numbers",
 }
 """How a claim was tried."""
+COST_MODEL = "the cost model"
 WORDS: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "not-tried")
 """The outcomes as tables show them. Beside predicted stands of how many."""
 EXHIBIT = re.compile(r"(.* )?([Tt]able|Figure|curve).*")
@@ -80,7 +81,8 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and what was found."""
+    """A published claim, the outcome of checking it here, and the record and reason behind that
+    outcome."""
 
     experiment: str
     """Empty where none runs the claim."""
@@ -103,8 +105,8 @@ class Verdict:
 
     @property
     def fact(self) -> str:
-        """The same for verdicts that hold or fail together: on one workload or curve, one sentence
-        or one exhibit."""
+        """The same for verdicts that hold or fail together: on one workload, one sentence or one
+        exhibit."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
         return (
@@ -121,7 +123,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """The records of several runs."""
+    """Records of several runs, with the runs that were left out and the findings of ablations."""
 
     records: tuple[Record, ...]
     """Newest run first."""
@@ -132,11 +134,12 @@ class Results:
 
 
 def load_results(folders: Iterable[Path]) -> Results:
-    """Records of the sealed runs that stand in `folders`, or are one of them.
+    """Return the records of the sealed runs that are in `folders`, or are one of them, with the
+    unfinished runs and the ablations' findings.
 
-    Raises IntegrityFailure where a sealed file was changed, a run holds a kind of number that it
-    cannot have made or an ablation's forecast is not that of its trainings, BadInput where a folder
-    is not there.
+    Raises IntegrityFailure if a sealed file was changed, a run has a kind of number that it cannot
+    have made, or an ablation's records or forecast disagree with its trainings; BadInput if a
+    folder does not exist.
     """
     parts: list[RunNumbers] = []
     left_out = []
@@ -146,7 +149,7 @@ def load_results(folders: Iterable[Path]) -> Results:
         else:
             check_seal(path)
             parts += parts_of(path)
-    records: list[Record] = []
+    records = []
     findings: dict[str, Finding] = {}
     for path, manifest, own in sorted(
         parts, key=lambda part: str(part.manifest["created"]), reverse=True
@@ -278,7 +281,8 @@ def named(outcome: str) -> str:
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
     """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of
     `WORDS`."""
-    every, rows = list(verdicts), []
+    every = list(verdicts)
+    rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
         for scale in (*SCALES, ""):
             mine = [
@@ -294,7 +298,8 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """Facts and rows of an outcome; of predictions so many of all."""
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
-    facts, rows = len({verdict.fact for verdict in mine}), len(mine)
+    facts = len({verdict.fact for verdict in mine})
+    rows = len(mine)
     if outcome != "predicted":
         return f"{facts} ({rows})" if rows else ""
     tried = [verdict for verdict in verdicts if verdict.outcome in ("predicted", "missed")]
@@ -329,7 +334,8 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
         "Facts come first, rows in brackets: rows of one fact hold or fail together.",
         f"{'; '.join(f'{scale}: {meaning}' for scale, meaning in SCALES.items())}.".capitalize(),
     ]
-    said += [each.sentence for each in skills(verdicts)]
+    if skill := skills(verdicts):
+        said.append(skill_sentence(skill))
     if counts["fitted"]:
         said.append(f"{counts['fitted']} rows were seen by a fit and have no verdict.")
     if counts["undecided"]:
@@ -355,9 +361,8 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 class Skill(NamedTuple):
-    """How predictions that no fit has seen did, each counted once."""
+    """How one rule predicts the numbers that no fit has seen, each counted once."""
 
-    name: str
     tried: int
     inside: int
     """Published numbers inside the interval."""
@@ -369,58 +374,46 @@ class Skill(NamedTuple):
     better; 0 without intervals."""
 
 
-class Skills(NamedTuple):
-    """Predictions of one kind beside simpler rules."""
-
-    ours: Skill
-    baselines: tuple[Skill, ...]
-
-    @property
-    def sentence(self) -> str:
-        """The comparison in words."""
-        of = self.ours
-        beside = "; ".join(
-            f"{each.name} {each.inside}, {each.error:.0f} %, {each.score:.0f}"
-            for each in self.baselines
-        )
-        return (
-            f"Of {of.tried} numbers that {of.name} predicts unseen, {of.inside} lie in its 90 %"
-            f" interval; mean error {of.error:.1f} %, interval score {of.score:.0f} ({beside})."
-        )
-
-
-def skills(verdicts: Iterable[Verdict]) -> list[Skills]:
-    """The predictions that have the same baselines."""
-    kinds: dict[tuple[str, ...], dict[Any, Verdict]] = defaultdict(dict)
+def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
+    """The skill of the cost model and of each simpler rule, by name; empty without a prediction
+    that has baselines."""
+    facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:
-            point = verdict.claim.x if UNCHANGED in verdict.baselines else None
-            kinds[tuple(verdict.baselines)].setdefault((verdict.fact, point), verdict)
-    names = {True: "a law through other points", False: "the cost model"}
-    return [
-        Skills(
-            _skill(
-                names[UNCHANGED in baselines],
-                [(each, interval(each.record)) for each in mine.values()],
-            ),
-            tuple(
-                _skill(name, [(each, each.baselines[name]) for each in mine.values()])
-                for name in baselines
-            ),
-        )
-        for baselines, mine in kinds.items()
-    ]
+            facts.setdefault(verdict.fact, verdict)
+    predicted = list(facts.values())
+    if not predicted:
+        return {}
+    ranges = {COST_MODEL: [interval(each.record) for each in predicted]}
+    for name in predicted[0].baselines:
+        ranges[name] = [each.baselines[name] for each in predicted]
+    values = [float(each.claim.value) for each in predicted]
+    return {name: _skill(values, of_rule) for name, of_rule in ranges.items()}
 
 
-def _skill(name: str, predicted: Sequence[tuple[Verdict, Range]]) -> Skill:
-    pairs = [(float(verdict.claim.value), range_) for verdict, range_ in predicted]
+def _skill(values: Sequence[float], ranges: Sequence[Range]) -> Skill:
+    pairs = list(zip(values, ranges, strict=True))
     beyond = [max(each.low - value, value - each.high, 0.0) for value, each in pairs]
     error = fmean(abs(each.value / value - 1) for value, each in pairs)
     score = fmean(
         (each.high - each.low + 20 * far) / value
         for far, (value, each) in zip(beyond, pairs, strict=True)
     )
-    return Skill(name, len(pairs), beyond.count(0.0), 100 * error, 100 * score)
+    return Skill(len(pairs), beyond.count(0.0), 100 * error, 100 * score)
+
+
+def skill_sentence(skill: Mapping[str, Skill]) -> str:
+    """The skill of the cost model beside simpler rules, in words."""
+    ours = skill[COST_MODEL]
+    beside = "; ".join(
+        f"{name} {rule.inside}, {rule.error:.0f} %, {rule.score:.0f}"
+        for name, rule in skill.items()
+        if name != COST_MODEL
+    )
+    return (
+        f"Of {ours.tried} numbers that {COST_MODEL} predicts unseen, {ours.inside} lie in its 90 %"
+        f" interval; mean error {ours.error:.1f} %, interval score {ours.score:.0f} ({beside})."
+    )
 
 
 def interval(record: Record | None) -> Range:
@@ -500,7 +493,8 @@ def _verdict(
             shown,
         )
     ours = worked.range if worked else as_range(record.value)
-    is_measured, allowed = record.kind != "computed", claim.allowed
+    is_measured = record.kind != "computed"
+    allowed = claim.allowed
     good = claim.agrees(ours, is_measured)
     within = (
         f"{allowed.tolerance} ({allowed.because})"
@@ -521,7 +515,8 @@ def _verdict(
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
     """The records at the claim's place, first the one that speaks for it. A twin's x is taken as
     the same share of its training."""
-    mine, at = (claim.series, claim.quantity), list[Record]()
+    mine = (claim.series, claim.quantity)
+    at = []
     curve = [
         each.x
         for each in experiment.claims
@@ -560,7 +555,8 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     """A row of the table. A number of a smaller model or machine is not shown beside the claim's
     value."""
     record = verdict.record
-    ours, kind = "", record.kind if record else ""
+    ours = ""
+    kind = record.kind if record else ""
     if record:
         rounded = (
             f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"

@@ -1,6 +1,6 @@
 """Numbers that follow from the catalogue and the shipped constants alone: closed forms, arithmetic
-of claims, and predictions by the cost model and by laws. Verdicts work them out each time, so they
-do not depend on earlier runs. Imports no torch.
+of claims, and predictions by the cost model. Verdicts work them out each time, so they do not
+depend on earlier runs. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ import numpy as np
 
 from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment
 from mlm_repro.experiments.files import FITTED, HELD_OUT
-from mlm_repro.experiments.forecast.published import extrapolated
 from mlm_repro.experiments.published import Row, position, published_rows, workload_rows
 from mlm_repro.experiments.quantities import FORMULAS, LAYER, layer_values, simulated_values
 from mlm_repro.experiments.ranges import Range, as_range
@@ -32,19 +31,19 @@ from mlm_repro.experiments.simulator.workload import Workload, flops_of
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.records import Record
 
-CONSTANT, BUBBLE, UNCHANGED = "constant throughput", "bubble alone", "the last point known"
+CONSTANT, BUBBLE = "constant throughput", "bubble alone"
 """Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
-bubble of the pipeline is lost besides; a curve stays where it is known last."""
+bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)
 UNKNOWN: Mapping[str, Range] = {}
 
 
 class Worked(NamedTuple):
-    """A number that was worked out."""
+    """A number computed or simulated from published ones, with its range and simpler rules'
+    predictions."""
 
     record: Record
-    """The digest is of what it was worked out of: numbers of one workload, or of one curve, are one
-    prediction."""
+    """The digest is of what it was worked out of: numbers of one workload are one prediction."""
     range: Range
     """The ends between which the rounding of the printed digits leaves a computed number."""
     baselines: Mapping[str, Range]
@@ -52,19 +51,18 @@ class Worked(NamedTuple):
 
 
 class WorkedOut(NamedTuple):
-    """All that follows for an experiment."""
+    """The numbers computed and simulated for one experiment, the workloads that cannot run, and the
+    clusters of the simulations."""
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]
     """Workloads that cannot run, with the reason."""
-    clusters: Mapping[str, Cluster]
 
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate everything that the experiment names."""
-    clusters: dict[str, Cluster] = {}
-    numbers: list[Worked] = []
-    refused: list[Line] = []
+    numbers = []
+    refused = []
 
     def add(
         line: Line,
@@ -91,7 +89,7 @@ def work_out(experiment: Experiment) -> WorkedOut:
                     | {"quantity": name, "kind": "computed", "value": ours.value},
                     ours,
                 )
-        for line, of, baselines in _simulated(part, rows, clusters):
+        for line, of, baselines in _simulated(part, rows):
             if "reason" in line:
                 refused.append({"experiment": experiment.name} | line)
             else:
@@ -102,10 +100,7 @@ def work_out(experiment: Experiment) -> WorkedOut:
         ours = each.worked_out(claim.says)
         place = {"series": claim.series, "quantity": claim.quantity, "x": claim.x}
         add(place | {"kind": "computed", "value": ours.value}, ours)
-    if experiment.extrapolates:
-        for line, known in extrapolated(experiment.claims, experiment.extrapolates):
-            add(line, None, (experiment.name, line["series"]), {UNCHANGED: as_range(known)})
-    return WorkedOut(tuple(numbers), tuple(refused), clusters)
+    return WorkedOut(tuple(numbers), tuple(refused))
 
 
 def worked_out(experiment: Experiment) -> WorkedOut:
@@ -118,15 +113,13 @@ def _worked_out(name: str) -> WorkedOut:
     return work_out(find_experiment(name))
 
 
-def _simulated(
-    part: Part, rows: Sequence[Row], clusters: dict[str, Cluster]
-) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
+def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
     """Lines of the part's simulated quantities or of a refusal, with what each was made of, and
     baselines."""
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
-    predictions = [_predict(row, clusters) for row in (base, *rows)]
+    predictions = [_predict(row) for row in (base, *rows)]
     first, first_prediction = predictions[0]
     for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
         reason = prediction.reason or first_prediction.reason
@@ -138,7 +131,7 @@ def _simulated(
                 {},
             )
             continue
-        cluster = clusters[row["cluster"]]
+        cluster = _cluster(row["cluster"])
         note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
         for name in part.simulated:
             of: Any = (row["cluster"], workload, first if name in RATIOS else None)
@@ -164,12 +157,14 @@ def _simulated(
             yield position(part, row) | values | {"note": note}, of, baselines
 
 
-def _predict(row: Row, clusters: dict[str, Cluster]) -> tuple[Workload, Prediction]:
-    name = row["cluster"]
-    if name not in clusters:
-        clusters[name] = load_cluster(name)
+@cache
+def _cluster(name: str) -> Cluster:
+    return load_cluster(name)
+
+
+def _predict(row: Row) -> tuple[Workload, Prediction]:
     workload = workload_of(row)._replace(scatter_gather=row.get("scatter_gather") != "false")
-    return workload, predict(clusters[name], [workload])[0]
+    return workload, predict(_cluster(row["cluster"]), [workload])[0]
 
 
 def _slowest(name: str, workload: Workload) -> float:

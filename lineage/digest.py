@@ -189,7 +189,7 @@ def _read_marker(directory: Path) -> JSON:
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
     """Return the files that the seal covers, sorted: all but the marker, derived folders and hidden
     files. Raises IntegrityFailure for a link to a directory that is not sealed."""
-    files: list[Path] = []
+    files = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:
             continue

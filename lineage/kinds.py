@@ -48,7 +48,8 @@ ALWAYS_FREE = (
 
 
 class Kind(NamedTuple):
-    """The rules for one kind of sealed directory."""
+    """The rules for one kind of sealed directory: its files, its name, what its identity covers,
+    and the checks that recompute its files."""
 
     files: Mapping[str, type[FileSchema] | None]
     """Required files by name, each with its schema, or None if it is not a JSON document."""

@@ -78,7 +78,7 @@ def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    came = []
 
     def hear(number: int, frame: object) -> None:
         came.append(number)

@@ -72,7 +72,7 @@ def answers_on_files(
     """
     content = recall(name, made_of)
     known: dict[str, tuple[str, Any]] = parse_json(content) if content else {}
-    fresh: dict[str, tuple[str, Any]] = {}
+    fresh = {}
 
     def answer(path: Path) -> Any:
         stamp = stamp_of(path)

@@ -35,7 +35,8 @@ unfinished files need some of them."""
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run."""
+    """The directory of one run. Methods begin, open, lock and seal it; its name has the first eight
+    characters of the run's identity."""
 
     path: Path
     is_new: bool = field(default=False, compare=False)

@@ -29,7 +29,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """Return the published numbers, then those made here."""
+        """Return the published numbers as records, then the records of numbers made here."""
         name = self.experiment.name
         claims = self.experiment.claims
         return [
@@ -116,8 +116,8 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
-    """Return a row for each series and x with a published number, and a column for each quantity
-    and kind."""
+    """Return a table with a row for each series and x with a published number, and a column for
+    each quantity and kind."""
     wanted = list(
         dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without)
     )
@@ -153,7 +153,7 @@ def _text(record: Record) -> str:
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
     """Return sentences on the number of runs behind each measured, counted and scaled point."""
-    sentences = list[str]()
+    sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
         counts[layer.kind] |= {point.count for point in layer.points}

@@ -104,7 +104,8 @@ class PaperPart(NamedTuple):
 
     @property
     def shared(self) -> dict[str, str]:
-        """Return the facts common to all claims, which are shown once."""
+        """Return the facts, by label, that all claims of this part have in common; the page shows
+        them once."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
@@ -114,7 +115,7 @@ class PaperPart(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper's part of the page."""
+    """One paper's section of the page: its tables and figures, each with its claims."""
 
     name: str
     title: str
@@ -210,7 +211,8 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 
 def errata_exhibit(claims: Claims) -> Exhibit:
-    """Return a table of contradictions inside documents, with our numbers for the printed ones."""
+    """Return an exhibit with a row for each contradiction inside a document: what it prints, what
+    follows, and our number."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:
@@ -257,7 +259,8 @@ def unlinked(text: str) -> str:
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return all claims as data: the published number, ours, the verdict and the run behind it."""
+    """Return an exhibit with a row for each claim: the published number, ours, the verdict and the
+    run behind it."""
     heads = (
         "claim",
         "published",

@@ -1,10 +1,9 @@
-"""`mlm-report`: pages from result files, of a reproduction or of one training, and figures and
-tables one by one."""
+"""`mlm-report`: pages from result files, of a reproduction or of one training."""
 
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,9 +15,7 @@ from mlm_repro.lineage.shipped import HOME
 if TYPE_CHECKING:
     from mlm_repro.reports.report import Report
 
-KEPT = tuple(
-    HOME / "results" / name for name in ("reproduce-8.3b", "ladder", "ablations", "against")
-)
+KEPT = tuple(HOME / "results" / name for name in ("reproduce-8.3b", "ablations", "against"))
 """Results that are kept with the code, which every page shows."""
 
 app = CommandLine(help="Make a page, figures and tables from result files.", no_args_is_help=True)
@@ -91,30 +88,6 @@ def training(
     page = out / f"{loaded.path.name}.html"
     write_bytes(page, render_training(loaded).encode("utf-8", "replace"))
     print(page)
-
-
-@app.command()
-def figure(
-    name: Annotated[
-        str, typer.Argument(help="A figure or table of the page, such as 2021/figure-12.")
-    ],
-    runs: Runs = None,
-    form: Annotated[Literal["svg", "csv"], typer.Option("--format", help="What to write.")] = "svg",
-    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
-) -> None:
-    """Write one figure or table of the page as NAME.FORMAT.
-
-    A ladder alone gives its figure `ladder`.
-    """
-    from mlm_repro.reports.experiment_runs import LADDER, kind_of
-    from mlm_repro.reports.ladder import ladder_exhibit
-    from mlm_repro.reports.render import export_exhibit
-
-    if runs and len(runs) == 1 and kind_of(runs[0]) == LADDER:
-        exhibits = [ladder_exhibit(runs[0])]
-    else:
-        exhibits = _assemble(runs).all_exhibits
-    print(export_exhibit(exhibits, name, form, out))
 
 
 def _assemble(runs: list[Path] | None) -> "Report":

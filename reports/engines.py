@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mlm_repro.experiments.benchmark import AGAINST, Benchmark, read_benchmark, setting_lines
 from mlm_repro.lineage.errors import BadInput
-from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.numbers import exact, printable
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import Layer, Panel, Point
@@ -117,8 +116,8 @@ def _shares(result: Benchmark) -> list[float]:
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
     """Return a panel of both engines' losses, and one of their nonzero differences with the least
     tolerance of all layouts."""
-    losses = list[Layer]()
-    differences = list[Layer]()
+    losses = []
+    differences = []
     every = [_losses(result) for result in results]
     least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
     for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
@@ -135,7 +134,7 @@ def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
             differences,
             "iteration",
             "difference of the losses, where there is one",
-            logarithmic="y",
+            is_logarithmic=True,
         ),
     ]
 
@@ -143,49 +142,3 @@ def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
 def _points(values: Sequence[float]) -> tuple[Point, ...]:
     # Zero cannot be drawn on the logarithmic axis of the differences.
     return tuple(Point(number, value) for number, value in enumerate(values, 1) if value > 0)
-
-
-def layouts_exhibit(folder: Path) -> Exhibit | None:
-    """Return the findings of `mlm-verify layouts --json` in released engines, a row for each
-    feature and layout; None if no finding is kept."""
-    rows = []
-    for path in sorted(folder.glob("*.json")):
-        result = read_object(path)
-        fields = " ".join(f"{name}={value}" for name, value in result["fields"].items())
-        for layout in dict.fromkeys(finding["layout"] for finding in result["findings"]):
-            mine = [finding for finding in result["findings"] if finding["layout"] == layout]
-            probe, name, is_now, due = (
-                mine[0][key] for key in ("probe", "parameter", "value", "expected")
-            )
-            how = (
-                "is {}, must be {}"
-                if probe == "planted gradient"
-                else "differs by {}, may differ by {}"
-            )
-            rows.append(
-                (
-                    result["subject"],
-                    fields,
-                    layout,
-                    probe,
-                    name,
-                    how.format(f"{is_now:.3g}", f"{due:.3g}"),
-                    str(len(mine)),
-                )
-            )
-    if not rows:
-        return None
-    table = Table(
-        ("release", "with", "layout", "probe", "first tensor", "shows", "findings"), rows, 6
-    )
-    releases = ", ".join(dict.fromkeys(row[0] for row in rows))
-    named = ", ".join(row[1].split()[-1] for row in rows)
-    caption = [
-        (
-            f"Trained on two ranks, {len(rows)} features of {releases} give other numbers than on"
-            f" one: {named}."
-        ),
-        "Every feature that was tried, and what others have said, is in docs/layouts.md.",
-    ]
-    command = "mlm-verify layouts megatron-core --with softmax_type=learnable --layouts tp2"
-    return Exhibit("layouts", "Found in released engines", caption, table, command, tables=[table])

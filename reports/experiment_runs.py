@@ -1,4 +1,4 @@
-"""Runs of experiments, ladders and engines, the origins of the page's numbers."""
+"""Runs of experiments and engines, the origins of the page's numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,8 @@ from mlm_repro.lineage.files import Manifest, parse_document, read_document
 from mlm_repro.lineage.records import Record
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import read_engines
-from mlm_repro.reports.load import newest_reproduction
+from mlm_repro.reports.load import Reproduction, newest_reproduction
 
-LADDER = "ladder"
-"""Kind of a ladder's run, and name of the link to the newest; its numbers stand beside Figure 6 of
-2019."""
 AGAINST = "against"
 """Kind of a run of `mlm-verify against`."""
 
@@ -32,6 +29,11 @@ class Origin:
     manifest: Manifest
     seeds: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, run: Reproduction) -> "Origin":
+        """Return a reproduction as an origin."""
+        return cls(run.directory, run.manifest, seeds_of(run.records))
+
     @property
     def name(self) -> str:
         """Return the name of the run's directory."""
@@ -40,11 +42,7 @@ class Origin:
     @property
     def experiment(self) -> str:
         """Return the name of the experiment that its numbers belong to."""
-        return (
-            "2019/figure-6"
-            if self.manifest.kind == LADDER
-            else str(self.manifest.config["experiment"]["name"])
-        )
+        return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
@@ -64,7 +62,7 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
     """
     given = {path: kind_of(path) for path in paths}
     for path, kind in given.items():
-        if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, LADDER, AGAINST):
+        if kind not in ("", "reproduction", "experiment", EXPERIMENTS, ABLATION, AGAINST):
             advice = f": `mlm-report run {path}` writes its page" if kind == "training" else ""
             raise BadInput(
                 f"{path} is neither a reproduction nor a run of an experiment, but a {kind}{advice}"
@@ -94,11 +92,12 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Return the results of the runs, and the origins that have numbers; a run that was never
-    finished is named as left out.
+    """Return the results of the sealed runs, and an Origin for each run that has numbers, is a
+    reproduction or compares two engines. A run without a seal is only named, in `left_out` of the
+    results.
 
-    Raises IntegrityFailure or BadInput for a damaged run, and for a number that is of another run
-    or experiment or has no digest.
+    Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
+    belongs to another run or experiment or has no digest.
     """
     finished = [path for path in paths if is_sealed(path)]
     origins = {origin.name: origin for origin in chain.from_iterable(map(_origins, finished))}
@@ -143,11 +142,14 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the runs of experiments, engines and a ladder in a folder that links lead to, and
-    those that have no link."""
-    patterns = ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*", LADDER)
-    found = chain.from_iterable(sorted(folder.glob(pattern)) for pattern in patterns)
-    here = [path for path in found if path.is_dir()]
+    """Return the runs of experiments and engines in a folder that links lead to, and those
+    without a link."""
+    here = [
+        path
+        for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*")
+        for path in sorted(folder.glob(start))
+        if path.is_dir()
+    ]
     linked = [path for path in here if path.is_symlink()]
     names = {path.name for path in linked}
     return [

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mlm_repro.lineage.numbers import compact, show
 from mlm_repro.lineage.records import Kind, Record
@@ -36,15 +36,15 @@ class Point:
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
-        """Return the mean of several numbers at an x, with minimum and maximum; a single number has
-        no interval."""
+        """Return a point at x: the mean of several numbers, with minimum and maximum; a single
+        number has no interval."""
         low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
         return cls(x, fmean(values), low, high, len(values))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The numbers of one series and one kind."""
+    """The points of one line in a figure: of one series and one kind of number."""
 
     series: str
     rank: int
@@ -66,7 +66,7 @@ class Layer:
 
     @property
     def has_marker(self) -> bool:
-        """Return False for a law or a limit, which is a line alone."""
+        """Return False for a limit, which is a line alone."""
         return LINES[self.kind]["markersize"] > 0
 
 
@@ -78,8 +78,8 @@ class Panel:
     x_label: str
     y_label: str
     title: str = ""
-    logarithmic: Literal["", "x", "y"] = ""
-    """Axis that is logarithmic whatever its values are."""
+    is_logarithmic: bool = False
+    """True if the y axis is logarithmic whatever its values are."""
 
     @property
     def has_curves(self) -> bool:
@@ -216,17 +216,15 @@ def _plot(axes: "Axes", panel: Panel) -> None:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
         axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
-    if panel.logarithmic == "x":
-        plain_log_ticks(axes, "x")
-    elif len(xs) <= MOST_TICKS:
+    if len(xs) <= MOST_TICKS:
         axes.set_xticks(xs, [compact(float(f"{x:.2g}") if x < 1 else x) for x in xs])
     else:
         axes.xaxis.set_major_formatter(lambda value, _: compact(value))
     least = min(point.value if point.low is None else point.low for point in points)
     most = max(point.value if point.high is None else point.high for point in points)
     is_loss = "loss" in panel.y_label
-    if panel.logarithmic == "y" or "perplexity" in panel.y_label or (is_loss and most > 4 * least):
-        plain_log_ticks(axes, "y")
+    if panel.is_logarithmic or "perplexity" in panel.y_label or (is_loss and most > 4 * least):
+        _plain_log_ticks(axes)
     else:
         axes.set_ylim(0.97 * least if is_loss else min(1.06 * least, 0), 1.06 * most or 1)
         axes.yaxis.set_major_formatter(
@@ -234,15 +232,14 @@ def _plot(axes: "Axes", panel: Panel) -> None:
         )
 
 
-def plain_log_ticks(axes: "Axes", which: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
+def _plain_log_ticks(axes: "Axes") -> None:
+    """Make the y axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes.set(**{f"{which}scale": "log"})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
-    axis.set_major_formatter(lambda value, _: compact(float(f"{value:.6g}")))
-    axis.set_minor_locator(NullLocator())
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+    axes.yaxis.set_major_formatter(lambda value, _: compact(float(f"{value:.6g}")))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _multiply(x_values: Sequence[float]) -> bool:

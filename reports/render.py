@@ -8,12 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from mlm_repro.lineage.atomic import write_bytes
-from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import digest_of, recall, remember
 from mlm_repro.lineage.shipped import HOME
@@ -82,7 +79,7 @@ def _draw(exhibit: Exhibit) -> bytes:
 def _inline(svg: str, exhibit: Exhibit) -> Markup:
     """Return the drawing for the page: colours of its theme, styles as classes, coordinates rounded
     to a tenth of a point."""
-    styles: dict[str, str] = {}
+    styles = {}
 
     def shorten(attribute: re.Match[str]) -> str:
         return re.sub(
@@ -112,23 +109,3 @@ def files_of(exhibit: Exhibit, drawing: Drawing | None) -> dict[str, bytes]:
     return {"csv": exhibit.data.csv.encode("utf-8", "replace")} | (
         {"svg": drawing.svg} if drawing else {}
     )
-
-
-def export_exhibit(exhibits: Iterable[Exhibit], name: str, form: str, folder: Path) -> Path:
-    """Write one exhibit in one form; `name` may have the catalogue's slash.
-
-    Raises BadInput for an unknown exhibit or form, or a form that the exhibit does not have.
-    """
-    by_name = {exhibit.name: exhibit for exhibit in exhibits}
-    wanted = name.replace("/", "-")
-    if wanted not in by_name:
-        raise BadInput(
-            f"there is no figure or table {name!r}; there are {', '.join(sorted(by_name))}"
-        )
-    exhibit = by_name[wanted]
-    files = files_of(exhibit, render(exhibit) if exhibit.panels else None)
-    if form not in files:
-        raise BadInput(f"{wanted} has no {form!r}; it can be written as {', '.join(files)}")
-    path = folder / f"{wanted}.{form}"
-    write_bytes(path, files[form])
-    return path

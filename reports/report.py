@@ -18,7 +18,6 @@ from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.errors import Fault
 from mlm_repro.lineage.files import FileSchema, read_document
 from mlm_repro.lineage.records import Record
-from mlm_repro.lineage.shipped import HOME
 from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit
 from mlm_repro.reports.claims import (
     Claims,
@@ -30,18 +29,15 @@ from mlm_repro.reports.claims import (
     paper_parts,
     verdicts_exhibit,
 )
-from mlm_repro.reports.engines import engines_exhibit, layouts_exhibit
+from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.exhibit import Exhibit
 from mlm_repro.reports.experiment_runs import (
     AGAINST,
-    LADDER,
     Origin,
     load_experiment_runs,
-    seeds_of,
 )
-from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Reproduction, load_reproduction
-from mlm_repro.reports.reproduced import kept_exhibit, order_of, reproduction_exhibits
+from mlm_repro.reports.reproduced import order_of, reproduction_exhibits
 
 REPORT = "report"
 SOURCES = "sources.json"
@@ -51,7 +47,7 @@ class Sources(FileSchema):
     """sources.json of a report: its other inputs, by paths relative to the reproduction."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments, ladders and engines."""
+    """Runs of experiments and engines."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Inputs:
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments, ladders and engines."""
+    """Runs of experiments and engines."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
@@ -73,7 +69,8 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Return the inputs without the reproduction, by paths relative to it."""
+        """Return the content of sources.json: the paths of the runs, relative to the
+        reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
@@ -115,7 +112,7 @@ class Report:
 
     @property
     def groups(self) -> list[Group]:
-        """Return the claims in sections by outcome."""
+        """Return the claims, grouped in the page's sections of outcomes."""
         return group_claims(self.claims)
 
     @property
@@ -131,7 +128,8 @@ class Report:
         """Return each finding in short: the id of its part, its name and a sentence."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
-            short.append(("kept", "Kept with the code", order_of(self.kept)))
+            place = f"run-{Origin.of(self.kept).name}"
+            short.append((place, "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             short.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
         return [
@@ -155,17 +153,14 @@ def assemble(inputs: Inputs) -> Report:
     """Read the inputs and assemble the page. Raises Fault if two exhibits have one name."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
-    origins = (
-        Origin(reproduction.directory, reproduction.manifest, seeds_of(reproduction.records)),
-        *run_origins,
-    )
+    origins = (Origin.of(reproduction), *run_origins)
     experiments = load_experiments()
     records = (
         *results.records,
         *(record for record in reproduction.records if record.kind != "published"),
     )
     verdicts = judge(experiments.values(), replace(results, records=records))
-    worked = list[Record]()
+    worked = []
     for experiment in experiments.values():
         worked += [number.record for number in worked_out(experiment).numbers]
     # A run's computed numbers are the same, or an earlier version's.
@@ -173,22 +168,16 @@ def assemble(inputs: Inputs) -> Report:
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _position(record) not in known]
-    drawn = _drawn(experiments, claims, (*worked, *beside), exhibits)
+    drawn = _drawn(experiments, claims, (*worked, *beside))
     papers = paper_parts(claims, experiments, drawn, exhibits)
-    sections: dict[str, Exhibit] = {}
+    sections = {}
     by_kind: dict[str, list[Path]] = defaultdict(list)
     for origin in sorted(run_origins, key=lambda origin: origin.manifest.created):
         by_kind[origin.manifest.kind].append(origin.path)
-    if LADDER in by_kind:
-        sections["How loss falls with size"] = ladder_exhibit(by_kind[LADDER][-1])
     if AGAINST in by_kind:
         sections["Beside other engines"] = engines_exhibit(*by_kind[AGAINST])
-    if faults := layouts_exhibit(HOME / "results" / "layouts"):
-        sections["Found in released engines"] = faults
     sections["Errata found in the papers"] = errata_exhibit(claims)
     kept_one = load_reproduction(by_kind["reproduction"][-1]) if "reproduction" in by_kind else None
-    if kept_one:
-        exhibits["kept"] = kept_exhibit(reproduction, kept_one)
     report = Report(
         reproduction,
         exhibits,
@@ -215,22 +204,18 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 
 
 def _drawn(
-    experiments: Mapping[str, Experiment],
-    claims: Claims,
-    every: Sequence[Record],
-    reproduced: Mapping[str, Exhibit],
+    experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return tables and figures of experiments, with the numbers that were run and computed. One
-    whose name a reproduction's exhibit has is named NAME-runs."""
+    """Return each experiment's exhibit, by the experiment's name, with the numbers that were run
+    and computed. An exhibit that has the name of a reproduction's is renamed NAME-runs. An
+    experiment that a reproduction answers is left out if it has no numbers."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():
-        records = [record for record in every if record.experiment == name]
-        if experiment.reproduction and not records:
+        if experiment.reproduction:
             continue
+        records = [record for record in every if record.experiment == name]
         numbers = ExperimentNumbers(experiment, records, by_experiment.get(name, ()))
         missing = "" if records else f"No run of {name} was given: only what is published is shown."
-        exhibit = catalogue_exhibit(numbers)
-        own = f"{exhibit.name}-runs" if exhibit.name in reproduced else exhibit.name
-        drawn[name] = replace(exhibit, name=own, missing=missing)
+        drawn[name] = replace(catalogue_exhibit(numbers), missing=missing)
     return drawn

@@ -3,12 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from statistics import fmean
 
 from mlm_repro.data_pipeline.files import Ledger
 from mlm_repro.evaluation.schema import Result
-from mlm_repro.experiments.scores import END, order_verdict
+from mlm_repro.experiments.scores import order_verdict
 from mlm_repro.lineage.numbers import MISSING, show
 from mlm_repro.lineage.records import Record
 from mlm_repro.reports import tables
@@ -23,8 +21,6 @@ VALIDATED = (
 )
 TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
 """Last words of the quantities that mean something at any size."""
-MOST_PACKAGES = 4
-"""Largest number of differing packages that a caption names."""
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
@@ -168,104 +164,9 @@ def order_of(reproduction: Reproduction) -> str:
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
-def kept_exhibit(own: Reproduction, kept: Reproduction) -> Exhibit:
-    """Return tables that compare this reproduction with the one kept with the code: how far they
-    are apart, and whether their texts differ."""
-    rows = []
-    apart = []
-    for name in kept.order:
-        for quantity in (END, kept.scores.quantity if kept.scores else ""):
-            mine, theirs = (
-                [
-                    record
-                    for record in run.records
-                    if (record.series, record.quantity) == (name, quantity)
-                    and record.seed is not None
-                ]
-                for run in (own, kept)
-            )
-            if mine and theirs:
-                gap = 100 * (
-                    fmean(record.value for record in mine)
-                    / fmean(record.value for record in theirs)
-                    - 1
-                )
-                apart.append(abs(gap))
-                shown = (tables.cell_of(records, "{:.4g}".format) for records in (mine, theirs))
-                label = kept.summary.labels.get(name, name)
-                rows.append((label, quantity.replace("_", " "), *shown, f"{gap:+.1f} %"))
-    table = Table(("model", "quantity", "here", "kept", "apart"), rows, 2)
-    texts = ("here", *_text(own)), ("kept", *_text(kept))
-    caption = [
-        (
-            f"The numbers of this run are at most {max(apart, default=0):.1f} % from the means of "
-            f"{len({model.seed for model in kept.summary.models})} kept seeds."
-        ),
-        (
-            "Both were trained on the same text, byte for byte."
-            if texts[0][-1] == texts[1][-1]
-            else _differing_packages(own, kept)
-        ),
-    ]
-    text = Table(("text", "source", "documents", "tokens", "SHA-256"), texts, 2)
-    return Exhibit(
-        "kept", "Beside the kept result", caption, table, kept.command, tables=[table, text]
-    )
-
-
-def _differing_packages(own: Reproduction, kept: Reproduction) -> str:
-    """Return a sentence on the share of the kept text in packages whose text differs here, with the
-    largest of these packages."""
-    mine = own.card.packages
-    theirs = kept.card.packages
-    if not mine or not theirs:
-        return (
-            "The texts differ, since they are the documentation of what each machine has installed."
-        )
-    differing = {
-        name: text
-        for name, text in theirs.items()
-        if name not in mine or mine[name].sha256 != text.sha256
-    }
-    if not differing:
-        return (
-            f"The documents of all {len(theirs)} packages are the same, their order or split is"
-            " not."
-        )
-    share = sum(text.bytes for text in differing.values()) / sum(
-        text.bytes for text in theirs.values()
-    )
-    largest = sorted(differing, key=lambda name: -differing[name].bytes)[:MOST_PACKAGES]
-    named = []
-    for name in largest:
-        here = mine[name].version if name in mine else "absent"
-        there = theirs[name].version
-        named.append(
-            f"{name} {here} (kept: {there})" if here != there else f"{name} {there} (a part)"
-        )
-    return (
-        f"The texts of {len(theirs) - len(differing)} of {len(theirs)} packages are the same;"
-        f" others hold {100 * share:.0f} % of the kept text:"
-        f" {', '.join(named)}{' and more' if len(differing) > len(named) else ''}."
-    )
-
-
-def _text(reproduction: Reproduction) -> tuple[str, str, str, str]:
-    """Return the source, documents and tokens of a training text, and the first digits of its
-    digest."""
-    train = reproduction.card.splits.get("train")
-    file = reproduction.card.files.get("documents/train.jsonl")
-    return (
-        reproduction.summary.source,
-        show(train.documents if train else None),
-        show(train.tokens if train else None),
-        file.sha256[:16] if file else "not recorded",
-    )
-
-
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a row for each model with the quantities that mean something at its size, and a row
-    for an even guess over the vocabulary.
+    """Return a table with a row for each model, of the quantities that mean something at its size,
+    and a row for an even guess over the vocabulary.
 
     Several seeds are shown as their mean, minimum and maximum.
     """
@@ -273,8 +174,7 @@ def twins_table(reproduction: Reproduction) -> Table:
     for record in reproduction.select("2019/table-3"):
         if record.quantity.endswith(TWINS) and record.seed is not None:
             cells[record.series, record.quantity].append(record)
-    records = chain.from_iterable(cells.values())
-    units = {record.quantity: record.unit for record in records}
+    units = {record.quantity: record.unit for of in cells.values() for record in of}
     labels = reproduction.summary.labels
     models = reproduction.summary.models
     rows = [

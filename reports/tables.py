@@ -65,8 +65,8 @@ do."""
 
 
 def comparison_tables(records: Sequence[Record]) -> list[Table]:
-    """Return a table for each benchmark that has records: a column for each published source, and
-    one for our models of the published size."""
+    """Return a table for each benchmark that has records: a row for each model, a column for each
+    published source, and a column for our models of the published size."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
         cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
@@ -161,9 +161,9 @@ def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
 
 
 def attrition_table(ledger: Ledger) -> Table:
-    """Return a row for the documents that each stage kept, and a row for each reason for
-    dropping."""
-    rows: list[tuple[str, ...]] = []
+    """Return a table for readers: for each stage a row of the documents that it kept, and a row for
+    each reason for dropping."""
+    rows = []
     for stage in ledger.stages:
         decision = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
@@ -182,8 +182,8 @@ def attrition_table(ledger: Ledger) -> Table:
 
 
 def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Table:
-    """Return a row for each record under its field names, with numbers as recorded. The values of
-    the first records are shown as they were `printed`."""
+    """Return a table with a row for each record under its field names, with numbers as recorded.
+    The values of the first records are shown as they were `printed`."""
     rows = [
         [(exact if field in EXACT else _plain)(getattr(record, field)) for field in RECORD_FIELDS]
         for record in records
@@ -194,8 +194,8 @@ def records_data(records: Iterable[Record], printed: Sequence[str] = ()) -> Tabl
 
 
 def ledger_data(ledger: Ledger) -> Table:
-    """Return a row for the documents that each stage kept, without a reason, and a row for each
-    reason for dropping."""
+    """Return a table of exact numbers: for each stage a row of the documents that it kept, without
+    a reason, and a row for each reason for dropping."""
     heads = ("documents", "bytes", "tokens")
     rows = []
     for stage in ledger.stages:
@@ -257,8 +257,8 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a row for each model with the facts of its training, its published and its trained
-    configuration."""
+    """Return a table with a row for each model: the facts of its training, and its published and
+    its trained configuration."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -355,7 +355,7 @@ def evaluations_tables(
 
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
-    """Return a row for each result with numbers as recorded."""
+    """Return a table with a row for each result, with numbers as recorded."""
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]

@@ -52,7 +52,8 @@ VALIDATED = ("iteration", "samples", "loss", "perplexity")
 
 @dataclass(frozen=True)
 class Training:
-    """A training run as far as it has come."""
+    """A training run as far as it has come: its manifest, metrics, datasets, evaluations and
+    samples."""
 
     path: Path
     manifest: Manifest
@@ -202,7 +203,7 @@ def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
     """Return the results and the generated text of the run's checkpoints, from the JSON files of
     `mlm-eval` beside the run."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
-    evaluations = dict[str, Result]()
+    evaluations = {}
     samples = []
     for path in sorted(run.parent.glob("*.json")):
         values: JSON = {}

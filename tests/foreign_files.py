@@ -33,7 +33,6 @@ from mlm_repro.engine.run.resolved import PLACES, resolve_begun
 from mlm_repro.experiments.catalogue import CLAIMS, find_experiment, load_claims
 from mlm_repro.experiments.files import NOT_RUN
 from mlm_repro.experiments.launch.job import Job
-from mlm_repro.experiments.sealed import seal_numbers
 from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import MARKER, check_seal, seal
@@ -47,6 +46,7 @@ from tests import foreign_models, foreign_results
 from tests.architecture.rooms import ROOT
 from tests.damage import GZIP, PARQUET, SAFETENSORS, TORCH, ZSTANDARD
 from tests.experiments.packed import DATASET, REPRODUCTION, TRAINING, packed
+from tests.experiments.simulated import seal_simulated
 from tests.reader import Reader, bytes_at
 
 BUFFERS = FORMATS["gpt2"].buffers
@@ -244,17 +244,8 @@ def torch_file(folder: Path) -> Path:
 
 
 def refused_rows(folder: Path) -> Path:
-    run, _ = seal_numbers(
-        find_experiment("2021/figure-6"),
-        "",
-        [],
-        folder,
-        simulated={},
-        refused=[
-            {"experiment": "2021/figure-6", "series": "a", "x": 1.0, "reason": "it does not fit"}
-        ],
-    )
-    return run.path / NOT_RUN
+    row = {"experiment": "2021/figure-6", "series": "a", "x": 1.0, "reason": "it does not fit"}
+    return seal_simulated(find_experiment("2021/figure-6"), folder, [row]).path / NOT_RUN
 
 
 CLUSTER = (ROOT / "experiments/clusters/b200.toml").read_bytes()

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,33 +23,14 @@ from mlm_repro.experiments.catalogue import find_experiment
 from mlm_repro.experiments.sealed import lines, seal_numbers
 from mlm_repro.experiments.verdicts import load_results
 from mlm_repro.lineage.digest import MARKER, seal
-from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.run import MANIFEST
 from mlm_repro.reports.engines import engines_exhibit
-from mlm_repro.reports.experiment_runs import load_experiment_runs
 from mlm_repro.reports.figures import draw
-from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.report import Inputs
-from mlm_repro.verify.recomputed import RunCheck
 from tests.architecture.rooms import ROOT
 from tests.engine import test_finetune as tuned
 from tests.experiments.packed import REPRODUCTION, TRAINING, packed
 from tests.reader import Reader, bytes_at
-from tests.reports.test_ladder import write_ladder
-
-
-def ladder_file(name: str) -> Callable[[Path], Path]:
-    return lambda folder: write_ladder(folder) / name
-
-
-def read_ladder(path: Path) -> object:
-    """As it is verified, as its records are read, and as it stands on a page."""
-    seal(path.parent)
-    with suppress(UserError):
-        RunCheck(path.parent)
-    load_experiment_runs([path.parent])
-    exhibit = ladder_exhibit(path.parent)
-    return draw(exhibit.panels)
 
 
 def compared(folder: Path) -> Path:
@@ -153,10 +134,6 @@ ARTICLES = (
     b" more \n"
 )
 READERS = (
-    *(
-        Reader(f"ladder {name}", ladder_file(name), read_ladder, 5)
-        for name in ("plan.json", "forecast.json", "ladder.json", "records.jsonl", MANIFEST)
-    ),
     Reader("engines beside each other", compared, read_compared, 5),
     *(
         Reader(f"results {name}", sealed_numbers(name), read_elsewhere, 20)

@@ -20,12 +20,12 @@ from unittest.mock import patch
 from pydantic import Field
 
 from mlm_repro.engine.launch.threads import RanksFailed
-from mlm_repro.engine.pipeline.schedule import Compute, Op
 from mlm_repro.experiments.catalogue import Claim, Experiment, every_claim, load_experiments
 from mlm_repro.experiments.runner import measure
 from mlm_repro.experiments.scores import outcome_of
 from mlm_repro.experiments.sealed import Line
 from mlm_repro.experiments.verdicts import (
+    COST_MODEL,
     JUDGED,
     Outcome,
     Results,
@@ -127,10 +127,8 @@ ORDER: Planted = (
     "a microbatch waits for the one before",
     {
         f"{SCHEDULE}:_warmup": lambda warmup: lambda pp, rank, chunks: 0,
-        f"{SCHEDULE}:_gpipe": lambda gpipe: (
-            lambda pp, rank, chunks, count: (
-                Compute(op, number) for number in range(count) for op in Op
-            )
+        f"{SCHEDULE}:pass_orders": lambda orders: (
+            lambda name, *sizes: orders("1f1b" if name == "gpipe" else name, *sizes)
         ),
         f"{MEASURED}.bubble:MOST_RANKS": lambda most: 4,
         f"{MEASURED}.bubble:SCHEDULES": lambda all_: {
@@ -353,7 +351,8 @@ def cost_faults(results: Results) -> Iterator[CostFault]:
             ]
         right = right or {verdict.claim.id: verdict.outcome for verdict in verdicts}
         turned = [each.claim.id for each in verdicts if each.outcome != right[each.claim.id]]
-        score = next((each.ours.score for each in skills(verdicts) if len(each.baselines) > 1), 0.0)
+        skill = skills(verdicts)
+        score = skill[COST_MODEL].score if skill else 0.0
         yield CostFault(fault=words, turned=turned, score=score)
 
 

@@ -43,7 +43,6 @@ CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",
     "mlm-data inspect runs/data-smoke --seq-length 32",
     "mlm-eval generate --ckpt runs/8.3b-smoke --prompt The --max-new-tokens 4",
-    "mlm-report figure 2021/figure-12 runs/reproduce-8.3b-smoke runs --format svg --out figures",
     "mlm-verify run runs/reproduce-8.3b-smoke",
 ]
 

@@ -273,9 +273,7 @@ def layouts(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="Folder for a page of the findings, and for JUnit and SARIF files."
-        ),
+        typer.Option("--out", help="Folder for JUnit and SARIF files of what was found."),
     ] = None,
     reproduce: Annotated[
         Path | None,
@@ -292,7 +290,7 @@ def layouts(
     with its layout; 2 if a layout that was named cannot run here.
     """
     check_place("--json", json_file, '"findings"')
-    check_place("--out", out and out / "index.html", "<html")
+    check_place("--out", out and out / "junit.xml", "<testsuite")
     check_place("--reproduce", reproduce and reproduce / "tp2.py", "planted")
     for folder in filter(None, (out, reproduce)):
         claim(folder)
@@ -306,8 +304,8 @@ def layouts(
             f"{program!r} is not {', '.join(SUBJECTS)}, or a function to build a program,"
             " PATH.py:build"
         )
-    if ":" in program and not Path(program.rpartition(":")[0]).is_file():
-        raise BadInput(f"{program.rpartition(':')[0]} does not exist")
+    if (file := program.rpartition(":")[0]) and not Path(file).is_file():
+        raise BadInput(f"{file} does not exist")
     if spec and program != "megatron-core":
         raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
     from mlm_repro.engine.launch.mesh import RankLost

@@ -183,7 +183,7 @@ class Engine:
         Every rank calls it, for whole parameters.
         """
         shards = self.shards(dict(self.parameters()))
-        norms = dict[str, float]()
+        norms = {}
         for tensor in tensors:
             holders = {shard.parameter for shard in shards if shard.key == tensor}
             for name, _ in self.parameters():

@@ -1,10 +1,9 @@
-"""Findings of `mlm-verify layouts` as a page, JUnit and SARIF. Imports no torch."""
+"""Findings of `mlm-verify layouts` as JUnit and SARIF. Imports no torch."""
 
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field
 
 from mlm_repro.lineage.atomic import write_text
@@ -40,17 +39,6 @@ PROBES = {
 }
 """Statement that each probe proves where it finds nothing."""
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-COLOURS = (
-    "#cc79a7",
-    "#d55e00",
-    "#e69f00",
-    "#f0e442",
-    "#2fb48a",
-    "#56b4e9",
-    "#b0b0b0",
-    "#7fa3e0",
-    "#c9a26b",
-)
 
 
 class LayoutsReport(Config):
@@ -62,7 +50,6 @@ class LayoutsReport(Config):
     spec: str
     microbatches: int
     seed: int
-    parameters: list[str]
     compared: dict[str, int]
     """Number of compared tensors by layout."""
     findings: list[LayoutFinding]
@@ -75,12 +62,8 @@ class LayoutsReport(Config):
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write `index.html`, `junit.xml` and `findings.sarif`; return their paths."""
-    texts = {
-        "index.html": page(report),
-        "junit.xml": junit(report),
-        "findings.sarif": sarif(report),
-    }
+    """Write `junit.xml` and `findings.sarif`; return their paths."""
+    texts = {"junit.xml": junit(report), "findings.sarif": sarif(report)}
     for name, text in texts.items():
         write_text(directory / name, text)
     return [directory / name for name in texts]
@@ -126,25 +109,3 @@ def sarif(report: LayoutsReport) -> str:
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
     return json.dumps(log, indent=1) + "\n"
-
-
-def page(report: LayoutsReport) -> str:
-    """Return the HTML page: a table of parameters and layouts, with the findings in its cells."""
-    numbers = {probe: number for number, probe in enumerate(PROBES, 1)}
-    cells: dict[tuple[str, str], dict[int, LayoutFinding]] = {}
-    for finding in report.findings:
-        for name in (finding.parameter, *finding.alike):
-            cells.setdefault((parameter_of(name), finding.layout), {}).setdefault(
-                numbers[finding.probe], finding
-            )
-    template = Environment(
-        loader=PackageLoader("mlm_repro.verify"), autoescape=True, undefined=StrictUndefined
-    )
-    return template.get_template("findings.html").render(
-        report=report,
-        cells=cells,
-        colours=COLOURS,
-        probes=PROBES,
-        rows=dict.fromkeys([*report.parameters, *(row for row, _ in cells)]),
-        fields=", ".join(f"{name}={value}" for name, value in report.fields.items()),
-    )

@@ -52,7 +52,8 @@ show."""
 
 
 class Examined(NamedTuple):
-    """Results of all probes on one layout."""
+    """The comparison of one layout with the serial run, and the findings of all probes on that
+    layout."""
 
     outcome: Outcome
     findings: list[LayoutFinding]
@@ -103,7 +104,6 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         fields=dict(text.partition("=")[::2] for text in asked.fields),
         findings=list(chain.from_iterable(examined.findings for examined in tried)),
         compared={examined.outcome.layout.name: len(examined.outcome.rows) for examined in tried},
-        parameters=list(dict.fromkeys(part.tensor for part in tried[0].outcome.ranks[0].initial)),
         cannot_run={
             examined.outcome.layout.name: examined.cannot_run
             for examined in tried
@@ -145,7 +145,7 @@ def check(
     `microbatches`. `loss(model, rows)` is a mean over rows. Raises AssertionError with a line for
     each cause, BadInput for a layout that cannot run.
     """
-    sentences: list[str] = []
+    sentences = []
     for examined in examine(
         run_serial(HeldTraining(build, batch, loss, microbatches), small_work(seed, 3)),
         _layouts(layouts),
@@ -179,8 +179,9 @@ def probe(
 
 
 class Masks(TorchFunctionMode):
-    """Function mode that drops half of every tensor that a program passes to dropout, and records
-    the masks."""
+    """Function mode for `F.dropout`: every call that would drop, and with `drops_at_zero` any call,
+    drops half of its tensor by torch's generator. `seen` records the calling module and the digests
+    of its input and mask."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

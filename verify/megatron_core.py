@@ -213,8 +213,8 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
-    """Return the values that a class or a function accepts, which differ from release to
-    release."""
+    """Return the values that a class or a function has parameters for; the parameters differ from
+    release to release."""
     return {
         name: value for name, value in values.items() if name in inspect.signature(taker).parameters
     }
@@ -249,7 +249,7 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     for the parameters while the package describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
     held = {}
-    by_storage: dict[int, str] = {}
+    by_storage = {}
     for name, parameter in own.items():
         held[name] = parameter.data
         given = named.get(name, parameter).detach()
@@ -274,7 +274,8 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
 
 
 def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> JSON:
-    """Return the content of a checkpoint or, for loading, the tensors that it is loaded into."""
+    """Return the sharded state of model, optimizer and schedule, by these names: to be saved, or
+    with `is_loading` to be filled from a checkpoint."""
     model = gpt.sharded_state_dict(metadata=CHECKPOINT)
     states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
     return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}

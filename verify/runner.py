@@ -99,7 +99,8 @@ def train(
 ) -> Computed:
     """Train on one rank and compare every tensor with the reference, or the final weights alone.
     Forked ranks inherit the reference."""
-    engine, computed = kind(work, layout), Computed()
+    engine = kind(work, layout)
+    computed = Computed()
     if work.initial:
         engine.load(work.initial)
     recorder = engine.recorder(computed.take(engine, reference))
@@ -111,7 +112,8 @@ def train(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of comparing one layout with a reference."""
+    """Results of one layout: the ranks' tensors, their differences from the reference, and why
+    ranks failed."""
 
     layout: ParityLayout
     ranks: list[Computed]
@@ -130,8 +132,8 @@ class Outcome:
 
     @property
     def whole(self) -> dict[Key, Array]:
-        """Whole tensors that the ranks computed. Raises IntegrityFailure if parts overlap or leave
-        holes."""
+        """Whole tensors, by iteration and name, assembled from the parts on each rank. Raises
+        IntegrityFailure if parts overlap or leave holes."""
         return assemble(part for rank in self.ranks for part in rank.parts)
 
 
@@ -158,7 +160,10 @@ def compare_layout(
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
     }
-    start, ranks, failure, lost = time.monotonic(), list[Computed](), "", False
+    start = time.monotonic()
+    ranks = []
+    failure = ""
+    lost = False
     try:
         ranks = run(
             program,
@@ -171,7 +176,8 @@ def compare_layout(
             timeout_seconds=seconds,
         )
     except RanksFailed as raised:
-        failure, lost = raised.sentence, raised.lost
+        failure = raised.sentence
+        lost = raised.lost
     # A rank that is a thread raises its own error here.
     except Exception as error:
         traceback.print_exc()
@@ -228,7 +234,8 @@ def run_parity(
         print(f"does not fit: {reason}: {', '.join(layout.name for layout in layouts)}")
     if not chosen:
         raise BadInput(f"no layout of at most {ranks} ranks fits but the serial run")
-    model, half = config.model, (memory_bytes() or 0) / 2
+    model = config.model
+    half = (memory_bytes() or 0) / 2
     outputs = (
         (12 * model.num_layers + 2)
         * config.train.global_batch_size
@@ -249,7 +256,7 @@ def run_parity(
     )
     # Ranks share the cores.
     torch.set_num_threads(1)
-    wrong: list[str] = []
+    wrong = []
     with with_samples(config, iterations) as work:
         serial = on_ranks(train, Ours, work, SERIAL)
         print(
@@ -259,7 +266,8 @@ def run_parity(
         )
         print(TABLE_HEAD, flush=True)
         reference = Reference(serial.whole, dict.fromkeys(serial.whole, TOLERANCE))
-        patience, run = 120 + PATIENCE * serial.seconds, run_threads if threads else run_forked
+        patience = 120 + PATIENCE * serial.seconds
+        run = run_threads if threads else run_forked
         for layout in chosen:
             outcome = compare_layout(
                 train, Ours, work, layout, reference, run=run, seconds=patience

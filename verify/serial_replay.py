@@ -89,7 +89,8 @@ class RecordedRun:
 
     @property
     def iterations(self) -> range:
-        """Iterations of this run, and 0 for the weights before the first."""
+        """Numbers of the recorded iterations. Unless the run continues another at a later
+        iteration, 0 is among them, for the weights before the first update."""
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 
     def numbers(self, iteration: int) -> Numbers:

@@ -128,12 +128,13 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTrai
 
 
 def token_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the mean loss of the rows' tokens."""
+    """Return the model's mean cross-entropy, in nats, of `rows["labels"]` [b, s] after
+    `rows["tokens"]`."""
     return cross_entropy(model(rows["tokens"]), rows["labels"])
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean of the tokens' losses from logits [b, s, v]."""
+    """Return the mean cross-entropy, in nats, of labels [b, s] from logits [b, s, v]."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 

@@ -143,7 +143,9 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
 
 
 def batch_of(seed: int) -> dict[str, torch.Tensor]:
-    """Return rows of unequal length, with labels that do not count and words that do not occur."""
+    """Return a random batch as the model's arguments, with rows of unequal length. Padding and up
+    to 3 tokens of a prompt have no label, and the last eighth of the vocabulary does not occur.
+    `counted` is the number of labels, once for each row."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)

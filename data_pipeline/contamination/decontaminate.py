@@ -32,7 +32,7 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
     behind it. A part is kept if it is longer than `min_part` characters. The right part is searched
     in turn. Time is linear in the text.
     """
-    parts: list[str] = []
+    parts = []
     begin = 0
     for start, ngram in ngrams.matches(text):
         if start < begin:

@@ -34,7 +34,7 @@ class PublishedFile(Config):
 
 
 class Published(Config):
-    """The content of published.toml."""
+    """published.toml: the published test sets by name, and the two files of GPT-2's tokenizer."""
 
     test_sets: dict[str, PublishedFile]
     gpt2: tuple[PublishedFile, PublishedFile]
@@ -98,7 +98,7 @@ def fetch_published(out: Path) -> Iterator[Path]:
     Existing files are kept. Raises IntegrityFailure if one of them is not the published file.
     Raises DataMissing at the end, with the first file that could not be found or downloaded.
     """
-    written: list[PublishedFile] = []
+    written = []
     missing: DataMissing | None = None
     for file in (*TEST_SETS.values(), *GPT2_FILES):
         path = out / file.place

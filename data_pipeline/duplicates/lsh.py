@@ -48,7 +48,8 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Equal
     bands have equal hashes."""
-    documents, rows = minima.shape[0], minima.shape[1] // bands
+    documents = minima.shape[0]
+    rows = minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
     for document in range(documents):
         for band in range(bands):
@@ -81,19 +82,13 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 
 @compiled
-def agreement(left: Words, right: Words, required: int = 0) -> np.int64:
-    """Return the number of equal bytes of two sketches, padding included. Counting stops early,
-    with a lower number, once `required` cannot be reached."""
-    low = np.uint64(0x7F7F7F7F7F7F7F7F)
-    count, words = np.int64(0), left.shape[0]
-    for start in range(0, words, 4):
-        end = min(start + 4, words)
-        for word in range(start, end):
-            different = left[word] ^ right[word]
-            equal = ~(((different & low) + low) | different | low) >> np.uint64(7)
-            count += np.int64((equal * np.uint64(0x0101010101010101)) >> np.uint64(56))
-        if count + WORD_BYTES * (words - end) < required:
-            break
+def agreement(left: Words, right: Words) -> int:
+    """Number of equal bytes of two sketches, padding included."""
+    mine = left.view(np.uint8)
+    theirs = right.view(np.uint8)
+    count = 0
+    for place in range(mine.shape[0]):
+        count += mine[place] == theirs[place]
     return count
 
 
@@ -109,7 +104,9 @@ def runs(documents: NDArray[np.int64], keys: NDArray[np.uint64]) -> Buckets:
     starts of these runs. The last start is the total."""
     shared = np.empty(documents.shape[0], np.int64)
     starts = np.zeros(documents.shape[0] // 2 + 1, np.int64)
-    start, filled, runs = 0, 0, 0
+    start = 0
+    filled = 0
+    runs = 0
     for end in range(1, documents.shape[0] + 1):
         if end < documents.shape[0] and keys[end] == keys[start]:
             continue
@@ -138,9 +135,11 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
     )
     partial = band.copy()
     partial[rows] = 0
-    agreeing, without_a_band = np.ones(1), np.ones(1)
+    agreeing = np.ones(1)
+    without_a_band = np.ones(1)
     for _ in range(bands):
-        agreeing, without_a_band = np.convolve(agreeing, band), np.convolve(without_a_band, partial)
+        agreeing = np.convolve(agreeing, band)
+        without_a_band = np.convolve(without_a_band, partial)
     return float(
         np.clip(agreeing[min_agreement:].sum() - without_a_band[min_agreement:].sum(), 0, 1)
     )

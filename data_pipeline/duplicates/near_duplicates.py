@@ -58,7 +58,8 @@ def _first(forest: Forest, document: int) -> int:
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
     """Join the sets of two documents, in place."""
-    left, right = _first(forest, left), _first(forest, right)
+    left = _first(forest, left)
+    right = _first(forest, right)
     forest[max(left, right)] = min(left, right)
 
 
@@ -90,31 +91,28 @@ def link(
     compared, whose later documents are marked in `partly` [documents of the corpus], and the number
     of pairs that were compared and are not alike.
     """
-    uncompared, unlike, longest = 0, 0, 0
-    for bucket in range(starts.shape[0] - 1):
-        longest = max(longest, starts[bucket + 1] - starts[bucket])
-    longest = min(longest, most)
-    following, heads, tails = (
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
-        np.empty(longest, np.int64),
-    )
+    uncompared = 0
+    unlike = 0
+    following = np.empty(most, np.int64)
+    heads = np.empty(most, np.int64)
+    tails = np.empty(most, np.int64)
     for bucket in range(starts.shape[0] - 1):
         members = documents[starts[bucket] : starts[bucket + 1]]
-        chains, apart = 0, 0
+        chains = 0
+        apart = 0
         for place in range(members.shape[0]):
-            document, is_offered = members[place], place < most
+            document = members[place]
+            is_offered = place < most
             if is_offered:
                 following[place] = -1
-            own, chain, unlinked = -1, 0, 0
+            own = -1
+            chain = 0
+            unlinked = 0
             while chain < chains:
                 other = heads[chain]
                 linked = _first(forest, members[other]) == _first(forest, document)
                 while not linked and other >= 0:
-                    linked = (
-                        agreement(sketches[members[other]], sketches[document], required)
-                        >= required
-                    )
+                    linked = agreement(sketches[members[other]], sketches[document]) >= required
                     unlike += not linked
                     other = following[other]
                 if linked:
@@ -157,7 +155,8 @@ two. With `megatron-2019`, the largest similarity of the document to any other."
 
 
 class Resolution(NamedTuple):
-    """Decisions about some components."""
+    """Outcome of comparing the linked documents of some components: which documents are dropped,
+    and how many pairs were compared or left uncompared."""
 
     decisions: NDArray[Any]
     """DECISION of each dropped document, component by component, in order in each."""
@@ -167,8 +166,10 @@ class Resolution(NamedTuple):
     partly: NDArray[np.int64]
     """Documents that share a bucket with more earlier ones than they were compared with."""
     uncompared: int
-    """Upper bound on the pairs of these documents that were not compared: a pair counts once for
-    each bucket that it shares."""
+    """Pairs of these that were not compared, at most: one is counted for each bucket that it
+    shares."""
+    offered: int
+    """How often a bucket offered a document to a later one."""
 
 
 class _Held:
@@ -189,14 +190,16 @@ class _Held:
         config: DeduplicateConfig,
         scratch: Path | None,
     ) -> None:
-        bands, size = config.banding[0], len(members)
+        bands = config.banding[0]
+        size = len(members)
         places = bands * size, bands * (size + size // 2)
         self.pages = [_mapped(4 * max(1, count), scratch) for count in places]
         own, slots = (
             np.frombuffer(*each)
             for each in zip(self.pages, (np.int32, np.int32), places, strict=True)
         )
-        self._buckets, self._slots = own.reshape(size, bands), slots.reshape(bands, -1)
+        self._buckets = own.reshape(size, bands)
+        self._slots = slots.reshape(bands, -1)
         component = np.repeat(np.arange(len(starts) - 1, dtype=np.uint64) * SPREAD, np.diff(starts))
         for band in range(bands):
             sharing, first = buckets(keys_of(band) ^ component)
@@ -205,28 +208,28 @@ class _Held:
                 first[:-1] + np.arange(len(first) - 1), np.diff(first)
             )
             self.pages[0].madvise(MADV_DONTNEED)
-        self._sketches, self._members, self._required = (
-            sketches,
-            members,
-            required_agreement(config),
-        )
+        self._sketches = sketches
+        self._members = members
+        self._required = required_agreement(config)
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
-        self._found, self._seen = np.empty(size, np.int64), np.full(size, -1, np.int32)
+        self._found = np.empty(size, np.int64)
+        self._seen = np.full(size, -1, np.int32)
 
-    def candidates(self, place: int) -> tuple[list[int], int]:
-        """Return the held documents, ascending, that share a bucket with this document and agree
-        with it often enough, and how many more there may be.
+    def candidates(self, place: int) -> tuple[list[int], int, int]:
+        """Held documents, in order, that share a bucket with this document and agree with it often
+        enough.
 
-        Of more than MOST_COMPARED, those that agree most often are returned.
+        Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
+        may be, and how often a bucket offered one.
         """
         where = (self._buckets, self._slots, self._sketches, self._members)
-        ranked, left = _candidates(
+        ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen
         )
         if len(ranked) > MOST_COMPARED:
             left += len(ranked) - MOST_COMPARED
             ranked = np.partition(ranked, MOST_COMPARED)[:MOST_COMPARED]
-        return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left
+        return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left, offered
 
     def hold(self, place: int) -> None:
         """Add a document to each of its buckets; a full bucket only counts it."""
@@ -251,25 +254,29 @@ def _candidates(
     most: int,
     found: Forest,
     seen: NDArray[np.int32],
-) -> tuple[Forest, int]:
-    """Return the indices of candidates, with their disagreement above PLACE_BITS, and how often a
-    full bucket did not offer one."""
-    count, left, own = 0, 0, sketches[members[place]]
+) -> tuple[Forest, int, int]:
+    """Places of candidates, their disagreement above PLACE_BITS; how often a full bucket did not
+    offer one; and how often one was offered."""
+    count = 0
+    left = 0
+    every = 0
+    own = sketches[members[place]]
     for band in range(buckets.shape[1]):
         start = buckets[place, band]
         if start < 0:
             continue
         offered = min(slots[band, start], most)
         left += slots[band, start] - offered
+        every += offered
         for slot in range(start + 1, start + 1 + offered):
             other = np.int64(slots[band, slot])
             if seen[other] != place:
                 seen[other] = place
-                agreeing = agreement(own, sketches[members[other]], required)
+                agreeing = agreement(own, sketches[members[other]])
                 if agreeing >= required:
                     found[count] = ((8 * own.shape[0] - agreeing) << PLACE_BITS) | other
                     count += 1
-    return found[:count], left
+    return found[:count], left, every
 
 
 @compiled
@@ -325,7 +332,8 @@ def resolve(
     order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
     text without shingles has a similarity of 0 to all others.
     """
-    is_published, size = config.rule == "megatron-2019", len(members)
+    is_published = config.rule == "megatron-2019"
+    size = len(members)
     held = _Held(members, starts, keys_of, sketches, config, scratch)
 
     def text(place: int) -> str:
@@ -333,11 +341,17 @@ def resolve(
         return whole[:-1] if is_published else whole
 
     texts = ShingledTexts(text, config.shingle_characters)
-    compared, partly, uncompared = np.zeros(HISTOGRAM_BINS, np.int64), np.zeros(size, np.bool_), 0
-    best, forest = np.zeros(size), np.arange(size if is_published else 0)
-    decisions, dropped = np.empty(size, DECISION), 0
+    compared = np.zeros(HISTOGRAM_BINS, np.int64)
+    partly = np.zeros(size, np.bool_)
+    uncompared = 0
+    best = np.zeros(size)
+    forest = np.arange(size if is_published else 0)
+    every = 0
+    decisions = np.empty(size, DECISION)
+    dropped = 0
     for place, document in enumerate(members.tolist()):
-        others, left = held.candidates(place) if document >= held_before else ([], 0)
+        others, left, offered = held.candidates(place) if document >= held_before else ([], 0, 0)
+        every += offered
         similarities = np.empty(0)
         if others:
             similarities = texts.similarities(
@@ -369,4 +383,4 @@ def resolve(
             members[forest[gone]],
         )
         decisions["jaccard"][:dropped] = best[gone]
-    return Resolution(decisions[:dropped], compared, members[partly], uncompared)
+    return Resolution(decisions[:dropped], compared, members[partly], uncompared, every)

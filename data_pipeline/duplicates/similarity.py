@@ -4,7 +4,7 @@ A key of up to eight bytes is the shingle itself (`shingles.pack`). A longer shi
 56 bits, so about one comparison in ten million of two long texts could count a shingle too many.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from mlm_repro.lineage.loops import compiled
 
-MOST_REMEMBERED = 1 << 23
-"""Largest number of cached keys, of eight bytes each: enough for the 4,096 documents that a bucket
-offers, of two thousand characters each."""
+MOST_REMEMBERED = 1 << 24
+"""Keys, of eight bytes, at most: those of sixteen thousand documents, which the full buckets of one
+template offer, of a thousand characters each."""
 WHOLE = np.uint64(0xFF << 56)
 """The lowest key of a text that is shorter than a shingle; keys of shingles are lower."""
 
 Keys = NDArray[np.uint64]
+Span = tuple[int, int]
 
 
 def shingle_keys(text: str, characters: int) -> Keys:
@@ -36,12 +37,12 @@ def shingle_keys(text: str, characters: int) -> Keys:
 def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
     """Return the keys of all shingles of a text in UTF-8, in order, repetitions included."""
     all_keys = np.empty(data.shape[0], np.uint64)
-    keys, starts, ends = (
-        np.empty(CHUNK, np.uint64),
-        np.empty(CHUNK, np.int64),
-        np.empty(CHUNK, np.int64),
-    )
-    filled, start, end = 0, 0, first_end(data, characters)
+    keys = np.empty(CHUNK, np.uint64)
+    starts = np.empty(CHUNK, np.int64)
+    ends = np.empty(CHUNK, np.int64)
+    filled = 0
+    start = 0
+    end = first_end(data, characters)
     while end <= data.shape[0]:
         count, start, end = pack(data, start, end, keys, starts, ends)
         all_keys[filled : filled + count] = keys[:count]
@@ -50,16 +51,37 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 
 @compiled
-def count_shared(left: Keys, right: Keys) -> int:
-    """Return the number of keys that two ascending arrays share. No step depends on a branch, which
-    a processor could not predict."""
-    shared, index, other_index = 0, 0, 0
-    while index < left.shape[0] and other_index < right.shape[0]:
-        key, theirs = left[index], right[other_index]
-        shared += key == theirs
-        index += key <= theirs
-        other_index += theirs <= key
-    return shared
+def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
+    """Similarity of ascending keys to each of others, which lie in `keys` at `spans` [others, 2]:
+    shared keys over all keys, up to the first that is `enough`.
+
+    No step depends on a branch, which could not be foreseen, and steps from the front do not wait
+    for those from the back.
+    """
+    similar = np.empty(spans.shape[0])
+    for number in range(spans.shape[0]):
+        theirs = keys[spans[number, 0] : spans[number, 1]]
+        shared = 0
+        place = 0
+        other = 0
+        last = own.shape[0] - 1
+        other_last = theirs.shape[0] - 1
+        while place <= last and other <= other_last:
+            left = own[place]
+            right = theirs[other]
+            shared += left == right
+            place += left <= right
+            other += right <= left
+            if place < last and other < other_last:
+                left = own[last]
+                right = theirs[other_last]
+                shared += left == right
+                last -= left >= right
+                other_last -= right >= left
+        similar[number] = shared / (own.shape[0] + theirs.shape[0] - shared)
+        if similar[number] >= enough:
+            return similar[: number + 1]
+    return similar
 
 
 class ShingledTexts:
@@ -69,29 +91,43 @@ class ShingledTexts:
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
     ) -> None:
-        self._text_of, self._characters, self._most = text_of, characters, most
-        self._known, self._held = dict[int, Keys](), 0
-
-    def _keys(self, number: int) -> Keys:
-        if number not in self._known:
-            keys = shingle_keys(self._text_of(number), self._characters)
-            self._held += len(keys)
-            if self._held > self._most:
-                self._known.clear()
-                self._held = len(keys)
-            self._known[number] = keys
-        return self._known[number]
+        self._text_of = text_of
+        self._characters = characters
+        self._keys = np.empty(most, np.uint64)
+        self._spans = dict[int, Span]()
+        self._end = 0
 
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
         """Return the Jaccard similarity of a text to each of `others`, up to and with the first
         that is at least `enough`."""
-        own, similar = self._keys(number), list[float]()
-        for other in others:
-            theirs = self._keys(other)
-            shared = count_shared(own, theirs)
-            similar.append(shared / (len(own) + len(theirs) - shared))
-            if similar[-1] >= enough:
+        ((start, end),) = [*self._find([number])][-1]
+        own = self._keys[start:end].copy()
+        similar = []
+        for some in self._find(others):
+            similar.append(compare(own, self._keys, np.array(some), enough))
+            if similar[-1][-1] >= enough:
                 break
-        return np.array(similar)
+        return np.concatenate(similar)
+
+    def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
+        """Spans of the keys of texts, in lists; each list ends before all are forgotten."""
+        some: list[Span] = []
+        for number in numbers:
+            if number not in self._spans:
+                keys = shingle_keys(self._text_of(number), self._characters)
+                if self._end + len(keys) > len(self._keys):
+                    if some:
+                        yield some
+                    self._spans = {}
+                    self._end = 0
+                    some = []
+                    if len(keys) > len(self._keys):
+                        self._keys = np.empty(len(keys), np.uint64)
+                start = self._end
+                self._end = self._end + len(keys)
+                self._keys[start : self._end] = keys
+                self._spans[number] = start, self._end
+            some.append(self._spans[number])
+        yield some

@@ -228,7 +228,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         needs more."""
         tag = 0 if "unescape_html" in left_out else text.find("<")
         tagged = len(text) if tag < 0 else tag - (tag - text.rfind("\n", 0, tag) - 1) % SEGMENT
-        fixed: list[str] = []
+        fixed = []
         for start, end in _blocks(text, tagged):
             block = settle(text[start:end], start < tagged)
             if block is None:

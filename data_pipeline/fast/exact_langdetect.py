@@ -64,10 +64,12 @@ def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
 
 
 def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
-    """Return a function equal to langdetect's detection with seed 0, for the profiles in the
-    tables.
+    """Return a function that detects a text's language as langdetect does with seed 0, bit for bit.
+    It returns the language, or None for a text without features, and the probability of each
+    language in `tables`.
 
-    Raises RuntimeError if langdetect is not the version that this was derived from.
+    Raises RuntimeError if langdetect is not the version that this was derived from, or has more
+    languages.
     """
     languages = tables["languages"].tolist()
     if version("langdetect") != SUPPORTED or len(languages) >= PADDED:
@@ -152,7 +154,7 @@ def _draws() -> Bytes4:
     its two Gaussians.
     """
     generator = random.Random(0)
-    draws: list[int] = []
+    draws = []
     accepted = TRIALS * (Detector.ITERATION_LIMIT + 1) + 4 * TRIALS
     while accepted:
         draws.append(generator.getrandbits(32))

@@ -7,6 +7,7 @@ workers.
 """
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
@@ -236,8 +237,10 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     forest = np.arange(settings["documents"])
     partly = np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)
+    largest = 0
     for band in settings["bands"]:
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
+        largest = max(largest, int(np.diff(starts).max(initial=0)))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
             batch = starts[first : first + BUCKETS_AT_ONCE + 1]
             counts += link(forest, documents, batch, sketches, required_agreement(config), partly)
@@ -246,7 +249,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
     np.save(directory / PARTLY, np.flatnonzero(partly))
-    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True))
+    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True)) | {"largest": largest}
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -292,7 +295,8 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     def text_of(document: int) -> str:
         return corpus[int(numbers[document])].text
 
-    *arrays, uncompared = resolve(
+    start = time.perf_counter()
+    *arrays, uncompared, offered = resolve(
         members,
         starts - starts[0],
         keys_of,
@@ -306,7 +310,13 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
     )
     for name, array in zip((DECISIONS, COMPARED, PARTLY), arrays, strict=True):
         np.save(directory / name, array)
-    return {"uncompared": uncompared}
+    return {
+        "uncompared": uncompared,
+        "offered": offered,
+        "compared": int(arrays[1].sum()),
+        "members": len(members),
+        "seconds": time.perf_counter() - start,
+    }
 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -41,7 +41,7 @@ def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Cou
     """
     starts = np.concatenate([[0], np.cumsum(settings["counts"], dtype=np.int64)])
     np.save(directory / STARTS, starts)
-    orders: dict[str, NDArray[np.int64]] = {}
+    orders = {}
     if shuffle := settings["shuffle"]:
         orders = dict(zip(("train", "valid"), split(int(starts[-1]), **shuffle), strict=True))
     else:

@@ -80,7 +80,7 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
                 encoded = [
                     encode(tokenizer, document.text) if tokenizer else None for document in batch
                 ]
-            long: list[Document] = []
+            long = []
             for document, ids in zip(batch, encoded, strict=True):
                 # One counter runs over all batches. Numbers that began anew in each batch once made
                 # duplicates be judged, and texts kept, by the wrong document.
@@ -145,7 +145,7 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Yield documents in order, in batches that end when they have BATCH_CHARACTERS."""
-    batch: list[Document] = []
+    batch = []
     characters = 0
     for document in documents:
         batch.append(document)

@@ -97,7 +97,7 @@ def measure_overlap(
         counted = workspace.all(
             f"overlap-{len(results)}", count_shard, jobs, f"overlap with {name}"
         )
-        present = set[str]()
+        present = set()
         for number in range(len(shards)):
             present.update(
                 (counted.task(number).path / FOUND).read_text(encoding="utf-8").split("\n")[:-1]

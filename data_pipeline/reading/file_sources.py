@@ -235,7 +235,7 @@ class FileSource:
         """Yield name and path of the files of this kind below a directory, and warn of other files.
         Raises BadInput for a link that leads out of it or to nothing."""
         resolved = path.resolve()
-        others = list[Path]()
+        others = []
         snapshots = [
             folder for folder in (resolved, *resolved.parents) if folder.name == "snapshots"
         ]

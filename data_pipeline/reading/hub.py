@@ -42,7 +42,7 @@ def hub_is_reachable() -> bool:
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
-    answers: list[bool] = []
+    answers = []
     thread = threading.Thread(target=lambda: answers.append(_answers()), daemon=True)
     thread.start()
     thread.join(2 * TIMEOUT_SECONDS)

@@ -199,7 +199,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
             key=lambda number: sha256(f"{settings['seed']}:{places[number][:2]}".encode()).digest()
         )
     limit = Limit(settings["max_documents"], settings["max_bytes"])
-    taken: dict[int, bytes] = {}
+    taken = {}
     for number in order:
         items = takewhile(limit.admits, extract(places[number], settings["max_line_bytes"]))
         if lines := b"".join(

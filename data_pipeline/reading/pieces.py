@@ -54,8 +54,8 @@ class Piece:
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
-    """Return the size of a shard, a multiple of the grain: `wanted`, or 64 MiB, or less for a
-    corpus under 4 GiB."""
+    """Return the size of a shard in bytes: `wanted`, or if it is None, 64 MiB, less for a corpus
+    under 4 GiB. It is rounded down to a multiple of GRAIN_BYTES, and is at least one grain."""
     by_size = max(SMALLEST_SHARD_BYTES, total_bytes // SHARDS_OF_A_SMALL_CORPUS)
     size = wanted or min(SHARD_BYTES, by_size)
     return max(GRAIN_BYTES, size // GRAIN_BYTES * GRAIN_BYTES)

@@ -57,7 +57,8 @@ def own_stage(name: str) -> type[Stage]:
         sys.path.append(os.getcwd())
     # Python takes cached bytecode for current if a file kept its length and its second of change:
     # an edit within a second would not count.
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    writes = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         filter_class: type[Stage] = getattr(import_module(module), class_name)
         if not issubclass(filter_class, TextFilter | TokenFilter):
@@ -99,4 +100,5 @@ class Known(dict[str, type[Any]]):
         return own_stage(name)
 
 
-TEXT_FILTERS, TOKEN_FILTERS = Known(TextFilter), Known(TokenFilter)
+TEXT_FILTERS = Known(TextFilter)
+TOKEN_FILTERS = Known(TokenFilter)

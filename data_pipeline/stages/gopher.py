@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from mlm_repro.data_pipeline.document import Drop
 from mlm_repro.data_pipeline.stages.stage import Example, TextFilter
 
-WORD, LINE = r"\S+", r"\S.*"
+WORD = r"\S+"
+LINE = r"\S.*"
 QUALITY = (
     ("words not 50 to 100,000", WORD, r"\A", 50, 100_000),
     ("mean word length not 3 to 10", r"\S", WORD, 3, 10),
@@ -78,7 +79,8 @@ def _repeated(parts: list[str], n: int) -> float:
     """Return the share of the characters that lie in the most frequent n-gram of parts, for n from
     2 to 4, or in repeated n-grams, for any other n."""
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
-    first, often = dict[tuple[str, ...], int](), Counter(grams).most_common(1)[0][0]
+    first = dict[tuple[str, ...], int]()
+    often = Counter(grams).most_common(1)[0][0]
     again = {
         place + part
         for place, gram in enumerate(grams)

@@ -110,7 +110,8 @@ class Prose(TextFilter):
         """Return True if a paragraph ends like a sentence and meets all limits of the settings."""
         if not paragraph.rstrip(CLOSING).endswith((".", "!", "?")):
             return False
-        words, sentences = paragraph.split(), len(SENTENCE_END.findall(paragraph))
+        words = paragraph.split()
+        sentences = len(SENTENCE_END.findall(paragraph))
         return (
             len(words) >= self.min_paragraph_words
             and function_words(words) >= self.min_function_words * len(words)

@@ -6,8 +6,8 @@ from mlm_repro.data_pipeline.stages.stage import Stage
 
 
 class SplitConfig(Stage):
-    """Shuffle, and part training from validation documents. Shares of training and validation
-    documents."""
+    """Shuffle the documents and divide them into training and validation documents, by the ratio
+    `train` : `valid`."""
 
     name = verb = "split"
     step = 5

@@ -116,8 +116,8 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """Return id, source and line of some documents of a token file, as far as the dataset has their
-    texts at `path`."""
+    """Return id, source and line of some documents of a token file as text, by the document's
+    index. Documents that the dataset has no text for at `path` are left out."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):

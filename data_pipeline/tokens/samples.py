@@ -22,7 +22,8 @@ from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """Megatron-LM's three index arrays."""
+    """Megatron-LM's three index arrays: the order of documents, where each sample starts, and the
+    order of samples."""
 
     documents: NDArray[np.int32]
     """Order of documents over all epochs, [E·N]."""
@@ -70,7 +71,8 @@ def build_sample_index(
 
 
 class SamplePiece(NamedTuple):
-    """The tokens of one document within a sample."""
+    """The tokens of one document within a sample, with the document's index and the first token's
+    position in the document."""
 
     document: int
     start: int
@@ -80,7 +82,8 @@ class SamplePiece(NamedTuple):
 
 
 class PackedSamples:
-    """The samples of one token file."""
+    """The samples of one token file, s + 1 consecutive tokens each, in shuffled order. Samples run
+    across documents."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file

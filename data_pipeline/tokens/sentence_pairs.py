@@ -44,7 +44,7 @@ class PairSample(NamedTuple):
 
 
 class Masking:
-    """Masks token sequences over a vocabulary."""
+    """Masks runs of whole words in token sequences, for BERT to predict them."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

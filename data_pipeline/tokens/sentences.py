@@ -69,7 +69,8 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Sentences:
-    """The sentences of a token file's documents."""
+    """Starts and ends of a token file's sentences, and the sentences that belong to each
+    document."""
 
     starts: NDArray[np.int64]
     """First token of each sentence, counted from the start of the file."""

@@ -17,7 +17,8 @@ BUFFER_BYTES = 1 << 18
 
 
 class DocumentWriter:
-    """Writes the documents of a shard into a directory."""
+    """Context manager that writes a shard of documents into a directory: their JSON lines, and
+    where each line starts."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

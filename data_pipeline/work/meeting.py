@@ -35,8 +35,12 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Part number `part`, from 1, of `parts` that work on one run, in a folder that their machines
-    share."""
+    """One part of an array of jobs that build one dataset. In a shared folder it shows the other
+    parts that it lives and what it works on, compares its facts with theirs, and waits for their
+    results.
+
+    `part` counts from 1; `parts` is the number of all parts.
+    """
 
     def __init__(self, folder: Path, part: int, parts: int) -> None:
         self.part = part
@@ -156,7 +160,8 @@ def _differing(facts: dict[str, str], sign: Sign) -> list[str]:
 
 
 def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
-    """Return the signs of a part, or of all parts, by the names of their files."""
+    """Return the JSON of each file with which a part shows that it lives, by file name: the files
+    of one part, or of all. A file that is removed meanwhile is left out."""
     signs = {}
     for path in folder.glob(f"part-{part}-*.json"):
         with suppress(OSError):  # the first part has ended and removed it

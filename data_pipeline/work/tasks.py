@@ -35,7 +35,8 @@ class Input:
 
 @dataclass(frozen=True)
 class WorkTask:
-    """One unit of work. Settings and counts are JSON."""
+    """A function to call with settings, input directories and an output directory. Settings and
+    counts are JSON."""
 
     work: Work
     settings: Settings

@@ -43,7 +43,7 @@ Job = tuple[Settings, tuple[Input, ...]]
 
 
 class Workspace:
-    """Runs the tasks of a stage in `path/<stage>`."""
+    """Runs the tasks of a stage on an executor; task number N writes to `path/<stage>/N`."""
 
     def __init__(self, path: Path, executor: Executor) -> None:
         self.path = path
@@ -58,8 +58,8 @@ class Workspace:
         total: int,
         at_once: int | None = None,
     ) -> Iterator[Done]:
-        """Yield the results of the tasks in order, and count them under `title`; `jobs` has the
-        settings and inputs of each task."""
+        """Run one task for each job, its settings and inputs, and yield the results in order.
+        Progress is counted under `title`; an empty title shows none."""
         folder = self.path / stage
         tasks = (
             WorkTask(work, settings, inputs, folder / f"{number:05d}")

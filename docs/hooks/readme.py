@@ -27,13 +27,12 @@ from mlm_repro.experiments.verdicts import (
     totals,
     unanswered,
 )
-from mlm_repro.lineage.atomic import write_text
+from mlm_repro.lineage.atomic import write_bytes, write_text
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
-from mlm_repro.reports.ladder import ladder_exhibit
 from mlm_repro.reports.load import Reproduction, load_reproduction
-from mlm_repro.reports.render import export_exhibit
+from mlm_repro.reports.render import render
 from mlm_repro.reports.reproduced import reproduction_exhibits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,12 +154,12 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
     return CONSOLE.sub(lambda match: f"```console\n{match[1]}{_output(match[1])}```", readme)
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draw README's picture into a folder, the curves of the kept reproduction, and the kept
-    ladder."""
+def draw(folder: Path) -> Path:
+    """Draw README's picture, the curves of the kept reproduction, into a folder."""
     curves = reproduction_exhibits(load_reproduction(RESULTS))["2019-figure-6"]
-    shown = [replace(curves, name="twins"), ladder_exhibit(KEPT / "ladder")]
-    return [export_exhibit(shown, exhibit.name, "svg", folder) for exhibit in shown]
+    path = folder / "twins.svg"
+    write_bytes(path, render(replace(curves, name="twins")).svg)
+    return path
 
 
 @cache

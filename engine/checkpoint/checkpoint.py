@@ -22,7 +22,7 @@ import torch
 from pydantic import Field, NonNegativeInt, field_validator
 
 from mlm_repro.engine.checkpoint import shards, statistics
-from mlm_repro.engine.checkpoint.statistics import Numbers
+from mlm_repro.engine.checkpoint.statistics import NOTHING, Loaded
 from mlm_repro.engine.checkpoint.stream_memory import StreamMemory
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.kernels.identity import numerics_identity
@@ -47,8 +47,7 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe has the first 8 validation sequences, at most 64 tokens of each: a check costs one
-short batch."""
+"""The probe has the first validation sequences, at most 8 and at most 64 tokens of each."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference of a loss that another layout, machine or library makes, by number
 format."""
@@ -84,8 +83,7 @@ class Probe(FileSchema):
         Raises IntegrityFailure if the loss is not near: the weights changed.
         """
         change = (
-            f"the loss on {len(self.tokens)} fixed samples is {loss!r} and was {self.loss!r} when"
-            " it was saved"
+            f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
         )
         if not math.isclose(loss, self.loss, rel_tol=TOLERANCE.get(self.precision, 1e-4)):
             raise IntegrityFailure(
@@ -109,7 +107,7 @@ def describe_computation(layout: Layout, device: torch.device) -> JSON:
 
 
 class Ancestor(NamedTuple):
-    """A checkpoint that this one descends from."""
+    """An earlier checkpoint that this one's training went through: its iteration and digests."""
 
     iteration: int
     digest: str
@@ -152,16 +150,19 @@ class CheckpointWriter:
         streams: StreamMemory | None = None,
     ) -> None:
         """Make room for the copy, which is kept from one checkpoint to the next."""
-        self._optimizer, self._mesh, self._streams = optimizer, mesh, streams
+        # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
+        # would pass each time while the writer forms its JSON.
+        sys.setswitchinterval(1e-4)
+        self._optimizer = optimizer
+        self._mesh = mesh
+        self._streams = streams
         # Replicas hold the same weights; the optimizer's state is divided, so every rank writes its
         # own part. The tied embedding's copy is left out, or two files would hold one tensor and
         # might disagree.
         own = [p for p in parameters if not p.is_copy and mesh.dp.rank == 0]
         self._weights: Written = [(p.name, p, 0, partial(getattr, p.local, "data")) for p in own]
-        place, part = (
-            f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}",
-            f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1),
-        )
+        place = f"tp{mesh.tp.rank:02d}-pp{mesh.pp.rank:03d}"
+        part = f"-dp{mesh.dp.rank:03d}" * (mesh.dp.size > 1)
         self._files = [
             (
                 f"{file}.safetensors",
@@ -230,7 +231,8 @@ class CheckpointWriter:
         cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for a tensor
         that was not written as it was copied.
         """
-        steps, self._steps = self._steps, None
+        steps = self._steps
+        self._steps = None
         assert steps is not None
         try:
             self._work = next(steps)
@@ -253,7 +255,8 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None,
     ) -> Generator[Future[Any], None, Ancestor]:
-        path, mesh = checkpoint_path(run, state.iteration), self._mesh
+        path = checkpoint_path(run, state.iteration)
+        mesh = self._mesh
         # Hidden until it is whole: no command takes a directory for a checkpoint that a kill has
         # cut short.
         unfinished = path.with_name(f".{path.name}.partial")
@@ -294,7 +297,7 @@ class CheckpointWriter:
     def _write(
         self, path: Path, dtype: torch.dtype, own: dict[str, ShardedParameter]
     ) -> WrittenFile:
-        numbers: dict[str, Numbers] = {}
+        numbers = {}
 
         def measured() -> Iterator[torch.Tensor]:
             for name in sorted(own):  # the order of a file; the index has the model's
@@ -376,7 +379,7 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return the checkpoint as later checkpoints name it."""
+    """Return the checkpoint's iteration and digests, as later checkpoints name it."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
@@ -406,7 +409,7 @@ def resume(
     checkpoint fails. Every rank calls it.
     """
     mesh = optimizer.mesh
-    damaged: list[tuple[Path, IntegrityFailure]] = []
+    damaged = []
     for path in reversed(own_checkpoints(run)):
         try:
             state, probe = load_checkpoint(path, parameters, optimizer)
@@ -464,12 +467,11 @@ def start_from(
         index = read_object(path / INDEX)
 
         def fill(tensors: Sequence[tuple[ShardedParameter, str, int, torch.Tensor]]) -> None:
-            precise = [(f"master.{p.name}", p, start, tensor) for p, _, start, tensor in tensors]
-            shards.read_into(
-                path,
-                index,
-                [(n if n in index else p.name, p, i, tensor) for n, p, i, tensor in precise],
-            )
+            named = []
+            for p, _, start, tensor in tensors:
+                precise = f"master.{p.name}"
+                named.append((precise if precise in index else p.name, p, start, tensor))
+            shards.read_into(path, index, named)
 
         fill([(p, "", 0, p.local.data) for p in parameters])
         optimizer.restore(0, fill, ("master",))
@@ -486,36 +488,26 @@ def load_checkpoint(
     saved ones; parameters and optimizer are then partly overwritten.
     """
     mesh = optimizer.mesh
-    weights, moments = (
-        dict[str, tuple[ShardedParameter, Numbers]](),
-        dict[str, tuple[ShardedParameter, Numbers]](),
-    )
+    weights = Loaded()
+    moments = Loaded()
     is_checked = statistics.has_checksums(path)
     _check_files(
         path, mesh, is_read=lambda name: not (is_checked and name.endswith(".safetensors"))
     )
     with mesh.all_or_none():
-        state, index = _read_state(path), read_object(path / INDEX)
+        state = _read_state(path)
+        index = read_object(path / INDEX)
 
         def fill(
-            loaded: JSON, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]
+            loaded: Loaded, tensors: Sequence[tuple[str, ShardedParameter, int, torch.Tensor]]
         ) -> None:
             shards.read_into(path, index, tensors)
             stored = shards.stored_dtype(path, {name: index[name] for name, *_ in tensors[:1]})
-            loaded.update(
-                (
-                    n,
-                    (
-                        p,
-                        (
-                            statistics.measure(part.to(stored), p, i)
-                            if len(part)
-                            else statistics.NOTHING
-                        ),
-                    ),
-                )
-                for n, p, i, part in tensors
-            )
+            for name, parameter, start, part in tensors:
+                loaded[name] = parameter, NOTHING
+                if len(part):
+                    own = statistics.measure(part.to(stored), parameter, start)
+                    loaded[name] = parameter, own
 
         with torch.no_grad():
             fill(weights, [(p.name, p, 0, p.local.data) for p in parameters])
@@ -555,8 +547,5 @@ def _read_state(path: Path) -> TrainingState:
 
 def read_probe(path: Path) -> Probe | None:
     """Return the probe stored with a checkpoint; None for imported weights."""
-    return (
-        parse_document(read_object(path / PROBE), Probe, str(path / PROBE))
-        if (path / PROBE).is_file()
-        else None
-    )
+    place = path / PROBE
+    return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

@@ -46,20 +46,22 @@ def write_shard(
     written.
     """
     header: JSON = {}
-    end, digest = 0, hashlib.sha256()
+    end = 0
+    digest = hashlib.sha256()
     for name, (dtype, shape) in shapes.items():
-        start, end = end, end + dtype.itemsize * math.prod(shape)
+        start = end
+        end = end + dtype.itemsize * math.prod(shape)
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     # As the library pads it, so that the file is the library's own, byte for byte.
     text += b" " * (-len(text) % 8)
     # Lazily: the library's own writer takes all tensors at once, which doubles the memory of a
-    # rank.
-    flat = (
-        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() for tensor in tensors
+    # rank. Without a copy as bytes, during which no other thread could run Python.
+    flat: Iterator[Any] = (
+        tensor.detach().reshape(-1).cpu().view(torch.uint8).numpy() for tensor in tensors
     )
     with path.open("wb") as file:
-        for data in chain((len(text).to_bytes(8, "little"), text), flat):
+        for data in chain([len(text).to_bytes(8, "little") + text], flat):
             digest.update(data)
             file.write(data)
         file.flush()
@@ -73,24 +75,28 @@ def describe(
 ) -> dict[str, Entry]:
     """Return shape, dim, part, file and statistics of each tensor in one rank's file, by name, for
     the index."""
-    positions = {
-        name: {"shape": list(p.global_shape), "dim": p.dim, "part": p.axis.rank}
-        for name, p in parts
-    }
     return {
-        name: {**position, "file": file, "numbers": numbers[name]}
-        for name, position in positions.items()
+        name: {
+            "shape": list(p.global_shape),
+            "dim": p.dim,
+            "part": p.axis.rank,
+            "file": file,
+            "numbers": numbers[name],
+        }
+        for name, p in parts
     }
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Write index and statistics of all ranks' files."""
+    """Merge all ranks' descriptions of their files, and write the index of the tensors and their
+    statistics into the checkpoint."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is
         # named.
         merged.setdefault(name, {}).setdefault(part["part"] if part["dim"] is not None else 0, part)
-    index, statistics = {}, {}
+    index = {}
+    statistics = {}
     for name, by_number in merged.items():
         parts = [by_number[number] for number in sorted(by_number)]
         whole = {key: parts[0][key] for key in ("shape", "dim")}
@@ -192,7 +198,8 @@ def _read_run(
     name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
 ) -> None:
     """Fill the target with elements of the rank's part, from `start` on."""
-    shape, count = parameter.local.shape, target.numel()
+    shape = parameter.local.shape
+    count = target.numel()
     if not count:
         return
     if count == parameter.local.numel():
@@ -200,7 +207,8 @@ def _read_run(
         return
     # The library reads whole rows; an owner of a divided state begins and ends within one.
     row = math.prod(shape[1:])
-    first, last = start // row, -(-(start + count) // row)
+    first = start // row
+    last = -(-(start + count) // row)
     rows = target.new_empty(last - first, *shape[1:])
     _read_part(name, entry, parameter, first, rows, file)
     target.copy_(rows.view(-1)[start - first * row :][:count])
@@ -210,7 +218,9 @@ def _read_part(
     name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
 ) -> None:
     """Fill the target with rows of the rank's part, from the row `first` on."""
-    dim, files, own = entry["dim"] or 0, entry["files"], parameter.dim
+    dim = entry["dim"] or 0
+    files = entry["files"]
+    own = parameter.dim
     # Only the rows that this rank needs are read from each file, so no rank ever holds a whole
     # tensor of another layout.
     cut: list[slice] = [slice(size) for size in parameter.global_shape]
@@ -227,7 +237,8 @@ def _read_part(
         )
     start, end, _ = cut[dim].indices(parameter.global_shape[dim])
     for number, source in enumerate(files):
-        low, high = max(start, number * size), min(end, (number + 1) * size)
+        low = max(start, number * size)
+        high = min(end, (number + 1) * size)
         if low < high:
             cut[dim] = slice(low - number * size, high - number * size)
             _copy(

@@ -29,7 +29,9 @@ Numbers = tuple[float, float, float, int, int]
 """(sum of squares, minimum, maximum, count of non-finite numbers, checksum) of a tensor or of a
 rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
-"""Numbers of an empty tensor, which change nothing in `merge`."""
+"""The numbers of no element."""
+Loaded = dict[str, tuple[ShardedParameter, Numbers]]
+"""Parameters by the name of a tensor, with the numbers of what was read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -46,17 +48,18 @@ def measure(
     # The bits weighted by their position in the whole tensor: exchanged elements change the sum,
     # and parts of any layout add up to the same number.
     for number, part in enumerate(flat.view(BITS[flat.element_size()]).split(PART)):
-        position = torch.arange(len(part), device=flat.device).add_(start + number * PART)
-        if parameter and parameter.dim is not None:
+        first = 2 * (start + number * PART) + 1
+        # 2n + 1 for the element n of this rank's part, then of the whole tensor.
+        weights = torch.arange(first, first + 2 * part.numel(), 2, device=flat.device)
+        if parameter and parameter.dim is not None and parameter.axis.size > 1:
             # From the index in this part to the index in the whole tensor, where other ranks' rows
             # lie between ours.
-            row = math.prod(parameter.local.shape[parameter.dim :])
-            above = torch.div(position, row, rounding_mode="floor").mul_(parameter.axis.size - 1)
-            position.add_(above.add_(parameter.axis.rank), alpha=row)
+            row = 2 * math.prod(parameter.local.shape[parameter.dim :])
+            above = torch.div(weights, row, rounding_mode="floor").mul_(parameter.axis.size - 1)
+            weights.add_(above.add_(parameter.axis.rank), alpha=row)
         # Weights are odd: an odd number has an inverse modulo 2⁶⁴, so no change of one element is
-        # lost.
-        total += (part.long() * position.mul_(2).add_(1)).sum()
-    # int64 wraps around, which is a sum modulo 2⁶⁴.
+        # lost. int64 wraps around, which is a sum modulo 2⁶⁴.
+        total += (part * weights).sum()
     return *_range(flat), int(total.item()) % 2**64
 
 
@@ -80,7 +83,8 @@ def merge(parts: Iterable[Numbers]) -> Numbers:
 
 
 def to_json(numbers: Numbers) -> dict[str, float | int]:
-    """Return the numbers as `statistics.json` has them."""
+    """Return a tensor's numbers under their names in `statistics.json`, with the norm in place of
+    the sum of squares."""
     squares, least, greatest, lost, checksum = numbers
     return {
         "norm": math.sqrt(squares),
@@ -136,7 +140,7 @@ def check_written(
 
 def check_loaded(
     directory: Path,
-    loaded: Mapping[str, tuple[ShardedParameter, Numbers]],
+    loaded: Loaded,
     owners: Axis | None = None,
 ) -> None:
     """Compare the tensors that this rank and its tensor-parallel peers have read with the stored

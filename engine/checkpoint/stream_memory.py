@@ -24,27 +24,30 @@ class StreamMemory:
     """States of this rank's layers and streams, by microbatch; empty for a model without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
-        self.mesh, self.is_kept = mesh, model.transformer_xl.memory_length > 0
+        self.mesh = mesh
+        self.is_kept = model.transformer_xl.memory_length > 0
         self._states: dict[Places, dict[int, torch.Tensor]] = {}
         # Apart from the states until `commit`, so that a rehearsal can be discarded.
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """Return the memory for a microbatch of these streams, None for a model without; `commit`
-        stores the states that the microbatch leaves."""
+        """Return the memory for a microbatch of these streams, which `commit` replaces by the
+        states that the microbatch leaves; None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
         return self._passing[places]
 
     def commit(self) -> None:
-        """Store the states that the entered microbatches have left."""
+        """Make the states that this iteration's microbatches have left the memory for the next
+        iteration."""
         for places, recurrence in self._passing.items():
             self._states[places] = recurrence.after
         self._passing = {}
 
     def discard(self) -> None:
-        """Drop the states that the entered microbatches have left, after a dry run."""
+        """Drop the states that the microbatches since the last `commit` have left, as after a dry
+        run."""
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:

@@ -219,8 +219,8 @@ def merge(
 def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
-    """Return the tolerance T of every tensor in `whole`, from the same tensors in the perturbed
-    runs, `moved`."""
+    """Return the tolerance T (`tensor_tolerance`) of every tensor in `whole`, from the same tensors
+    in the perturbed runs, `moved`. The network's depth is read from the tensors' names."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1
@@ -238,8 +238,9 @@ def factor(num_layers: int) -> float:
 def tensor_tolerance(
     tensor: str, first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int, precision: str
 ) -> float:
-    """Return the tolerance T of one tensor, from its value in the reference, `first`, and in the
-    perturbed runs, `draws`."""
+    """Return the tolerance T of the module's first lines for one tensor, from its value in the
+    reference, `first`, and in the perturbed runs, `draws`. Outputs and updated weights have bf16's
+    round-off if `precision` is bf16."""
     base = np.asarray(first, np.float64)
     spread = max(
         (float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size),

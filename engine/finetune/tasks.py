@@ -221,7 +221,7 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return exact match and F1 in percent: the best over a question's answers, averaged over
+    """Return `exact_match` and `f1` in percent: the best over a question's answers, averaged over
     questions.
 
     For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for

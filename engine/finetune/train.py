@@ -96,7 +96,8 @@ class PairEncoder:
         return cls(backend, start, end, padding)
 
     def pair(self, first: str, second: str, length: int) -> EncodedPair:
-        """Encode both texts in at most `length` tokens; the longer text loses tokens at its end."""
+        """Encode both texts with [CLS] and two [SEP] in at most `length` tokens; the longer text,
+        the second if they are equal, loses tokens at its end."""
         a = self._encode(first)
         b = self._encode(second)
         room = length - 3
@@ -285,7 +286,8 @@ class FineTuner:
         return scored
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
-        """Return the task's metrics in percent, for the answers with the best scores."""
+        """Return the task's metrics in percent, for the answers with the best scores: `exact_match`
+        and `f1` for spans, else `accuracy`."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [

@@ -1,21 +1,14 @@
-"""Import and export of checkpoints, and the proof that both sides are the same model.
+"""Import and export of checkpoints, and the proof that what is written is the same model.
 
-An export is read back, and every weight compared bit by bit. Where transformers is installed, it
-computes the losses of eight windows of tokens beside this engine, in fp32. `mlm-verify against`
-compares every tensor of a training step. Shapes: s sequence, v vocabulary.
+An export is read back, and every weight compared bit by bit. `mlm-verify against` compares every
+tensor of a training step.
 """
 
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from mlm_repro.engine.config import ModelConfig
 from mlm_repro.engine.formats import Imported, write_checkpoint
 from mlm_repro.engine.formats.huggingface import (
     OVER_VOCABULARY,
@@ -25,14 +18,11 @@ from mlm_repro.engine.formats.huggingface import (
 )
 from mlm_repro.engine.formats.megatron import read_megatron
 from mlm_repro.engine.inference import LoadedCheckpoint, load_for_inference
-from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.model.stage_model import StageModel
-from mlm_repro.engine.parallel.mesh import serial_mesh
-from mlm_repro.engine.published import check_published, is_huggingface, is_megatron
-from mlm_repro.lineage.atomic import JSON, write_text
+from mlm_repro.engine.published import check_published, is_megatron
+from mlm_repro.lineage.atomic import write_text
 from mlm_repro.lineage.chain import read_newest
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.lock import check_output, new_output
 
@@ -50,11 +40,6 @@ tags: [{family}, megatron-lm]
 TITLES = {"gpt2": ("text-generation", "GPT-2"), "bert": ("fill-mask", "BERT")}
 """Family → the hub's name for the task of such a model, and the model's name."""
 SCALED = "It is a shrunk twin of a published model: its numbers are scaled ones.\n"
-WINDOWS, LENGTH = 8, 64
-"""Number of windows of random tokens, and tokens per window."""
-TOLERANCE = 1e-4
-"""Nats by which mean losses of one model may differ. Rounding takes them a hundredth of that
-apart."""
 
 
 def export_checkpoint(checkpoint: Path, out: Path) -> Path:
@@ -76,25 +61,15 @@ def _export(checkpoint: Path, temporary: Path) -> None:
     write_card(temporary, loaded)
     model: Any = loaded.model.float()
     check_weights(model, read_huggingface(temporary), checkpoint)
-    compare_losses(model, temporary, checkpoint)
 
 
 def import_checkpoint(
     directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Path:
     """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return
-    `out`.
-
-    For a Hugging Face GPT-2, transformers must compute the same losses if it is installed.
-    """
+    `out`."""
     check_output(out)
-    imported = read_published(directory, vocab, heads)
-    if is_huggingface(directory) and imported.model.family == "gpt2":
-        model = GPT2(imported.model, serial_mesh()).eval()
-        model.load_state_dict(imported.tensors)
-        if compared := compare_losses(model, directory, directory):
-            imported.origin["compared"] = compared
-    write_checkpoint(out, imported)
+    write_checkpoint(out, read_published(directory, vocab, heads))
     return out
 
 
@@ -137,51 +112,3 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
             raise IntegrityFailure(
                 f"{where} is written as another model: {name} differs by at most {largest:.1e}"
             )
-
-
-def compare_losses(model: Any, directory: Path, where: Path) -> JSON | None:
-    """Compare a model's losses with those that transformers computes from a directory.
-
-    Returns the programs and the largest difference, or None if transformers is not installed.
-    Raises IntegrityFailure if transformers cannot read the directory, or if losses differ by more
-    than TOLERANCE.
-    """
-    try:
-        library = import_extra("transformers", "bench")
-    except BadInput:
-        return None
-    program = f"transformers {version('transformers')}"
-    library.utils.logging.disable_progress_bar()
-    try:
-        kind = library.GPT2LMHeadModel if isinstance(model, GPT2) else library.BertForPreTraining
-        theirs = kind.from_pretrained(directory, use_safetensors=True).float().eval()
-    except Exception as error:  # the library raises errors of many kinds
-        message = str(error).partition("\n")[0]
-        raise IntegrityFailure(f"{directory} cannot be read by {program}: {message}") from error
-    if isinstance(model, GPT2):
-        ours = window_losses(model.config, lambda tokens: model.logits(model(tokens)).squeeze(1))
-        others = window_losses(
-            model.config, lambda tokens: theirs(input_ids=tokens, use_cache=False).logits[0]
-        )
-    else:
-        ours = window_losses(model.config, model.logits)
-        others = window_losses(
-            model.config, lambda tokens: theirs(input_ids=tokens).prediction_logits[0]
-        )
-    largest = float(np.abs(np.subtract(ours, others)).max())
-    if not largest <= TOLERANCE:
-        by = f"a loss differs by {largest:.1e}, tolerance {TOLERANCE:.1e}"
-        raise IntegrityFailure(f"{where} is a different model according to {program}: {by}")
-    return {"programs": ["this engine", program], "largest": largest}
-
-
-@torch.inference_mode()
-def window_losses(config: ModelConfig, logits_of: Callable[[Tensor], Tensor]) -> list[float]:
-    """Return the mean cross-entropy of each window of random tokens, from a model's logits [s, v]
-    of token ids [1, s]."""
-    size = (WINDOWS, min(config.seq_length, LENGTH) + 1)
-    windows = torch.from_numpy(np.random.RandomState(0).randint(config.vocab_size, size=size))
-    pairs = (
-        (logits_of(tokens[None, :-1])[:, : config.vocab_size], tokens[1:]) for tokens in windows
-    )
-    return [F.cross_entropy(logits.float(), targets).item() for logits, targets in pairs]

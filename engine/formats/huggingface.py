@@ -281,7 +281,7 @@ def read_huggingface(
     is_gpt2 = kind == "gpt2"
     tokenizer = None
     sources = list[Path]()
-    companion_files = dict[str, Path]()
+    companion_files = {}
     if is_gpt2:
         tokenizer, sources = read_vocabulary_files(vocab) if vocab else read_vocabulary(directory)
     else:
@@ -357,7 +357,7 @@ def read_weights(
 
     Raises IntegrityFailure if a file is damaged or disagrees with the index.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     single = directory / WEIGHTS
     index = directory / INDEX
     # A single file has no index: then `file_of` is empty, and every tensor of the file is read.

@@ -256,7 +256,7 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
     not the word embedding.
     """
     tp = len(files[0])
-    merged: dict[str, Tensor] = {}
+    merged = {}
     offset = 0
     for number, stage in enumerate(files):
         pipeline_stage = PipelineStage(
@@ -308,7 +308,7 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     for name, value in flatten(model).items():
         if name.endswith("_extra_state"):
             continue

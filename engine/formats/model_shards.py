@@ -120,7 +120,7 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     head = model.get_output_embeddings()  # type: ignore[operator]
-    divisions: dict[int, Division] = {}
+    divisions = {}
     for module_name, module in model.named_modules():
         style = STYLES.get(theirs.get(kind_of(module_name), ""))
         if not theirs:
@@ -345,7 +345,7 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
     on ranks with equal random state.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    parts: dict[int, nn.Parameter] = {}
+    parts = {}
     region = _Region(axis, seed)
     attention: dict[nn.Module, None] = {}
     for name, division in plan.parameters.items():

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Iteration:
-    """One iteration as guards see it."""
+    """One training iteration as guards see it: its batch, its gradient, and its line of the
+    metrics."""
 
     number: int
     """Counts from 0."""

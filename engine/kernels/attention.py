@@ -34,7 +34,7 @@ WORKSPACE_BYTES = 2 << 20
 
 def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
     """Return causal attention's outputs of all heads, [s, b, n·d], from queries, keys and values
-    [s, b, n, 3, d]."""
+    [s, b, n, 3, d]. `mask` drops softmax weights; None means no dropout."""
     s, b, n, _, d = query_key_value.shape
     query, key, value = query_key_value.permute(3, 1, 2, 0, 4).unbind(0)  # each [b, n, s, d]
     if mask is None:

@@ -159,8 +159,8 @@ def _fill(keys: Array, first_row: int, bits: Array) -> None:
 
 
 def reference(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Return x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 −
-    p)."""
+    """Return x [s, b, h] with the elements that `mask` drops set to zero and the others multiplied
+    by 1/(1 − p)."""
     s, _, h = x.shape
     return x * mask.factors(s, h, x.device, x.dtype).transpose(0, 1)
 
@@ -207,7 +207,7 @@ def bias_dropout_add(
     x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, mask: DropoutMask | None
 ) -> torch.Tensor:
     """Return residual + dropout(x + bias), for x and residual [s, b, h] and bias [h] (2021 paper,
-    Section 4.2)."""
+    Section 4.2). Without a `mask` nothing is dropped."""
     branch = x + bias
     return residual + (branch if mask is None else reference(branch, mask))
 

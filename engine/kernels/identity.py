@@ -18,8 +18,9 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """Return the numerics identity of this process: where it is equal, equal runs on one layout
-    have the same bits."""
+    """Return what decides the bits of a computation in this process, by name: processor,
+    instructions, BLAS, torch and this package's kernels. Runs of one configuration and layout have
+    the same bits wherever these are equal."""
     kind, instructions = processor_kind()
     # torch names its BLAS in a text alone.
     lines = torch.__config__.show().splitlines()

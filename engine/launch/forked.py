@@ -43,8 +43,8 @@ def run_forked(
     # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most
     # tests.
     context = multiprocessing.get_context("fork")
-    answers: dict[int, _Answer] = {}
-    waiting: dict[Any, int] = {}
+    answers = {}
+    waiting = {}
     answered: Any
     processes = []
     died = list[int]()

@@ -155,7 +155,7 @@ class LoneAxis(Axis):
 
 @dataclass(frozen=True)
 class GroupAxis(Axis):
-    """An axis whose ranks are processes."""
+    """An axis whose ranks are processes; its collectives run in a torch process group."""
 
     group: dist.ProcessGroup | None = None
 

@@ -51,7 +51,7 @@ ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """One parameter of this rank and how it lies in the whole model."""
+    """One parameter of this rank, and which part of the whole model's parameter it is."""
 
     name: str
     local: nn.Parameter

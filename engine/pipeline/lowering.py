@@ -31,7 +31,7 @@ Instruction = Compute | Message
 
 
 class Interval(NamedTuple):
-    """Start and end of a computation."""
+    """A computation with its start and end in simulated time."""
 
     compute: Compute
     start: float

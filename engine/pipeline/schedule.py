@@ -4,9 +4,8 @@ Imports no torch. p pipeline ranks, v chunks per rank, m microbatches. Stage = c
 global position in the pipeline.
 """
 
-from collections.abc import Iterator
 from enum import StrEnum
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 from mlm_repro.engine.config import ScheduleName
@@ -14,7 +13,7 @@ from mlm_repro.lineage.errors import BadInput
 
 
 class Op(StrEnum):
-    """Direction of a computation."""
+    """Direction of a pass: forward or backward."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -53,10 +52,10 @@ def compute_orders(
     name: ScheduleName, pp: int, chunks: int, microbatches: int
 ) -> list[list[Compute]]:
     """Return every rank's order of computation. Raises BadInput where `check_schedule` does."""
-    check_schedule(name, pp, chunks, microbatches)
-    # 1F1B is the interleaved schedule of one chunk, but for its shorter warm-up.
-    order = {"gpipe": _gpipe, "1f1b": _one_f_one_b, "interleaved": _one_f_one_b}[name]
-    return [list(order(pp, rank, chunks, microbatches)) for rank in range(pp)]
+    every = passes(pp, chunks, microbatches)
+    return [
+        [every[number] for number in order] for order in pass_orders(name, pp, chunks, microbatches)
+    ]
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
@@ -69,41 +68,41 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
     return [order for _ in range(pp)]
 
 
-def _gpipe(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
-    """All forward passes, then all backward passes: m activations in flight (GPipe)."""
+def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
+    """Forward passes in the order in which every rank makes them, then the backward passes."""
+    every = []
     for op in Op:
-        yield from (Compute(op, microbatch) for microbatch in range(microbatches))
+        for number in range(microbatches * chunks):
+            # Microbatches go through the chunks in groups of p, so that chunk 1 can begin before
+            # chunk 0 has seen them all.
+            group, place = divmod(number, pp * chunks)
+            chunk = place // pp
+            if op is Op.BACKWARD:
+                chunk = chunks - 1 - chunk
+            every.append(Compute(op, group * pp + place % pp, chunk))
+    return every
 
 
-def _one_f_one_b(pp: int, rank: int, chunks: int, microbatches: int) -> Iterator[Compute]:
-    """Warm-up forwards, one forward and one backward in turn, the remaining backwards
-    (PipeDream-Flush).
+def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[int]]:
+    """Every rank's order as indices of `passes`. Raises BadInput as `check_schedule`.
 
-    With several chunks this is the interleaved schedule of the 2021 paper (Figure 4): groups of p
-    microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) + (v − 1)p instead
-    of p − rank − 1.
+    GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
+    (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
+    backwards. With several chunks this is the interleaved schedule of the 2021 paper (Figure 4):
+    groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) +
+    (v − 1)p instead of p − rank − 1.
     """
+    check_schedule(name, pp, chunks, microbatches)
     total = microbatches * chunks
-
-    def step(number: int, op: Op) -> Compute:
-        # Microbatches go through the chunks in groups of p, so that chunk 1 can begin before chunk
-        # 0 has seen them all.
-        group, index = divmod(number, pp * chunks)
-        chunk = index // pp
-        return Compute(
-            op, group * pp + index % pp, chunk if op is Op.FORWARD else chunks - 1 - chunk
-        )
-
-    # Earlier ranks warm up longer: a rank's first backward pass has to come back through all ranks
-    # behind it.
-    warmup = min(total, _warmup(pp, rank, chunks))
-    for number in range(warmup):
-        yield step(number, Op.FORWARD)
-    for number in range(total - warmup):
-        yield step(warmup + number, Op.FORWARD)
-        yield step(number, Op.BACKWARD)
-    for number in range(total - warmup, total):
-        yield step(number, Op.BACKWARD)
+    orders = []
+    for rank in range(pp):
+        # Earlier ranks warm up longer: a rank's first backward pass has to come back through all
+        # ranks behind it.
+        warmup = total if name == "gpipe" else min(total, _warmup(pp, rank, chunks))
+        end = 2 * total - warmup
+        in_turn = chain.from_iterable(zip(range(warmup, total), range(total, end), strict=True))
+        orders.append([*range(warmup), *in_turn, *range(end, 2 * total)])
+    return orders
 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:

@@ -63,7 +63,8 @@ LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard}
 
 
 def open_loggers(names: Iterable[str]) -> dict[str, Start]:
-    """Return the named loggers, ready to start. Raises BadInput if a library is missing."""
+    """Return the functions that start the named loggers, by name. Raises BadInput if a library is
+    missing."""
     chosen = {name: LOGGERS[name] for name in names}
     for name in chosen:
         import_extra(name, name)

@@ -245,6 +245,12 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
         stated = statistics[name]
         if is_old and "checksum" not in stated:
             del numbers["checksum"]
+            named = " and ".join(sorted(tensors))
+            yield Absent(
+                f"the last bits in {named} of {checkpoint.name}, of which an earlier version kept"
+                " no checksums",
+                ever=False,
+            )
         yield Remade(f"{where}: {name}", stated, numbers, "its numbers give")
 
 
@@ -301,6 +307,7 @@ KINDS = {
             "checkpoints/*/probe.json",
             "checkpoints/* *.dim",
             "manifest.json layouts",
+            "a checkpoint before the newest, left out",
         ),
         (datasets, metrics, checkpoints),
     ),

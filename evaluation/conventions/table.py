@@ -236,7 +236,7 @@ class ReadText:
 
         def encoded(text: str) -> list[int]:
             parts = text.split(LITERAL) if is_token and not spell else [text]
-            joined = list[int]()
+            joined = []
             for part in encode(parts):
                 joined += [end, *part]
             return joined[1:]

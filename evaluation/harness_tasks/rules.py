@@ -30,8 +30,8 @@ def strided(row: JSON) -> JSON:
 
 
 def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
-    """Return the summed log-probability with two divisors: the words, and the words less one as in
-    Megatron-LM's program."""
+    """Return two metrics, each as a summed log-probability and the number of words to divide it by:
+    `word_perplexity`, and `adjusted_perplexity`, with one word less as in Megatron-LM's program."""
     return {
         "word_perplexity": (results[0], row["words"]),
         "adjusted_perplexity": (results[0], row["words"] - 1),

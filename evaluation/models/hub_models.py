@@ -18,7 +18,8 @@ RECORD = "fetched.json"
 
 
 class Fetched(FileSchema):
-    """fetched.json: the repository and commit that a directory's files come from."""
+    """fetched.json: the repository and commit that a directory's files come from, and the SHA-256
+    of each file."""
 
     repository: str
     commit: str

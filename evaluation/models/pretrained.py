@@ -232,7 +232,7 @@ class PretrainedModel(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         """Return the output layer's inputs if `cuts`, else None, and the model's logits, which
         `cuts` makes empty."""
-        states: list[Tensor] = []
+        states = []
 
         def cut(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             states.append(given[0])
@@ -349,8 +349,9 @@ class Pretrained:
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
-        """Return the SHA-256 of the tokenizer's files, or with weights of all files of the model
-        and its adapter."""
+        """Return the SHA-256 of files in the model's directory, by file name. These are the
+        tokenizer's files, and a GGUF file, which has the tokenizer in it; with `with_weights` also
+        config.json, all weights and the adapter."""
         files = [
             path
             for path in sorted(self.directory.iterdir())

@@ -107,7 +107,7 @@ def open_scores(
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
     """Remove the least recently used evaluations until at most `largest_bytes` remain."""
-    used: list[tuple[float, int, Path]] = []
+    used = []
     for directory in folder.iterdir():
         try:
             size = sum(file.stat().st_size for file in directory.glob(f"*{SUFFIX}"))
@@ -129,7 +129,7 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
     """Return the scores in a file's bytes by batch, up to the first record that is wrong."""
-    parsed: dict[int, Scores] = {}
+    parsed = {}
     start = 0
     while start + HEADER.size <= len(data):
         batch, count, checksum = HEADER.unpack_from(data, start)

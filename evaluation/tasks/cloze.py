@@ -181,7 +181,8 @@ class ClozeTask(Task):
         return {**sizes, "num_truncated": cut}
 
     def result(self, scores: Scores, provenance: Provenance) -> ClozeResult:
-        """Return the accuracy over examples and the perplexity of whole targets."""
+        """Return the task's result: accuracy over examples, perplexity of whole targets, their
+        standard errors, the text's counts and the checkpoint's provenance."""
         losses = scores.nll
         correct = self.correct(scores)
         counts = self.counts
@@ -217,7 +218,8 @@ def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
 
 
 def accuracy_numbers(num_correct: int, num_examples: int) -> JSON:
-    """Return both counts, the share of right answers and its standard error."""
+    """Return both counts, the share of right answers and its standard error, by field of the
+    result."""
     accuracy = num_correct / num_examples
     error = math.sqrt(accuracy * (1 - accuracy) / max(1, num_examples - 1))
     return {

@@ -154,7 +154,7 @@ def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
 
     Raises BadInput for a file that cannot be read or has no text.
     """
-    remarks: list[str] = []
+    remarks = []
     try:
         content = read_bytes(path, MOST_BYTES).decode("utf-8")
     except OSError as error:

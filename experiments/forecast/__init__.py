@@ -1,2 +1,1 @@
-"""Forecasts that are sealed before the trainings that they are about: ladders of sizes, ablations,
-published curves."""
+"""Forecasts of ablations that are sealed before the trainings that they are about."""

@@ -79,7 +79,8 @@ def searched_rates(
     loss was lowest, or another arm's. `datasets` are digests. Raises IntegrityFailure if a trial is
     not kept, or the finder's loss never fell.
     """
-    rates, searched = {}, []
+    rates = {}
+    searched = []
     found_rates: dict[str, float] = {}
     for arm in ablation.arms:
         trials = trained.of(trials_of(experiment, ablation, arm), datasets[arm.dataset])
@@ -111,14 +112,10 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     settings or seed are not the forecast's: then the forecast was changed, or written after the
     trainings.
     """
-    manifest, forecast = (
-        read_document(folder / MANIFEST, Manifest),
-        read_document(folder / FORECAST, EffectForecast),
-    )
-    name, ablation = (
-        forecast.experiment,
-        parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}"),
-    )
+    manifest = read_document(folder / MANIFEST, Manifest)
+    forecast = read_document(folder / FORECAST, EffectForecast)
+    name = forecast.experiment
+    ablation = parse_config(forecast.ablation, Ablation, f"{folder.name}/{FORECAST}")
     if (name, forecast.ablation) != (
         manifest.config["experiment"]["name"],
         manifest.config[ABLATION],
@@ -126,10 +123,11 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
         raise IntegrityFailure(
             f"{FORECAST} of {folder.name} belongs to another experiment than its {MANIFEST}"
         )
-    trained, seeds = Kept(folder), seeds_of(folder / FORECAST, ablation.seeds)
+    trained = Kept(folder)
+    seeds = seeds_of(folder / FORECAST, ablation.seeds)
     if searched_rates(name, ablation, trained, forecast.datasets)[0] != forecast.rates:
         raise IntegrityFailure(f"{FORECAST} of {folder.name} has other rates than its search gives")
-    arms: dict[str, list[Trained]] = {}
+    arms = {}
     for arm in ablation.arms:
         configs = [
             ablation_config(name, ablation, arm, seed, forecast.rates[arm.name]) for seed in seeds
@@ -158,13 +156,14 @@ def doubts_of(
     counted in its own training text. An arm that is claimed to be worse may learn as little as it
     will.
     """
-    doubts, by_name = [], {arm.name: arm for arm in ablation.arms}
+    doubts = []
+    by_name = {arm.name: arm for arm in ablation.arms}
     for arm in (by_name[effect.of], by_name[effect.less]):
-        trained, rate, grid = arms[arm.name], forecast.rates[arm.name], arm.rates or ablation.rates
-        lost, loss = (
-            sum(training.is_diverged for training in trained),
-            float(np.mean([training.final for training in trained])),
-        )
+        trained = arms[arm.name]
+        rate = forecast.rates[arm.name]
+        grid = arm.rates or ablation.rates
+        lost = sum(training.is_diverged for training in trained)
+        loss = float(np.mean([training.final for training in trained]))
         bigrams = forecast.bigram_nats[arm.dataset] if forecast.bigram_nats else None
         if lost:
             doubts.append(f"{arm.name} diverged in {lost} of {len(trained)} trainings")

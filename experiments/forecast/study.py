@@ -1,7 +1,7 @@
-"""Makes ladders and ablations: seal a forecast, train with the seeds that it gives, judge.
+"""Makes ablations: search the rates, seal a forecast, train with the seeds that it gives, judge.
 
-Small trainings run side by side, one to a core. In an ablation, for each seed, all arms start from
-the same initial values and see the same tokens in the same order, each at the best of its rates.
+Small trainings run side by side, one to a core. For each seed all arms start from the same initial
+values and see the same tokens in the same order, each at the best of its rates.
 """
 
 import multiprocessing
@@ -9,19 +9,18 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.files import DATASET, DataCard, dataset_digest
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.dataset import DatasetFacts
@@ -30,26 +29,8 @@ from mlm_repro.engine.run.files import read_steps, read_validations
 from mlm_repro.engine.run.resolved import resolve
 from mlm_repro.engine.step import NotFinite
 from mlm_repro.engine.train import train
-from mlm_repro.evaluation.evaluate import evaluate
-from mlm_repro.evaluation.models.places import Place
-from mlm_repro.evaluation.schema import PerplexityResult
-from mlm_repro.evaluation.settings import Settings
-from mlm_repro.evaluation.tasks.names import build_task
-from mlm_repro.experiments.catalogue import ABLATION, Experiment, ablation_of
-from mlm_repro.experiments.files import (
-    EVALUATIONS,
-    FORECAST,
-    LADDER,
-    PLAN,
-    SWEEPS,
-    EffectForecast,
-    Forecast,
-    LadderPlan,
-    LadderResult,
-    LadderScores,
-    RateSweep,
-    read_runs,
-)
+from mlm_repro.experiments.catalogue import ABLATION, Ablation, Experiment, ablation_of
+from mlm_repro.experiments.files import FORECAST, SWEEPS, EffectForecast, RateSweep, read_runs
 from mlm_repro.experiments.forecast.ablation import (
     ablation_config,
     derive_effects,
@@ -58,113 +39,17 @@ from mlm_repro.experiments.forecast.ablation import (
     sweep_config,
     trials_of,
 )
-from mlm_repro.experiments.forecast.ladder import (
-    KeptRungs,
-    derive,
-    describe_plan,
-    first_of_rungs,
-    make_forecast,
-    make_plan,
-    read_scores,
-    trial_configs,
-    whole_configs,
-)
 from mlm_repro.experiments.forecast.trainings import Kept, keep, seeds_of
-from mlm_repro.experiments.reproduce.steps import StepFailed, run_step, shown
-from mlm_repro.experiments.scores import text_score
-from mlm_repro.lineage.config import load_config
+from mlm_repro.experiments.reproduce.steps import StepFailed
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.environment import available_cores
-from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserError
-from mlm_repro.lineage.files import read_document, write_document, write_lines
+from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
+from mlm_repro.lineage.files import read_document, write_document
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.processes import end_with_parent, hear_stops, held_back
 from mlm_repro.lineage.progress import QUIET, announce, format_duration
-from mlm_repro.lineage.records import RECORDS, Record, write_records
+from mlm_repro.lineage.records import RECORDS, write_records
 from mlm_repro.lineage.run import RunDirectory
-
-F = TypeVar("F", Forecast, EffectForecast)
-TEXT = "wikitext103"
-"""Protocol by which the models of a ladder are compared on a published text."""
-
-
-def climb(rungs: int, recipe: Path, runs: Path, dry_run: bool = False) -> None:
-    """Make or continue the ladder of so many rungs. Finished parts are reused.
-
-    Raises BadInput for a corpus that is too small, StepFailed if a command of the sequence fails,
-    Interrupted after SIGTERM or Ctrl-C.
-    """
-    start = time.monotonic()
-    run_step("mlm-data", "run", shown(recipe), "--runs", str(runs))
-    dataset = runs / load_config(recipe, DataConfig).name
-    facts = DatasetFacts.read(dataset)
-    corpus = read_document(dataset / DATASET, DataCard).splits["train"].tokens
-    plan = make_plan(rungs, available_cores(), facts.padded_vocab_size, corpus)
-    print(describe_plan(plan), flush=True)
-    if dry_run:
-        return
-    run = RunDirectory.begin(
-        runs, "ladder", "ladder", {"rungs": rungs, "cores": plan.cores}, facts.parents
-    )
-    with locked(run.path):
-        if run.is_complete:
-            run.link()
-        else:
-            write_document(run.path / PLAN, plan)
-            make_ladder(run, dataset, runs)
-    run_step("mlm-report", "figure", "ladder", str(run.path), "--out", str(run.path / "report"))
-    result = read_document(run.path / LADDER, LadderResult)
-    print(
-        result.rates,
-        result.sentence,
-        run.path,
-        f"done in {format_duration(time.monotonic() - start)}",
-        sep="\n",
-    )
-
-
-def make_ladder(run: RunDirectory, dataset: Path, runs: Path) -> None:
-    """Train the run's plan below `runs`, forecast the largest rung before its training, and seal
-    the outcome."""
-    plan = read_document(run.path / PLAN, LadderPlan)
-    shutil.copyfile(dataset / DATASET, run.path / DATASET)
-    *smaller, largest = range(len(plan.rungs))
-
-    def train_smaller() -> Forecast:
-        trials = reversed(trial_configs(plan, dataset).values())
-        train_all([config for configs in trials for config in configs], run.path, runs)
-        rates = KeptRungs(run.path).rates
-        print(rates, flush=True)
-        wholes = (
-            whole_configs(plan, rates, rung, plan.seeds, dataset) for rung in reversed(smaller)
-        )
-        train_all([config for configs in wholes for config in configs], run.path, runs)
-        return make_forecast(plan, KeptRungs(run.path).smaller())
-
-    def foreseen(_: Forecast, seeds: list[int]) -> list[RunConfig]:
-        return whole_configs(plan, KeptRungs(run.path).rates, largest, seeds, dataset)
-
-    def judge() -> list[Record]:
-        scores = read_scores(run.path)
-        for each in first_of_rungs(KeptRungs(run.path).all()):
-            if each.name not in scores:
-                try:
-                    done = evaluate(
-                        Place.find(runs / each.name), {TEXT: partial(build_task, TEXT)}, Settings()
-                    ).done
-                except DataMissing as error:
-                    print(f"not scored: {error}")
-                    break
-                scored = done[TEXT].result
-                assert isinstance(scored, PerplexityResult)
-                text = scored.task.removesuffix("-perplexity")
-                scores[each.name] = LadderScores(name=each.name, texts={text: text_score(scored)})
-                write_lines(run.path / EVALUATIONS, scores.values())
-        result, records = derive(run.path)
-        write_document(run.path / LADDER, result)
-        return records
-
-    try_forecast(run, runs, Forecast, train_smaller, 1, foreseen, judge, ranks=min(plan.cores, 2))
 
 
 def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -> RunDirectory:
@@ -175,11 +60,13 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
     without an ablation, and for too few, too many or unequal datasets, StepFailed if a training
     fails, Interrupted after SIGTERM or Ctrl-C.
     """
-    ablation, name = ablation_of(experiment), experiment.name
+    ablation = ablation_of(experiment)
+    name = experiment.name
     needed = 1 + max(arm.dataset for arm in ablation.arms)
     if len(datasets) != needed:
         raise BadInput(f"{name} takes --dataset {needed} times; it was given {len(datasets)}")
-    bits_per_nat, digests = _bits_per_nat(datasets), [dataset_digest(path) for path in datasets]
+    bits_per_nat = _bits_per_nat(datasets)
+    digests = [dataset_digest(path) for path in datasets]
     facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
     about = facts | {ABLATION: ablation.model_dump(mode="json")}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
@@ -200,88 +87,70 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time"
     )
 
-    def search() -> EffectForecast:
-        train_all(trials, run.path, runs)
-        for arm in (each for each in ablation.arms if ablation.finder and not each.rate_of):
-            index = _train_on(sweep_config(name, ablation, arm, datasets[arm.dataset]), runs, 1)
-            steps = [step for step in read_steps(index) if not step.skipped]
-            sweep = RateSweep(
-                rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps]
+    with locked(run.path):
+        if not (run.path / FORECAST).is_file():
+            train_all(trials, run.path, runs)
+            _sweep_rates(name, ablation, datasets, run.path, runs)
+            rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
+            forecast = EffectForecast(
+                experiment=name,
+                ablation=ablation.model_dump(mode="json"),
+                datasets=digests,
+                bits_per_nat=bits_per_nat,
+                bigram_nats=[bigram_loss(path) for path in datasets],
+                rates=rates,
+                searched={each.name: each.digest for each in searched},
             )
-            (run.path / SWEEPS).mkdir(exist_ok=True)
-            write_document(run.path / SWEEPS / f"{slug(arm.name)}.json", sweep)
-        rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
-        return EffectForecast(
-            experiment=name,
-            ablation=ablation.model_dump(mode="json"),
-            datasets=digests,
-            bits_per_nat=bits_per_nat,
-            bigram_nats=[bigram_loss(path) for path in datasets],
-            rates=rates,
-            searched={each.name: each.digest for each in searched},
-        )
-
-    def arms(forecast: EffectForecast, seeds: list[int]) -> list[RunConfig]:
-        return [
+            write_document(run.path / FORECAST, forecast)
+        forecast = _seal_forecast(run)
+        configs = [
             ablation_config(
                 name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset]
             )
-            for seed in seeds
+            for seed in seeds_of(run.path / FORECAST, ablation.seeds)
             for arm in ablation.arms
         ]
-
-    with locked(run.path):
-        try_forecast(
-            run,
-            runs,
-            EffectForecast,
-            search,
-            ablation.seeds,
-            arms,
-            lambda: derive_effects(run.path)[1],
-        )
+        train_all(configs, run.path, runs)
+        write_records(run.path / RECORDS, derive_effects(run.path)[1])
+        run.complete()
     return run
 
 
-def try_forecast(
-    run: RunDirectory,
-    runs: Path,
-    schema: type[F],
-    make_forecast: Callable[[], F],
-    seeds: int,
-    trainings: Callable[[F, list[int]], list[RunConfig]],
-    judge: Callable[[], list[Record]],
-    ranks: int = 1,
+def _sweep_rates(
+    experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Seal the run's forecast, train below `runs` with the first `seeds` seeds that it gives, and
-    seal the records of `judge`.
+    """Run the learning-rate finder for each arm that has one, and keep its losses in `folder`."""
+    for arm in ablation.arms:
+        if not ablation.finder or arm.rate_of:
+            continue
+        config = sweep_config(experiment, ablation, arm, datasets[arm.dataset])
+        if code := launch(partial(_train, config, runs), 1):
+            raise StepFailed(f"training of {config.name}", code)
+        steps = [step for step in read_steps(_directory_of(config, runs)) if not step.skipped]
+        sweep = RateSweep(
+            rates=[step.learning_rate for step in steps], losses=[step.loss for step in steps]
+        )
+        (folder / SWEEPS).mkdir(exist_ok=True)
+        write_document(folder / SWEEPS / f"{slug(arm.name)}.json", sweep)
 
-    `make_forecast` makes the trainings that the forecast needs and returns it; `trainings` returns
-    the configurations that the forecast is about. Finished parts are reused. Raises StepFailed if a
-    training fails, Interrupted after SIGTERM or Ctrl-C.
-    """
+
+def _seal_forecast(run: RunDirectory) -> EffectForecast:
+    """Seal the run's forecast in a directory of its own beside the run, and read it."""
     path = run.path / FORECAST
-    if not path.is_file():
-        write_document(path, make_forecast())
-    forecast = read_document(path, schema)
-    kind, facts = (
-        run.manifest["kind"],
-        {run.manifest["kind"]: run.path.name, "sha256": sha256_file(path)},
-    )
+    forecast = read_document(path, EffectForecast)
+    facts = {ABLATION: run.path.name, "sha256": sha256_file(path)}
     sealed = RunDirectory.begin(
-        run.path.parent, f"{kind}-forecast", "forecast", facts, dict(forecast.made_of)
+        run.path.parent, f"{ABLATION}-forecast", "forecast", facts, forecast.made_of
     )
     if not sealed.is_complete:
         shutil.copyfile(path, sealed.path / FORECAST)
         sealed.complete()
-    print(f"sealed in {sealed.path}: the forecast of {forecast}", flush=True)
-    configs = trainings(forecast, seeds_of(path, seeds))
-    if ranks == 1:
-        train_all(configs, run.path, runs)
-    for config in configs if ranks > 1 else ():
-        keep(_train_on(config, runs, ranks), run.path)
-    write_records(run.path / RECORDS, judge())
-    run.complete()
+    print(
+        f"sealed in {sealed.path}: the forecast of the claimed effects, with the rates"
+        f" {forecast.rates}",
+        flush=True,
+    )
+    return forecast
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
@@ -290,7 +159,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
     """
-    done_before, start = read_runs(folder), time.monotonic()
+    done_before = read_runs(folder)
+    start = time.monotonic()
     waiting = [config for config in configs if _directory_of(config, runs).name not in done_before]
     pool = ProcessPoolExecutor(available_cores(), multiprocessing.get_context("fork"), _begin_alone)
     try:
@@ -302,10 +172,8 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
                 raise StepFailed(f"training of {config.name}", code)
             directory = _directory_of(config, runs)
             keep(directory, folder)
-            loss, passed = (
-                read_validations(directory)[-1].loss,
-                format_duration(time.monotonic() - start),
-            )
+            loss = read_validations(directory)[-1].loss
+            passed = format_duration(time.monotonic() - start)
             print(
                 f"{directory.name}: validation loss {loss:.3f}"
                 f" ({done} of {len(waiting)}, {passed})",
@@ -355,7 +223,8 @@ def bigram_loss(dataset: Path) -> float:
     pairs, counts = np.unique(train[:-1] * size + train[1:], return_counts=True)
     before = np.bincount(train[:-1], minlength=size)
     kinds = np.bincount(pairs // size, minlength=size)
-    first, second = valid[:-1], valid[1:]
+    first = valid[:-1]
+    second = valid[1:]
     asked = first * size + second
     index = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
     seen = np.where(pairs[index] == asked, counts[index], 0)
@@ -367,19 +236,11 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
     return resolve(config, 1).begin(runs).path
 
 
-def _train_on(config: RunConfig, runs: Path, ranks: int) -> Path:
-    """Train in processes of this many ranks and return the training's directory. Raises StepFailed
-    if it failed."""
-    if code := launch(partial(_train, config, runs, ranks), ranks):
-        raise StepFailed(f"training of {config.name}", code)
-    return _directory_of(config, runs)
-
-
-def _train(config: RunConfig, runs: Path, ranks: int) -> None:
-    """Train on this many ranks. A loss that is not finite ends the training with a message and
-    without an error."""
+def _train(config: RunConfig, runs: Path) -> None:
+    """Train on one rank. A loss that is not finite ends the training with a message and without an
+    error."""
     try:
-        train(resolve(config, ranks), runs)
+        train(resolve(config, 1), runs)
     except NotFinite as error:
         print(f"{config.name} diverged: {error}", flush=True)
 
@@ -398,7 +259,7 @@ def _alone(config: RunConfig, runs: Path) -> int:
     so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
-            _train(config, runs, ranks=1)
+            _train(config, runs)
     except Interrupted as stopped:
         os._exit(stopped.exit_code)
     except UserError as error:

@@ -45,18 +45,14 @@ class Trained(NamedTuple):
         return self.config.train.seed == SEARCH_SEED
 
     @property
-    def end(self) -> float:
-        """Return the loss of the last validation on the fixed part of the text."""
-        return list(self.losses.values())[-1]
-
-    @property
     def is_diverged(self) -> bool:
         """Return True if the loss became NaN or infinite, or ended above the untrained model's."""
-        return not self.is_finished or self.end > self.losses[0]
+        losses = list(self.losses.values())
+        return not self.is_finished or losses[-1] > losses[0]
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line of a training in a ladder or an ablation, with its validations."""
+    """Return the line of a training in an ablation, with its validations."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
@@ -75,10 +71,8 @@ class Kept:
     """The trainings that a folder keeps, by the name of their configuration."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.trained = (
-            folder,
-            {training.config.name: training for training in read_kept(folder)},
-        )
+        self.folder = folder
+        self.trained = {each.config.name: each for each in read_kept(folder)}
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
@@ -130,7 +124,8 @@ def _read(run: KeptRun) -> Trained:
     manifest = parse_document(run.manifest, Manifest, f"{MANIFEST} of {run.name}")
     config = parse_config(manifest.config, RunConfig, f"{run.name}/{MANIFEST}")
     run.check_seal()
-    batches, length = BatchSchedule(config.train), config.model.seq_length
+    batches = BatchSchedule(config.train)
+    length = config.model.seq_length
     lines = validations_in(run.metrics)
     losses = {
         batches.samples_before(line.iteration) * length: line.loss
@@ -142,7 +137,8 @@ def _read(run: KeptRun) -> Trained:
         and max(losses, default=0) != batches.samples_before(config.train.iterations) * length
     ):
         raise IntegrityFailure(f"{run.name}: {METRICS} does not end where the training did")
-    final, digest = lines[-1].loss if lines else math.nan, run.seal["digest"] if run.seal else ""
+    final = lines[-1].loss if lines else math.nan
+    digest = run.seal["digest"] if run.seal else ""
     return Trained(
         run.name, config, manifest.parents["dataset"], digest, losses, final, run.seal is not None
     )

@@ -193,7 +193,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """Return how often the job fails, and the time that checkpoints and restarts take."""
+    """Return the job's mean time between failures, and the times that its checkpoints and restarts
+    take, in seconds."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)

@@ -79,7 +79,8 @@ def note_failure(failed: Path, code: int, cause: BaseException | None) -> None:
 
 
 def run_rank(failed: Path, module: str, arguments: list[str]) -> NoReturn:
-    """Call the module's `main`, write down how it ended, and exit with its code.
+    """Call the module's `main` and exit with its exit code. After a failure, `note_failure` writes
+    the code and the cause first, and a rank other than the first waits FIRST_RANK_SECONDS.
 
     A rank exits at once, because leftover threads of the libraries can abort a process that ends in
     the ordinary way.

@@ -145,7 +145,7 @@ def measure_schedules() -> list[Line]:
     microbatches in flight (a chunk counts as a fraction of a stage), that peak as a share of the
     stages, and the reduction of the bubble by interleaving."""
     announce("pipelines of 4 and 8 processes with logical clocks")
-    numbers: list[Line] = []
+    numbers = []
     fractions = {}
     for series, (name, pp, chunks, count) in SCHEDULES.items():
         ranks = [clock for (clock,) in run_forked(run_schedule, pp, name, pp, chunks, [count])]
@@ -172,7 +172,7 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
     It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
     computes a bubble share gets the same idle time as a share of the whole.
     """
-    numbers: list[Line] = []
+    numbers = []
     for part in experiment.parts:
         name: ScheduleName = "gpipe" if "bubble_share" in part.computed else "1f1b"
         rows: dict[int, list[Row]] = defaultdict(list)

@@ -55,7 +55,7 @@ def measure_huggingface() -> list[Line]:
     )
     with tempfile.TemporaryDirectory() as folder:
         theirs = write_huggingface(Path(folder) / "theirs")
-        by_width: dict[int, Answers] = {}
+        by_width = {}
         same_files = files = 0
         for tp in WIDTHS:
             divided = Path(folder) / f"tp-{tp}"

@@ -157,7 +157,7 @@ def _checkpoints(series: str) -> list[Line]:
     """Return the number of a stage's checkpoints that needs the least memory, beside √(l · A_int /
     A_in) from measured bytes. With n microbatches in flight, A_in counts n times."""
     layout = LAYOUTS[series]
-    numbers = list[Line]()
+    numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]
     group_sizes = [layers for layers in range(STAGE_LAYERS, 0, -1) if STAGE_LAYERS % layers == 0]
     for flying in IN_FLIGHT:

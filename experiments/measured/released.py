@@ -43,7 +43,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
-    lines: list[Line] = []
+    lines = []
     for name, path, is_released in _found(experiment):
         series = MODELS[experiment.name][name]
         protocols = dict.fromkeys(each[0] for many in series.values() for each in many.values())

@@ -207,7 +207,7 @@ def _pipeline() -> list[Line]:
 def _interleaved() -> list[Line]:
     """Measure the traffic of an inner stage relative to its traffic with one chunk."""
     model = MODEL.model_copy(update={"num_layers": 16})
-    numbers = list[Line]()
+    numbers = []
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
         value = (
@@ -241,7 +241,7 @@ def measure_sent_bytes() -> list[Line]:
 
     An iteration has its optimizer step, in which ZeRO stage 1 sends too.
     """
-    numbers: list[Line] = []
+    numbers = []
     with_one_microbatch: dict[str, float] = {}
     announce(
         f"{len(LAYOUTS)} layouts of {RANKS} processes, an iteration at each of {len(BATCHES)}"

@@ -14,7 +14,6 @@ from mlm_repro.engine.costs import (
 )
 from mlm_repro.engine.run.resolved import default_ranks, read_run_config
 from mlm_repro.engine.twin import describe_scale, initial_deviation, twin_seconds
-from mlm_repro.experiments.files import RateLaw
 from mlm_repro.experiments.launch.job import Job, format_days
 from mlm_repro.experiments.reproduce.files import LADDER
 from mlm_repro.lineage.config import load_config, override_config
@@ -31,11 +30,21 @@ SEEDS = "seeds"
 """Folder for trainings with further seeds, so that the folder of runs shows one training a
 model."""
 
-RATES = RateLaw(
-    rate=0.00589, parameters=171_000, size_exponent=0.423, tokens=1.45e6, length_exponent=0.32
+
+RATE = 0.00589
+"""Learning rate of a model of `OF_PARAMETERS` that is trained on `OF_TOKENS`, by the rule that a
+ladder of small models gave, rounded: a line through the best rate of each of five sizes that were
+tried at the same rates, so it favours none. Its run is results/ladder of commit 59d8d8b4."""
+OF_PARAMETERS = 171_000
+OF_TOKENS = 1_450_000
+BY_SIZE = -0.423
+"""Power of the parameters, over `OF_PARAMETERS`, with which the rate changes."""
+BY_LENGTH = -0.32
+"""Power of the tokens, over `OF_TOKENS`, with which the rate changes."""
+RATE_RULE = (
+    f"learning rate = {RATE:g} · (N / {OF_PARAMETERS:,})^{BY_SIZE:.3f}"
+    f" · (tokens / {OF_TOKENS:,})^{BY_LENGTH:g}"
 )
-"""Learning rates by the rule that `results/ladder` found, rounded: a line through the best rate of
-each of five sizes. All sizes were tried at the same rates, so the rule favours no size."""
 FULL_EFFICIENCY_FLOPS = 30e12
 """Floating-point operations per second and GPU in the 2019 paper's runs; only for the estimate of
 days."""
@@ -55,9 +64,9 @@ class Size:
     """LAMBADA examples scored for each model."""
     seeds: int = 1
     """Trainings of each model by default."""
-    rates: RateLaw | None = None
-    """Rule of the learning rates, which comes with the ladder's initial deviation; None keeps the
-    twins' own rates and deviation."""
+    has_ladder_rates: bool = False
+    """True if learning rates follow `RATE_RULE` and initial deviations the ladder's; False keeps
+    the ones of the twins."""
 
 
 FACTORS = (
@@ -71,7 +80,13 @@ FACTORS = (
 tokens a parameter."""
 # Two seeds, so that a reproduction's intervals are over seeds as well as over articles.
 TWIN = Size(
-    RECIPES / "twin.toml", "twin", FACTORS, windows=3_000, examples=1_000, seeds=2, rates=RATES
+    RECIPES / "twin.toml",
+    "twin",
+    FACTORS,
+    windows=3_000,
+    examples=1_000,
+    seeds=2,
+    has_ladder_rates=True,
 )
 SMOKE = Size(
     RECIPES / "smoke.toml",
@@ -180,10 +195,10 @@ def _of_ladder(config: RunConfig, size: Size) -> list[str]:
     The final rate is the same share of the rate as before. Empty if the size keeps the twins' own
     rates.
     """
-    if not size.rates:
+    if not size.has_ladder_rates:
         return []
     train = config.train
-    rate = _rate(config, size.rates)
+    rate = ladder_rate(config)
     least = float(f"{rate * train.min_learning_rate / train.learning_rate:.3g}")
     deviation = float(f"{initial_deviation(config.model.hidden_size):.6g}")
     return [
@@ -193,8 +208,11 @@ def _of_ladder(config: RunConfig, size: Size) -> list[str]:
     ]
 
 
-def _rate(config: RunConfig, rates: RateLaw) -> float:
-    return rates.at(parameter_count(config.model), tokens_trained(config.model, config.train))
+def ladder_rate(config: RunConfig) -> float:
+    """Return the learning rate of a training by `RATE_RULE`, to three digits."""
+    by_size = (parameter_count(config.model) / OF_PARAMETERS) ** BY_SIZE
+    by_length = (tokens_trained(config.model, config.train) / OF_TOKENS) ** BY_LENGTH
+    return float(f"{RATE * by_size * by_length:.3g}")
 
 
 def twin_rule(config: RunConfig) -> str:
@@ -202,11 +220,11 @@ def twin_rule(config: RunConfig) -> str:
     if not config.twin:
         return ""
     # The vocabulary, and so the rate, depends on the text.
-    if not math.isclose(config.train.learning_rate, _rate(config, RATES), rel_tol=0.05):
+    if not math.isclose(config.train.learning_rate, ladder_rate(config), rel_tol=0.05):
         return describe_scale(config.twin)
     return describe_scale(
         config.twin,
-        f"the rate of the ladder's rule, {RATES}, for which five sizes were tried alike, so it"
+        f"the rate of the ladder's rule, {RATE_RULE}, for which five sizes were tried alike, so it"
         " favours none",
         kept="the initial deviation is 0.02 · √(1024 / width); ",
     )
@@ -266,15 +284,6 @@ def print_plan(plan: Plan) -> None:
         " besides the data",
         flush=True,
     )
-
-
-def expected_seconds(plan: Plan) -> list[float]:
-    """Return rough seconds of each step of a reproduction: first results, text, each training,
-    scores, page."""
-    trainings = [_training_seconds(plan, config) for config in plan.configs]
-    windows, examples = (plan.size.windows, plan.size.examples) if plan.size else (8_000, 5_153)
-    text, page = (15.0, 25.0) if plan.size == SMOKE else (60.0, 45.0)
-    return [5.0, text, *trainings, len(trainings) * (4.0 + (windows + examples) / 500), page]
 
 
 def _training_seconds(plan: Plan, config: RunConfig) -> float:

@@ -5,11 +5,11 @@ import math
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
@@ -48,7 +48,6 @@ from mlm_repro.experiments.reproduce.plan import (
     FULL_RECIPE,
     SMOKE,
     Plan,
-    expected_seconds,
     folder_of,
     model_name,
     training_job,
@@ -67,6 +66,8 @@ from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
 from mlm_repro.lineage.run import RunDirectory
 
+OTHER_STEPS = 3
+"""Steps beside the trainings: the text, the scores and the page."""
 CURVE_POINTS = 200
 """Number of blocks, roughly, in which a training's iterations are averaged."""
 UNITS_OF_TWINS = ("bits_per_byte", "log_likelihood")
@@ -84,22 +85,17 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     `steps.StepFailed` with the exit code of the command that failed.
     """
     check_torch()
-    course = steps.Course(expected_seconds(plan))
-    published = _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary)
-    # The first results come before the long steps, so that a reader soon sees some.
-    course.begin("first results")
-    with TemporaryDirectory() as scratch:
-        for step in steps.first_steps(runs, Path(scratch) if published else None):
-            steps.run_step(*step)
-    course.begin("making the text")
+    start = time.monotonic()
+    count = len(plan.configs) + OTHER_STEPS
+    steps.say_step(1, count, "making the text")
     steps.run_step(*steps.data_step(plan, runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
     card = read_document(dataset.path / DATASET, DataCard)
     counts = ", ".join(f"{split.tokens:,} tokens in {name}" for name, split in card.splits.items())
     print(f"text: {card.source}; {counts}; vocabulary {card.vocab_size:,}", flush=True)
     trained = []
-    for config in plan.configs:
-        course.begin(f"training {config.name.replace('-', ' ')}")
+    for number, config in enumerate(plan.configs, 2):
+        steps.say_step(number, count, f"training {config.name.replace('-', ' ')}")
         if plan.size is None:
             write_launch_files(
                 training_job(config, runs, dataset.path), steps.launch_folder(config, runs)
@@ -107,7 +103,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         folder = folder_of(config.name, runs)
         steps.run_step(*steps.train_step(plan, config, runs / dataset.path.name, folder))
         trained.append(RunDirectory.open_named(folder, config.name))
-    course.begin("scoring the models")
+    steps.say_step(count - 1, count, "scoring the models")
     available = {name: _are_here(partial(find_test_set, name)) for name in steps.TASKS}
     size = plan.size
     run = RunDirectory.begin(
@@ -146,16 +142,16 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_document(run.path / SUMMARY, summary)
             write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / RECORDS, derived_records(run, summary))
-            if published:
+            if _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary):
                 steps.run_step(*steps.words_step(run.path))
             run.complete()
         page = run.path / "report" / "index.html"
-        course.begin("making the page")
+        steps.say_step(count, count, "making the page")
         if not page.is_file():
             steps.run_step(*steps.report_step(run.path, runs))
     _print_results(run.path)
     print(f"report: {page}")
-    print(f"done in {format_duration(course.elapsed)}")
+    print(f"done in {format_duration(time.monotonic() - start)}")
     return run.path
 
 

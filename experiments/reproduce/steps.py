@@ -6,8 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
@@ -26,58 +24,13 @@ from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.shipped import model_file
 
 TASKS = ("wikitext103", "lambada")
-FIRST_GUESS_SECONDS = 10.0
-"""Weight of the expected pace beside the observed pace, in seconds of work."""
-ALREADY_DONE_SHARE = 0.05
-"""Share of a step's expected time; a step that ends sooner found its work done."""
-
 Step = list[str]
 
 
-class Course:
-    """Prints each step as it begins, with the time left by the pace of the steps before it."""
-
-    def __init__(self, expected: Sequence[float]) -> None:
-        """Start the clock; `expected` are the seconds of each step."""
-        self._expected = expected
-        self._number = 0
-        self._start = self._begun = time.monotonic()
-        self._took = FIRST_GUESS_SECONDS
-        self._foreseen = FIRST_GUESS_SECONDS
-
-    @property
-    def elapsed(self) -> float:
-        """Return the seconds since the start."""
-        return time.monotonic() - self._start
-
-    def begin(self, what: str) -> None:
-        """Print the step's number, name and time left. A step that found its work done does not
-        count towards the pace."""
-        now = time.monotonic()
-        if (
-            self._number
-            and now - self._begun > ALREADY_DONE_SHARE * self._expected[self._number - 1]
-        ):
-            self._took += now - self._begun
-            self._foreseen += self._expected[self._number - 1]
-        left = self._took / self._foreseen * sum(self._expected[self._number :])
-        self._number = self._number + 1
-        self._begun = now
-        if not is_quiet():
-            minutes = f"{_minutes(left)} left, {_minutes(self.elapsed + left)} in all"
-            print(f"\nstep {self._number} of {len(self._expected)}: {what}, {minutes}", flush=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else "less than a minute"
-
-
-def first_steps(runs: Path, scratch: Path | None) -> Iterator[Step]:
-    """Yield steps that show a result at once: a schedule and, if the published file is here, its
-    words, written below `scratch`."""
-    yield ["mlm-train", "schedule", "--pp", "4", "--microbatches", "8"]
-    if scratch:
-        yield words_step(scratch)
+def say_step(number: int, count: int, what: str) -> None:
+    """Print which of so many steps begins, unless quiet."""
+    if not is_quiet():
+        print(f"\nstep {number} of {count}: {what}", flush=True)
 
 
 def words_step(runs: Path) -> Step:
@@ -168,7 +121,7 @@ def run_step(program: str, *arguments: str) -> None:
     own = Path(sys.executable).with_name(program)
     command = [str(own) if own.is_file() else program, *arguments]
     is_ours = own.is_file()
-    stopped: list[int] = []
+    stopped = []
 
     def leave(number: int) -> None:
         stopped.append(number)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mlm_repro.experiments.benchmark import Table
 from mlm_repro.experiments.catalogue import read_rows
-from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster
+from mlm_repro.experiments.simulator.cluster import load_cluster
 from mlm_repro.experiments.simulator.measurements import COLUMNS, fitted_workloads, workload_of
 from mlm_repro.experiments.simulator.simulate import Prediction, simulate
 from mlm_repro.experiments.simulator.workload import NOT_COSTED, NotCosted, Workload
@@ -64,7 +64,7 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
     """Predict every row; the second value is True if the cost model was fitted on the row."""
     predictions = [(Prediction(), False)] * len(rows)
     by_cluster: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
-    clusters: dict[tuple[str, str], Cluster] = {}
+    clusters = {}
     for index, row in enumerate(rows):
         name = ((row["cluster"] or "").strip(), (row.get("software") or "").strip())
         try:

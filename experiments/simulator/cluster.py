@@ -222,7 +222,8 @@ class Machine(Constants[float]):
 
 
 def machine_of(cluster: Cluster) -> Machine:
-    """Return the values of the cluster's constants."""
+    """Return the Machine that the cost model calculates with: the values of the cluster's
+    constants."""
     values = {name: getattr(cluster.constants, name).value for name in Constants.model_fields}
     return Machine(element_bytes=PARAMETER_BYTES[cluster.precision].weight, **values)
 

@@ -50,7 +50,8 @@ class Passes(NamedTuple):
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """Return the seconds of a product [rows, depth] × [depth, columns]."""
+    """Return the predicted seconds of a matrix product [rows, depth] × [depth, columns] on the
+    machine. The rate falls where a dimension is small."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -63,13 +64,14 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Return the seconds of element-wise work that moves this many bytes."""
+    """Return the predicted seconds of element-wise work that moves this many bytes on the
+    machine."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of one transformer layer with its tensor-parallel all-reduces, two in each
-    direction (2019 paper, Figure 4)."""
+    """Return the seconds of one transformer layer's forward and backward pass, with its
+    tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
     tokens = w.b * w.s
     elements = w.b * w.s * w.h * machine.element_bytes
     linears = (
@@ -144,8 +146,8 @@ def layer_weights(w: Workloads) -> Floats:
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of logits, cross-entropy and their gradients, and of the host's work per
-    microbatch."""
+    """Return the seconds that a microbatch's output layer takes forward and backward: logits and
+    cross-entropy, and half of the host's work per microbatch in each pass."""
     tokens = w.b * w.s
     product = matmul_seconds(machine, tokens, w.v / w.t, w.h)
     moved = bytes_seconds(machine, tokens * w.v / w.t * LOGITS_BYTES) / 2

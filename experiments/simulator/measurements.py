@@ -75,18 +75,18 @@ class Observation(NamedTuple):
 
 
 def megatron_2019() -> list[Observation]:
-    """Return the 2019 paper's Figures 1 and 5 and Tables 2, 7 and 8; the first row is the one on a
-    single GPU."""
+    """Return the numbers that the 2019 paper prints in Figures 1 and 5 and Tables 2, 7 and 8, as
+    Observations. The first one is on a single GPU."""
     return observed(
         *(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8"))
     )
 
 
 def v100_rows() -> list[Observation]:
-    """Return the rows that the V100 constants are fitted on: the 2019 paper's Tables 2, 7 and 8,
-    without the workloads of Figures 1 and 5 (one GPU; 32 heads).
+    """Return the Observations that the V100 constants are fitted on: the 2019 paper's Tables 2, 7
+    and 8, without the workloads of Figures 1 and 5 (one GPU; 32 heads).
 
-    Ratios refer to the first row, which has no weight in the fit.
+    Ratios refer to the first one, which has no weight in the fit.
     """
     first, *rest = megatron_2019()
     tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
@@ -100,8 +100,8 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the rows that the software's constants are fitted on, with the first row of its
-    ratios; empty for a software that is not fitted."""
+    """Return the Observations that the software's constants are fitted on, with the first one, to
+    which ratios refer; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -118,8 +118,8 @@ def fitted_workloads(software: str) -> frozenset[Workload]:
 
 
 def a100_rows() -> list[Observation]:
-    """Return the rows that the A100 constants are fitted on: 724 iterations on 2 to 8 A100s, 61 on
-    64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
+    """Return the Observations that the A100 constants are fitted on: 724 iterations on 2 to 8
+    A100s, 61 on 64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     # The text's trillion parameters are a row of that table.
@@ -128,20 +128,20 @@ def a100_rows() -> list[Observation]:
 
 
 def deepspeed_rows() -> list[Observation]:
-    """Return the rows that Megatron-DeepSpeed's constant is fitted on: 530 billion parameters on
-    280, 350 and 420 nodes."""
+    """Return the Observations that Megatron-DeepSpeed's constant is fitted on: 530 billion
+    parameters on 280, 350 and 420 nodes."""
     return timed("mt-nlg")
 
 
 def h100_rows() -> list[Observation]:
-    """Return the rows that the H100 constants are fitted on: four public sources of GPT models, on
-    8 to 10,752 GPUs."""
+    """Return the Observations that the H100 constants are fitted on: four public sources of GPT
+    models, on 8 to 10,752 GPUs."""
     return timed("h100")
 
 
 def timed(*names: str) -> list[Observation]:
-    """Return the measured iterations of some files, each under its source or, without one, the
-    file's name."""
+    """Return an Observation of the seconds per iteration for each row of some CSV files. It is
+    named after the row's `source`, or after its file if the row names none."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):
@@ -230,8 +230,8 @@ RATIOS = ("speedup", "scaling_percent")
 
 
 def observed(*names: str) -> list[Observation]:
-    """Return the workloads that these experiments simulate, each with the claim about its part's
-    first quantity."""
+    """Return an Observation for each workload that these experiments simulate: the published value
+    of the first quantity that its part simulates."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:

@@ -20,7 +20,7 @@ from mlm_repro.experiments.simulator.workload import (
     checked_config,
     flops_of,
 )
-from mlm_repro.lineage.errors import HardwareMissing
+from mlm_repro.lineage.errors import BadInput, HardwareMissing
 from mlm_repro.lineage.progress import announce
 
 MOST_CHUNKS = 8
@@ -48,12 +48,16 @@ def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
     `config.json`, which describes another program's model, and for a llama by name."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
-    return read_run(model, [*SERIAL, *overrides])
+    try:
+        return read_run(model, [*SERIAL, *overrides])
+    except BadInput as error:
+        # Without the keys that nobody asked for.
+        raise BadInput(str(error).replace(" --set ".join(["", *SERIAL]), "")) from error
 
 
 def ranked_layouts(run: ResolvedRun, cluster: Cluster, gpus: int) -> list[Choice]:
-    """Return every layout that divides and fits, best expected time first; the batch is the
-    model's.
+    """Return a Choice, the workload and its prediction, for every layout that divides and fits,
+    best expected time first; the batch is the model's.
 
     Raises HardwareMissing with a reason if no layout can run.
     """
@@ -80,7 +84,6 @@ def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterato
     everything divides evenly. Only the layers over stages of one chunk may differ a little."""
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
-    # Fused attention keeps no scores, the only part that selective recomputation would drop.
     modes = ("none", "full") if is_modern else RECOMPUTE
     for tp in _divisors(gpus, int(cluster.constants.gpus_per_node.value)):
         if t.heads % tp or t.inner % tp:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.costs import PARAMETER_BYTES, fullest_rank, parameter_count
 from mlm_repro.engine.parallel.layout import split_layers
-from mlm_repro.engine.pipeline.schedule import Op, compute_orders
+from mlm_repro.engine.pipeline.schedule import Op, pass_orders, passes
 from mlm_repro.experiments.simulator import collectives
 from mlm_repro.experiments.simulator.cluster import Cluster, Machine, machine_of
 from mlm_repro.experiments.simulator.compute import (
@@ -185,8 +185,8 @@ def simulate(
 
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
-    """Return the bytes of the fullest pipeline rank, the probability that a GPU has them, and a
-    reason if a GPU does not."""
+    """Return a Prediction of memory alone: the bytes of the fullest pipeline rank, the probability
+    that a GPU has them, and a reason if a GPU does not."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":
@@ -254,18 +254,10 @@ chunk."""
 def order_of(pp: int, chunks: int, microbatches: int) -> Order:
     """Return the engine's order of computation: 1F1B, or interleaved if there are several chunks.
     Cached, so callers must not change it."""
-    orders = compute_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
-    return np.array(
-        [
-            [
-                [c.op is Op.BACKWARD for c in order],
-                [c.microbatch for c in order],
-                [c.chunk for c in order],
-            ]
-            for order in orders
-        ],
-        np.int32,
-    )
+    every = [(c.op is Op.BACKWARD, c.microbatch, c.chunk) for c in passes(pp, chunks, microbatches)]
+    codes = np.array(every, np.int32).T
+    orders = pass_orders("interleaved" if chunks > 1 else "1f1b", pp, chunks, microbatches)
+    return np.array([codes[:, order] for order in orders])
 
 
 @cache
@@ -290,8 +282,6 @@ def _makespan(codes: Order, forward: Floats, backward: Floats) -> Floats:  # pra
         free = np.zeros(ranks)
         finished = 0
         before = -1
-        # A round takes each rank as far as its inputs allow; a round without progress ends the
-        # walk.
         while finished != before:
             before = finished
             for rank in range(ranks):

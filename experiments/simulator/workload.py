@@ -31,7 +31,8 @@ class NotCosted(BadInput):
 
 
 class Workload(NamedTuple):
-    """One training iteration to be timed."""
+    """One training iteration to be timed: its batch, the model's shape, and the layout over
+    GPUs."""
 
     gpus: int
     global_batch: int
@@ -180,7 +181,7 @@ def _values(w: Workload, precision: Precision, run: RunConfig | None) -> dict[st
         "num_heads": w.heads,
         "seq_length": w.seq,
     }
-    model: dict[str, Any] = {}
+    model = {}
     if w.family == "transformer-xl" and not run:
         own: dict[str, Any] = {
             "memory_length": w.memory,

@@ -149,7 +149,7 @@ def test_the_core_can_be_read() -> None:
         ("lineage", "import mlm_repro.engine.config", True),
         ("lineage", "    from mlm_repro.data_pipeline import config", True),
         ("reports", "from mlm_repro.evaluation.schema import Result", False),
-        ("reports", "from mlm_repro.experiments.runner import run_experiment", True),
+        ("reports", "from mlm_repro.experiments.runner import run_named", True),
         ("engine", "from mlm_repro.data_pipeline.contamination import testsets", True),
         ("engine", "from tests.ranks import run_ranks", True),
         ("engine", "from mlm_repro.data_pipeline.tokens import token_file", False),

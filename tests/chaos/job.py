@@ -229,7 +229,7 @@ def start_job(
 
 def _reproduce(points: Instrument, notes: Path | None, ranks: int) -> None:
     def step(program: str, *arguments: str) -> None:
-        if program not in COMMANDS or arguments[0] == "schedule":  # which only prints
+        if program not in COMMANDS:
             return
         _run_step(points, notes, ranks, program, *arguments)
         if program == "mlm-train":

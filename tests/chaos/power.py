@@ -322,15 +322,16 @@ def main() -> int:
     bad, screens = 0, (os.dup(1), os.dup(2))
     with tempfile.TemporaryDirectory(prefix="mlm-power-", ignore_cleanup_errors=True) as folder:
         work = Path(folder).resolve()
-        for name in ("warm", "place"):
-            (work / name).mkdir()
+        # Each disk lies as deep as the recorded one: a page names its sources by relative paths.
+        for name in ("warm", "recorded/place"):
+            (work / name).mkdir(parents=True)
         write_tiny(work / "warm")
         try:
             warm_up(work / "warm")
         finally:
             for screen, number in zip(screens, (1, 2), strict=True):
                 os.dup2(screen, number)
-        result = record(work / "place", work / "journal", work / "log")
+        result = record(work / "recorded" / "place", work / "journal", work / "log")
         history = History(work / "journal")
         for seed in range(asked.first, asked.first + asked.seeds):
             (here := work / f"seed-{seed}").mkdir()

@@ -1,5 +1,4 @@
-"""What a dry run promises of disk and documents beside what a build takes, for texts of three
-shapes."""
+"""What a dry run promises of disk and time beside what a build takes, for texts of four shapes."""
 
 import json
 import random
@@ -18,7 +17,7 @@ from mlm_repro.lineage.digest import bytes_below
 from mlm_repro.lineage.files import read_document
 
 
-@pytest.mark.parametrize("shape", ["tweets", "books", "code"])
+@pytest.mark.parametrize("shape", ["tweets", "books", "code", "templates"])
 def test_disk_and_time_are_promised_within_a_quarter(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,8 +43,10 @@ def test_a_changed_number_is_noticed() -> None:
 
 
 def test_the_pictures_are_what_their_command_draws(tmp_path: Path) -> None:
-    drawn = {path.name: path.read_bytes() for path in draw(tmp_path)}
-    assert drawn == {path.name: path.read_bytes() for path in FIGURES.iterdir()}
+    drawn = draw(tmp_path)
+    assert {drawn.name: drawn.read_bytes()} == {
+        path.name: path.read_bytes() for path in FIGURES.iterdir()
+    }
     shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README.read_text(encoding="utf-8"))
     assert [ROOT / place for place in shown] == [FIGURES / "twins.svg"]
     picture = (FIGURES / "twins.svg").read_text(encoding="utf-8")

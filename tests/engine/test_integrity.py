@@ -71,7 +71,7 @@ def reverse(tensors: dict[str, torch.Tensor]) -> None:
             "tensor 'layers.0.mlp.dense_h_to_4h.weight' is not what was saved: its norm is",
         ),
         (MODEL, reverse, "is not what was saved: single numbers of it changed"),
-        (MODEL, reverse, "the loss on 8 fixed samples is"),
+        (MODEL, reverse, "the loss on the probe's samples is"),
         (
             OPTIMIZER,
             lambda tensors: tensors["exp_avg.final_layernorm.bias"].mul_(2),

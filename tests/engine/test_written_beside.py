@@ -2,17 +2,24 @@
 lost by a kill."""
 
 import errno
+import json
 import os
 import signal
 import threading
 import time
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from mlm_repro.engine.checkpoint import checkpoint, shards
+from mlm_repro.engine.checkpoint import checkpoint, shards, statistics
+from mlm_repro.engine.inputs import ValidationSplit
 from mlm_repro.engine.launch.threads import run_threads
+from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.run.files import read_metrics
 from mlm_repro.engine.trainer import Trainer
 from mlm_repro.lineage.chain import checkpoint_path, complete_checkpoints
@@ -22,6 +29,7 @@ from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import RunDirectory
 from tests.engine.small_run import (
     mlm_train,
+    resolved,
     small_config,
     start,
     train,
@@ -95,6 +103,36 @@ def test_one_is_complete_before_the_next_begins(
     monkeypatch.setattr(checkpoint.CheckpointWriter, "begin", begin_and_note)
     train(small_config(dataset, **SHORT), tmp_path)
     assert before == [(10, 0), (20, 1), (30, 2), (40, 3)]
+
+
+def test_the_metrics_of_a_checkpoint_outlive_a_power_cut_that_it_outlives(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file held when it was last synced is what a power cut leaves of it."""
+    fsync, replace = os.fsync, os.replace
+    synced, iterations = [""], dict[str, list[int]]()
+
+    def fsync_and_note(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if "metrics.jsonl" in path.name:
+            synced.append(path.read_text())
+
+    def replace_and_note(source: Path, target: Path) -> None:
+        if Path(target).name.startswith("iter_"):
+            lines = [json.loads(line) for line in synced[-1].splitlines()]
+            iterations[Path(target).name] = [
+                line["iteration"] for line in lines if line["kind"] == "train"
+            ]
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync_and_note)
+    monkeypatch.setattr(os, "replace", replace_and_note)
+    train(small_config(dataset, **SHORT), tmp_path)
+    assert [*iterations] == [f"iter_{number:07}" for number in (10, 20, 30, 40)]
+    for name, there in iterations.items():
+        wanted = int(name.removeprefix("iter_"))
+        assert there[:wanted] == [*range(1, wanted + 1)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -190,3 +228,50 @@ def test_a_signal_waits_for_the_one_that_is_written(dataset: Path, tmp_path: Pat
     assert first.name == "iter_0000020"
     assert int(last.name[5:]) > 20
     assert f"stopped after iteration {int(last.name[5:])} of 4000" in err
+
+
+def test_bytes_of_a_tensor_are_written_without_a_copy(tmp_path: Path) -> None:
+    """A copy would be made while no other thread runs Python, training among them."""
+    tensors = [torch.zeros(1 << 20), torch.ones(1 << 18)]
+    shapes = {str(number): (each.dtype, each.shape) for number, each in enumerate(tensors)}
+    tracemalloc.start()
+    try:
+        written = shards.write_shard(tmp_path / "file", shapes, tensors)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 18
+    assert written == sha256_file(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("dim", "ranks"), [(None, 2), (0, 1), (0, 2), (1, 2), (1, 4)])
+def test_a_checksum_is_of_bits_and_of_their_position_in_the_whole_tensor(
+    dim: int | None, ranks: int
+) -> None:
+    whole = torch.randn(12, statistics.PART // 8, generator=torch.Generator().manual_seed(1))
+    positions = np.arange(whole.numel(), dtype=np.uint64).reshape(whole.shape)
+    for rank in range(ranks):
+        local, places = whole, positions
+        if dim is not None:
+            local = whole.chunk(ranks, dim)[rank].contiguous()
+            places = np.split(positions, ranks, dim)[rank]
+        parameter: Any = SimpleNamespace(
+            dim=dim, local=local, axis=SimpleNamespace(size=ranks, rank=rank)
+        )
+        bits = local.view(torch.int32).long().numpy().astype(np.uint64)
+        expected = int((bits * (2 * places + 1)).sum(dtype=np.uint64))
+        halves = [local.flatten()[:1000], local.flatten()[1000:]]
+        numbers = [statistics.measure(local, parameter), statistics.measure(halves[0], parameter)]
+        numbers.append(statistics.measure(halves[1], parameter, 1000))
+        assert numbers[0][4] == expected
+        assert statistics.merge(numbers[1:])[4] == expected
+
+
+@pytest.mark.parametrize(("batch_size", "samples"), [(8, 1), (64, 2), (128, 4), (1024, 8)])
+def test_a_probe_has_a_sixteenth_of_an_iteration_at_most(
+    batch_size: int, samples: int, dataset: Path
+) -> None:
+    run = resolved(small_config(dataset, global_batch_size=batch_size))
+    files = run.data.token_files("valid")
+    split = ValidationSplit(run.config, files, serial_mesh(), run.data.tokenizer)
+    assert np.shape(split.probed) == (samples, 33)

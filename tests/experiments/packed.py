@@ -9,17 +9,14 @@ from typing import Any
 
 from mlm_repro.engine.run.files import METRICS, SUMMARY, read_metrics
 from mlm_repro.experiments.files import (
-    EVALUATIONS,
-    LADDER,
     KeptRun,
-    LadderScores,
     join_evaluations,
     read_evaluations,
     write_runs,
 )
 from mlm_repro.lineage.atomic import json_bytes
 from mlm_repro.lineage.digest import MARKER, seal
-from mlm_repro.lineage.files import read_object, write_lines
+from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import MANIFEST
 
 PACKED = Path(__file__).with_name("sealed_at_ba375c5.tar.gz")
@@ -73,14 +70,7 @@ def join(run: Path) -> None:
         kept.append(KeptRun.model_validate(line))
     write_runs(run, kept)
     shutil.rmtree(run / "training")
-    if (run / LADDER).is_file():
-        files = sorted((run / "evaluations").iterdir())
-        assert all(json_bytes(read_object(path)) == path.read_bytes() for path in files)
-        write_lines(
-            run / EVALUATIONS, (LadderScores(name=path.stem, **read_object(path)) for path in files)
-        )
-        shutil.rmtree(run / "evaluations")
-    elif (run / "evaluations").is_dir():
+    if (run / "evaluations").is_dir():
         before = {path.stem: path.read_bytes() for path in (run / "evaluations").iterdir()}
         join_evaluations(run)
         assert {

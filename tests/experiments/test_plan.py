@@ -10,14 +10,12 @@ import pytest
 from mlm_repro.data_pipeline.runner import SHELF
 from mlm_repro.engine.config import TwinScale
 from mlm_repro.engine.costs import parameter_count, tokens_trained
+from mlm_repro.engine.run.files import SUMMARY
 from mlm_repro.engine.twin import describe_scale
-from mlm_repro.experiments.files import LadderPlan, LadderResult
-from mlm_repro.experiments.forecast.ladder import rung_model
 from mlm_repro.experiments.launch.job import write_launch_files
-from mlm_repro.experiments.reproduce.files import LADDER
+from mlm_repro.experiments.reproduce.files import LADDER, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import (
     FULL_RECIPE,
-    RATES,
     SMOKE,
     TWIN,
     folder_of,
@@ -30,8 +28,7 @@ from mlm_repro.experiments.reproduce.plan import (
 from mlm_repro.experiments.reproduce.steps import launch_folder, train_step
 from mlm_repro.lineage.errors import BadInput, HardwareMissing
 from mlm_repro.lineage.files import read_document
-from mlm_repro.lineage.shipped import HOME
-from tests.commands import call
+from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
 
 GPU = {"name": "A GPU"}
@@ -129,21 +126,21 @@ def test_larger_models_have_larger_twins(monkeypatch: pytest.MonkeyPatch) -> Non
     assert tokens_trained(largest.model, largest.train) >= 5 * parameter_count(largest.model)
 
 
-def test_twins_have_the_learning_rates_that_the_kept_ladder_found() -> None:
-    found = read_document(HOME / "results" / "ladder" / "ladder.json", LadderResult).rates
-    for parameters, tokens in ((3e5, 1.2e6), (3.3e6, 1.2e6), (1e5, 7e6)):
-        assert RATES.at(parameters, tokens) == pytest.approx(found.at(parameters, tokens), rel=0.01)
-    config = make_plan("8.3b", "scaled", False, None).configs[0]
-    assert config.train.learning_rate == RATES.at(parameter_count(config.model), 1200 * 16 * 128)
+def test_twins_have_the_rates_of_the_rule_and_the_deviation_of_their_width() -> None:
+    for config in make_plan("8.3b", "scaled", False, None).configs:
+        by_size = (parameter_count(config.model) / 171_000) ** -0.423
+        by_length = (1200 * 16 * 128 / 1.45e6) ** -0.32
+        rate = config.train.learning_rate
+        assert rate == pytest.approx(0.00589 * by_size * by_length, rel=0.002)
+    kept = read_document(ROOT / "results" / "reproduce-8.3b" / SUMMARY, ReproductionSummary)
+    assert twin_rule(config) == kept.twin_rule
     assert config.train.min_learning_rate == pytest.approx(
         config.train.learning_rate / 15, rel=0.01
     )
     assert "the rate of the ladder's rule" in twin_rule(config)
     assert "ladder" not in twin_rule(make_plan("8.3b", "scaled", True, None).configs[0])
-    rung = read_document(HOME / "results" / "ladder" / "plan.json", LadderPlan).rungs[-1]
-    of_ladder = rung_model(rung.layers, rung.width, rung.heads)
     assert config.model.init_std == pytest.approx(
-        of_ladder.init_std * math.sqrt(rung.width / config.model.hidden_size)
+        0.02 * math.sqrt(1024 / config.model.hidden_size), rel=1e-5
     )
     assert "0.02 · √(1024 / width)" in twin_rule(config)
 

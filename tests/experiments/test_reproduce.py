@@ -256,7 +256,6 @@ def test_every_step_is_printed_as_a_command(finished: Finished) -> None:
         if line.startswith("$ ")
     ]
     assert steps == [
-        ["mlm-train", "schedule"],
         ["mlm-data", "run"],
         ["mlm-train", "run"],
         ["mlm-eval", "wikitext103"],

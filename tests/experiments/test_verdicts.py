@@ -20,16 +20,19 @@ from mlm_repro.experiments.catalogue import (
     group_of,
     load_experiments,
 )
-from mlm_repro.experiments.files import FITTED, HELD_OUT, NOT_RUN, VERDICTS
+from mlm_repro.experiments.files import FITTED, HELD_OUT, VERDICTS
 from mlm_repro.experiments.published import position, published_rows
 from mlm_repro.experiments.ranges import as_range
-from mlm_repro.experiments.runner import measure, run_experiment
+from mlm_repro.experiments.runner import measure
+from mlm_repro.experiments.sealed import seal_numbers
 from mlm_repro.experiments.simulator.measurements import fitted_workloads, workload_of
 from mlm_repro.experiments.verdicts import (
+    COST_MODEL,
     Verdict,
     format_verdicts,
     judge,
     load_results,
+    skill_sentence,
     skills,
     totals,
     unanswered,
@@ -38,11 +41,12 @@ from mlm_repro.experiments.worked_out import WorkedOut, work_out, worked_out
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import read_document
-from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
+from mlm_repro.lineage.records import RECORDS, Record, write_records
 from mlm_repro.lineage.run import RunDirectory
 from tests import mutation
 from tests.commands import ROOT, call
 from tests.experiments.machines import with_gpus
+from tests.experiments.simulated import seal_simulated
 from tests.mutation import LAST_DIGIT, SIGN, Mutations
 
 KEPT = load_results([ROOT / "results" / "ablations"])
@@ -54,7 +58,7 @@ CLAIM = {
     "quantity": "tflops_per_gpu",
     "x": 4.0,
 }
-NOTHING = WorkedOut((), (), {})
+NOTHING = WorkedOut((), ())
 
 
 def planted(root: Path, **values: Any) -> Path:
@@ -119,7 +123,7 @@ def test_a_measurement_speaks_before_a_simulation(tmp_path: Path) -> None:
 def test_a_verdict_does_not_depend_on_what_was_simulated_before(tmp_path: Path) -> None:
     before = verdicts(worked=True)
     planted(tmp_path, kind="simulated", value=60, low=50, high=70, note=HELD_OUT)
-    run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    seal_simulated(find_experiment(EXPERIMENT), tmp_path)
     after = verdicts(tmp_path, worked=True)
     assert [(one.outcome, one.scale, one.reason) for one in after.values()] == [
         (one.outcome, one.scale, one.reason) for one in before.values()
@@ -141,7 +145,7 @@ def test_an_edited_record_is_found(tmp_path: Path) -> None:
 
 
 def test_a_simulated_number_cannot_be_called_measured_even_under_a_new_seal(tmp_path: Path) -> None:
-    run, _, _ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    run = seal_simulated(find_experiment(EXPERIMENT), tmp_path)
     lines = [json.loads(line) for line in (run.path / RECORDS).read_text().splitlines()]
 
     def rewrite(**values: Any) -> None:
@@ -168,13 +172,11 @@ def test_a_run_without_a_seal_or_manifest_says_nothing(tmp_path: Path) -> None:
         load_results([tmp_path / "b"])
 
 
-def test_simulated_and_computed_numbers_are_all_there_is_here(tmp_path: Path) -> None:
+def test_simulated_and_computed_numbers_are_all_there_is_here() -> None:
     for name in ("2021/table-1", "2021/table-2", "2021/figure-6", "2021/figure-8", "2022/table-5"):
-        run, count, refused = run_experiment(find_experiment(name), tmp_path)
-        records = read_records(run.path / RECORDS)
-        assert len(records) == count
-        assert refused == 0
-        for record in records:
+        worked = work_out(find_experiment(name))
+        assert worked.refused == ()
+        for record in (each.record for each in worked.numbers):
             assert record.kind in ("simulated", "computed")
             assert record.kind == "computed" or record.low <= record.value <= record.high  # type: ignore[operator]
         found = verdicts(name=name, worked=True).values()
@@ -197,9 +199,8 @@ def test_a_row_that_cannot_run_is_answered_with_the_reason(
     ]
     (tmp_path / "large-runs.csv").write_text("\n".join((header, *rows)) + "\n")
     monkeypatch.setattr("mlm_repro.experiments.published.HERE", tmp_path)
-    run, numbers, refused = run_experiment(find_experiment(EXPERIMENT), tmp_path / "runs")
-    assert (numbers, refused) == (0, 2)
-    assert len(json.loads((run.path / NOT_RUN).read_text(encoding="utf-8"))) == 2
+    worked = work_out(find_experiment(EXPERIMENT))
+    assert (len(worked.numbers), len(worked.refused)) == (0, 2)
     found = {
         one.claim.id: one
         for one in judge([find_experiment(EXPERIMENT)], load_results([]), work_out)
@@ -273,16 +274,16 @@ def test_the_same_prediction_in_two_exhibits_is_one_fact() -> None:
 
 
 def test_a_prediction_stands_beside_simpler_rules() -> None:
-    cost_model, law = skills(judge(load_experiments().values(), load_results([])))
-    assert [each.name for each in cost_model.baselines] == ["constant throughput", "bubble alone"]
-    assert [each.name for each in law.baselines] == ["the last point known"]
-    for each in (cost_model, law):
-        for rule in each.baselines:
-            assert each.ours.error < rule.error
-            assert each.ours.score < rule.score
-            assert each.ours.tried == rule.tried
-    assert cost_model.ours.tried > 50
-    assert f"{cost_model.ours.inside} lie in its 90 % interval" in cost_model.sentence
+    skill = skills(judge(load_experiments().values(), load_results([])))
+    assert [*skill] == [COST_MODEL, "constant throughput", "bubble alone"]
+    ours, *rules = skill.values()
+    for rule in rules:
+        assert ours.error < rule.error
+        assert ours.score < rule.score
+        assert ours.tried == rule.tried
+    assert ours.tried > 50
+    assert f"{ours.inside} lie in its 90 % interval" in skill_sentence(skill)
+    assert skills([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -297,7 +298,7 @@ def test_an_interval_score_is_width_and_twenty_times_the_distance_beyond(
     one = verdict(tmp_path)
     claim = one.claim.model_copy(update={"value": Decimal(number)})
     one = replace(one, claim=claim, baselines={"rule": as_range(number)})
-    ((ours, (rule,)),) = skills([one])
+    ours, rule = skills([one]).values()
     assert ours.score == pytest.approx(score)
     assert ours.inside == (low <= number <= high)
     assert (rule.score, rule.error) == (0, 0)
@@ -326,9 +327,11 @@ def test_a_number_of_a_smaller_model_does_not_stand_beside_the_published_one() -
 
 
 def test_the_same_numbers_are_not_written_twice(tmp_path: Path) -> None:
-    first, *_ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    experiment = find_experiment("zero/communication")
+    line = {"series": "a", "quantity": "b", "value": 1.0, "kind": "counted"}
+    first, _ = seal_numbers(experiment, "-measured", [line], tmp_path)
     digest = first.digest
-    again, *_ = run_experiment(find_experiment(EXPERIMENT), tmp_path)
+    again, _ = seal_numbers(experiment, "-measured", [line], tmp_path)
     assert (again.path, again.digest) == (first.path, digest)
 
 

@@ -30,7 +30,7 @@ def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: Run
     done = verify(run.path)
     checkpoints = sorted((run.path / "checkpoints").iterdir())
     compared = (
-        "digests of 3 sealed directories; files, keys, name and identity; datasets; metrics;"
+        "digests of 3 sealed directories; files and keys of a training; datasets; metrics;"
         " checkpoints"
     )
     assert (done.code, done.out.splitlines()) == (
@@ -38,6 +38,12 @@ def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: Run
         [
             *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
             f"compared: {compared}",
+            *(
+                "not made again: the last bits in model-tp00-pp000.safetensors and"
+                f" optimizer-tp00-pp000.safetensors of {each.name}, of which an earlier version"
+                " kept no checksums"
+                for each in checkpoints
+            ),
             f"nothing contradicts: {'; '.join((*ALWAYS_FREE, *KINDS['training'].free))}",
             f"ok {run.digest[:16]} {run.path.resolve()}",
         ],
@@ -55,7 +61,8 @@ def test_strictly_what_is_not_here_is_a_failure(run: RunDirectory) -> None:
 def test_without_a_manifest_nothing_is_known_but_a_checkpoint_or_a_page(run: RunDirectory) -> None:
     checkpoint = min((run.path / "checkpoints").iterdir())
     assert (
-        "compared: digests of 1 sealed directories; files of a checkpoint" in verify(checkpoint).out
+        "compared: digests of 1 sealed directories; files and keys of a checkpoint"
+        in verify(checkpoint).out
     )
     (checkpoint / "page.html").write_text("9.3")
     seal(checkpoint)

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mlm_repro.experiments.catalogue import load_experiments
-from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.lineage.digest import MARKER, seal
+from tests.experiments.simulated import seal_simulated
 
 
 def write_runs(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
-    """Simulate the named experiments, or all that can be, into a folder."""
+    """Seal what follows for the named experiments, or for all with workloads, into a folder."""
     chosen = [one for one in load_experiments().values() if one.parts]
     return [
-        run_experiment(one, folder)[0].path for one in chosen if names is None or one.name in names
+        seal_simulated(one, folder).path for one in chosen if names is None or one.name in names
     ]
 
 

@@ -19,10 +19,8 @@ from mlm_repro.reports.catalogue import ExperimentNumbers, catalogue_exhibit, dr
 from mlm_repro.reports.claims import UNCOUNTED, Claims, group_claims
 from mlm_repro.reports.exhibit import Exhibit, Table
 from mlm_repro.reports.figures import draw
-from mlm_repro.reports.render import export_exhibit
 from mlm_repro.reports.report import Report
 from mlm_repro.reports.style import LOOKS
-from tests.architecture.rooms import ROOT
 from tests.reports.conftest import Built
 from tests.reports.reproduction import make_report, page_text, write_reproduction
 from tests.reports.runs import spoil
@@ -65,24 +63,9 @@ def test_two_exhibits_of_one_name_fail_the_build(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = Exhibit("models", "planted", (), Table((), ()))
-    monkeypatch.setattr(assembled, "ladder_exhibit", lambda run: second)
+    monkeypatch.setattr(assembled, "errata_exhibit", lambda claims: second)
     with pytest.raises(Fault, match="two exhibits of the page have the name models"):
-        make_report(built.directory, [ROOT / "results" / "ladder"])
-
-
-def test_the_reproduction_keeps_its_figure_beside_runs_of_the_same_experiment(built: Built) -> None:
-    found = exhibits_of(make_report(built.directory, runs=[ROOT / "results" / "ladder"]))
-    sources = {
-        name: {row["source"] for row in rows_of(found[name], "scaled")}
-        for name in found
-        if "figure-6" in name
-    }
-    assert sources["2019-figure-6"] == {
-        "gpt2-355m-scaled-1a2b3c4d",
-        "gpt2-2.5b-scaled-1a2b3c4d",
-        "gpt2-8.3b-scaled-1a2b3c4d",
-    }
-    assert {name.partition("-")[0] for name in sources["2019-figure-6-runs"]} == {"ladder"}
+        make_report(built.directory)
 
 
 def test_each_csv_has_the_numbers_that_are_worked_out_once(report: Report) -> None:
@@ -261,25 +244,6 @@ def test_a_bad_run_is_refused_in_one_sentence(how: str, runs: list[Path], tmp_pa
     }[how]
     with pytest.raises((BadInput, IntegrityFailure), match=sentence):
         make_report(write_reproduction(tmp_path), runs=[good, spoil(bad, tmp_path, how)])
-
-
-@pytest.mark.parametrize("form", ["svg", "csv"])
-def test_a_single_figure_is_written_in_every_form(
-    form: str, report: Report, tmp_path: Path
-) -> None:
-    path = export_exhibit(report.all_exhibits, "2021/figure-12", form, tmp_path)
-    start = {"svg": b"<?xml", "csv": b"experiment,"}[form]
-    assert path.name == f"2021-figure-12.{form}"
-    assert path.read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(("name", "form"), [("2021/figure-99", "svg"), ("2021/table-1", "svg")])
-def test_what_cannot_be_written_is_refused(
-    name: str, form: str, report: Report, tmp_path: Path
-) -> None:
-    with pytest.raises(BadInput):
-        export_exhibit(report.all_exhibits, name, form, tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_whose_manifest_is_damaged_is_refused(runs: list[Path], tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from mlm_repro.data_pipeline.files import NearDuplicates
 from mlm_repro.lineage.digest import seal
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
-from mlm_repro.reports.engines import layouts_exhibit
 from mlm_repro.reports.figures import draw
 from mlm_repro.reports.tables import near_duplicates as near_duplicates_text
 from tests.architecture.rooms import ROOT
@@ -83,24 +82,6 @@ def test_engines_that_were_compared_stand_on_the_page(built: Built) -> None:
     assert any("Measured on " in line for line in exhibit.notes)
     assert exhibit.command.startswith("mlm-verify against megatron-core")
     assert {run.name for run in runs} <= {origin.path.name for origin in report.origins}
-
-
-def test_what_a_release_computes_otherwise_is_a_row_of_what_its_file_says(tmp_path: Path) -> None:
-    kept = ROOT / "results" / "layouts"
-    exhibit = layouts_exhibit(kept)
-    assert exhibit
-    assert len(exhibit.data.rows) == len(list(kept.glob("*.json"))) > 1
-    found = json.loads((kept / "softmax-learnable.json").read_text(encoding="utf-8"))
-    found["findings"][0] |= {"value": 5.0, "expected": 7.0}
-    (tmp_path / "other.json").write_text(json.dumps(found | {"subject": "an engine 2.0"}))
-    changed = layouts_exhibit(tmp_path)
-    assert changed
-    (row,) = changed.data.rows
-    assert (row[0], row[-2:]) == ("an engine 2.0", ("is 5, must be 7", "2"))
-    assert changed.caption[0].endswith(
-        "of an engine 2.0 give other numbers than on one: softmax_type=learnable."
-    )
-    assert layouts_exhibit(tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("edit", ["{", '{"benchmark": "against", "title": "t", "cases": []}'])

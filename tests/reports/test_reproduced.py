@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mlm_repro.data_pipeline.files import PackageText
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult, Result
 from mlm_repro.experiments.files import Comparison, ReproductionScores
 from mlm_repro.experiments.scores import order_verdict
@@ -16,7 +15,7 @@ from mlm_repro.lineage.numbers import show
 from mlm_repro.lineage.records import Record
 from mlm_repro.reports.figures import Layer, draw, layers_of
 from mlm_repro.reports.load import Reproduction, load_reproduction
-from mlm_repro.reports.reproduced import by_kind, kept_exhibit, reproduction_exhibits, twins_table
+from mlm_repro.reports.reproduced import by_kind, reproduction_exhibits, twins_table
 from mlm_repro.reports.tables import cells_of, chance, comparison_tables
 from tests.architecture.rooms import ROOT
 from tests.reports.reproduction import evaluation, page_text, write_reproduction
@@ -136,53 +135,6 @@ def test_a_guess_stands_beside_what_the_twins_scored() -> None:
         for words in kept.evaluations.values()
         if isinstance(words, ClozeResult)
     )
-
-
-def test_a_result_beside_the_kept_one_says_how_far_and_why() -> None:
-    kept = load_reproduction(ROOT / "results" / "reproduce-8.3b")
-    assert kept.card
-    same = kept_exhibit(kept, kept)
-    assert same.caption == [
-        "The numbers of this run are at most 0.0 % from the means of 3 kept seeds.",
-        "Both were trained on the same text, byte for byte.",
-    ]
-    worse = tuple(
-        record.model_copy(update={"value": record.value * 1.07}) for record in kept.records
-    )
-    files = {
-        name: file.model_copy(update={"sha256": "0" * 64}) for name, file in kept.card.files.items()
-    }
-    card = kept.card.model_copy(update={"files": files})
-    other = kept_exhibit(replace(kept, records=worse, card=card), kept)
-    assert other.caption[0].startswith("The numbers of this run are at most 7.0 % from")
-    assert other.caption[1].endswith("packages are the same, their order or split is not.")
-    unnamed = replace(kept, card=card.model_copy(update={"packages": {}}))
-    assert kept_exhibit(unnamed, kept).caption[1].startswith("The texts differ")
-    assert [row[-1] for row in other.tables[0].rows] == ["+7.0 %"] * 6
-    text = PackageText(version="3.11.7", documents=3, bytes=100, sha256="a")
-    theirs = {
-        "python": text,
-        "torch": text.model_copy(update={"bytes": 300}),
-        "numpy": text,
-        "scipy": text,
-    }
-    mine = theirs | {
-        "python": text.model_copy(update={"version": "3.12.1", "sha256": "b"}),
-        "torch": text.model_copy(update={"sha256": "c"}),
-    }
-    del mine["scipy"]
-    there = replace(kept, card=kept.card.model_copy(update={"packages": theirs}))
-    said = kept_exhibit(
-        replace(kept, card=card.model_copy(update={"packages": mine})), there
-    ).caption[1]
-    assert said == (
-        "The texts of 1 of 4 packages are the same; others hold 83 % of the kept text: "
-        "torch 3.11.7 (a part), python 3.12.1 (kept: 3.11.7), scipy absent (kept: 3.11.7)."
-    )
-    assert [row[-1] for row in other.tables[1].rows] == [
-        "0" * 16,
-        kept.card.files["documents/train.jsonl"].sha256[:16],
-    ]
 
 
 def test_seeds_share_a_cell_of_table_3(reproduction: Reproduction) -> None:

@@ -1,8 +1,9 @@
-"""Edits that a forger could make, of every file and key of a folder of runs: each is sealed anew,
-and verified.
+"""Edits that a forger could make, of every folder, file and key of a folder of runs: each is sealed
+anew, and verified.
 
 `python -m tests.verify.mutator FOLDER --count 2000 --seed 1` prints the edits that nothing names.
-FOLDER has honest runs.
+FOLDER has honest runs, such as `python -m tests.verify.every_kind` makes. Edits are drawn from all
+runs in turn. Only the run that was edited is sealed, verified and put back.
 """
 
 import argparse
@@ -12,36 +13,54 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatch
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlm_repro.lineage.chain import CHECKPOINTS
+from mlm_repro.lineage.chain import CHECKPOINTS, complete_checkpoints
 from mlm_repro.lineage.digest import MARKER, is_sealed, seal
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.kinds import ALWAYS_FREE
 from mlm_repro.verify.recomputed import KINDS, RunCheck
+from tests.verify.every_kind import kind_in
 
 WIDE = str.maketrans("0123456789", "０１２３４５６７８９")
 LINES = (0, 1, -1)
 """Lines of a file of lines that are edited."""
-OF_FILES = ("delete", "duplicate", "link", "rename", "look-alike", "swap", "empty", "cut", "plant")
+OF_FOLDERS = ("delete folder", "duplicate folder", "link folder", "rename folder", "swap folder")
+OF_FILES = (
+    *("delete", "duplicate", "link", "rename", "look-alike", "swap", "empty", "cut", "plant"),
+    *("folder of its name", "hard copy of another", "append"),
+)
 OF_LINES = ("repeat line", "drop line", "turn lines")
 OF_KEYS = (
-    "delete key",
-    "add key",
-    "repeat key",
-    "look-alike key",
-    "scale",
-    "null",
-    "text",
-    "endless",
-    "exchange",
+    *("delete key", "add key", "repeat key", "look-alike key", "scale", "null", "text", "endless"),
+    *(
+        "exchange",
+        "nudge",
+        "negative",
+        "zero",
+        "fraction",
+        "repeat item",
+        "drop item",
+        "turn items",
+    ),
 )
-NAMED_ANYWHERE = ("duplicate", "link", "rename", "look-alike", "plant", "repeat key")
+NAMED_ANYWHERE = (
+    *OF_FOLDERS,
+    *("duplicate", "link", "rename", "look-alike", "plant", "folder of its name", "repeat key"),
+)
 """Edits that no file is free to have."""
+
+
+IN_ANY_ORDER = {
+    "examples": "the order of an evaluation's examples",
+    "documents": "the order of documents in overlap.json",
+}
+"""Lists by key, with the words that `mlm-verify run` prints of their order."""
 
 
 class Edit(NamedTuple):
@@ -60,7 +79,10 @@ def edits(run: Path) -> Iterator[Edit]:
     again."""
     for path in sorted(run.rglob("*")):
         name = path.relative_to(run).as_posix()
-        if path.is_dir() or name == MARKER or name.startswith("report/") or "/." in f"/{name}":
+        if name == MARKER or f"{name}/".startswith("report/") or "/." in f"/{name}":
+            continue
+        if path.is_dir():
+            yield from (Edit(kind, name) for kind in OF_FOLDERS)
             continue
         yield from (Edit(kind, name) for kind in OF_FILES)
         if path.name == MARKER:
@@ -72,6 +94,29 @@ def edits(run: Path) -> Iterator[Edit]:
             continue
         for key in _keys(path):
             yield from (Edit(kind, name, key) for kind in OF_KEYS)
+
+
+def _edit_folder(kind: str, path: Path, run: Path) -> bool:
+    """Make an edit of a folder; False if it has no other beside it to be exchanged with."""
+    beside = sorted(each for each in path.parent.iterdir() if each.is_dir() and each != path)
+    elsewhere = run.parent / "elsewhere"
+    match kind:
+        case "delete folder":
+            shutil.rmtree(path)
+        case "duplicate folder":
+            shutil.copytree(path, path.with_name(f"{path.name}1"))
+        case "link folder":
+            path.rename(elsewhere)
+            path.symlink_to(elsewhere)
+        case "rename folder":
+            path.rename(path.with_name(f"{path.name}2"))
+        case "swap folder":
+            if not beside:
+                return False
+            path.rename(elsewhere)
+            beside[-1].rename(path)
+            elsewhere.rename(beside[-1])
+    return True
 
 
 def _keys(path: Path) -> Iterator[tuple[Any, ...]]:
@@ -114,7 +159,10 @@ def _write(path: Path, values: Any, raw: tuple[str, str] | None = None) -> None:
 
 def apply(edit: Edit, run: Path) -> bool:
     """Make the edit; False if it changes nothing."""
-    path, before = run / edit.file, (run / edit.file).read_bytes()
+    path = run / edit.file
+    if edit.kind in OF_FOLDERS:
+        return _edit_folder(edit.kind, path, run)
+    before = path.read_bytes()
     if edit.key:
         return _apply_key(edit, path) and path.read_bytes() != before
     beside = sorted(
@@ -123,6 +171,8 @@ def apply(edit: Edit, run: Path) -> bool:
     other = beside[(beside.index(path) + 1) % len(beside)]
     match edit.kind:
         case "delete":
+            if path.suffix == ".json" and not _read(path):  # as good as absent
+                return False
             path.unlink()
         case "duplicate":
             shutil.copyfile(path, path.with_name(f"{path.stem}1{path.suffix}"))
@@ -150,6 +200,19 @@ def apply(edit: Edit, run: Path) -> bool:
             planted = path.parent / f"{path.stem}-notes"
             planted.mkdir()
             shutil.copyfile(path, planted / path.name)
+        case "folder of its name":
+            path.unlink()
+            path.mkdir()
+            (path / path.name).write_bytes(before)
+        case "hard copy of another":
+            if other == path or other.read_bytes() == before:
+                return False
+            path.unlink()
+            path.hardlink_to(other)
+        case "append":
+            if path.name == MARKER:
+                return False
+            path.write_bytes(before + before[-64:])
         case "repeat line" | "drop line" | "turn lines":
             lines = before.splitlines(keepends=True)
             if not lines:
@@ -197,7 +260,7 @@ def _apply_key(edit: Edit, path: Path) -> bool:
             place["mark"] = "mark"
             raw = (mark, f"{json.dumps(last)}: {json.dumps(_scaled(value))}")
         case "look-alike key":
-            if "a" not in str(last):
+            if "a" not in str(last) or not value:  # as good as absent under either name
                 return False
             place[str(last).replace("a", "а", 1)] = place.pop(last)
         case "scale" | "null" | "text" | "endless":
@@ -212,6 +275,26 @@ def _apply_key(edit: Edit, path: Path) -> bool:
                 or (edit.kind != "scale" and isinstance(value, dict | list))
                 or (not value and not new)
             ):
+                return False
+            place[last] = new
+        case "nudge" | "negative" | "zero" | "fraction":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+                return False
+            place[last] = {
+                "nudge": value * (1 + 1e-6),
+                "negative": -value,
+                "zero": 0,
+                "fraction": value + 0.5,
+            }[edit.kind]
+        case "repeat item" | "drop item" | "turn items":
+            if not isinstance(value, list) or not value:
+                return False
+            new = {
+                "repeat item": [*value, value[-1]],
+                "drop item": value[:-1],
+                "turn items": value[::-1],
+            }[edit.kind]
+            if new == value:
                 return False
             place[last] = new
         case "exchange":
@@ -236,99 +319,116 @@ def _scaled(value: Any) -> Any:
     return value  # of an object each key is drawn by itself
 
 
-def reseal(folder: Path, order: list[str]) -> None:
-    """Seal what lies inside, then the runs in the order in which they were made."""
-    for name in order:
-        run = folder / name
-        for inner in sorted(
-            {marker.parent for marker in run.rglob(MARKER)} | {*(run / CHECKPOINTS).glob("*")}
-        ):
-            if (
-                inner != run
-                and inner.is_dir()
-                and not inner.is_symlink()
-                and inner.name != "report"
-            ):
-                with suppress(UserError, OSError):
-                    seal(inner)
-        with suppress(UserError, OSError):
-            seal(run)
+def reseal(run: Path) -> None:
+    """Seal what lies inside of a run, then the run."""
+    inner = {marker.parent for marker in run.rglob(MARKER)} | {*(run / CHECKPOINTS).glob("*")}
+    for place in sorted(inner - {run}):
+        if place.is_dir() and not place.is_symlink():
+            with suppress(UserError, OSError):
+                seal(place)
+    with suppress(UserError, OSError):
+        seal(run)
 
 
-def said_of(run: Path) -> set[str]:
-    """What the verification of the run alone, without what was made of it, says against it."""
+def said_of(run: Path, others: set[Path]) -> set[str]:
+    """What the verification of a run says against it, or that it does not compare. The other runs
+    are honest, and are not verified again."""
     try:
-        check = RunCheck(run)
+        check = RunCheck(run, set(others))
     except (UserError, OSError, ValueError, KeyError) as error:
         return {str(error)}
     return {*check.broken, *check.absent}
 
 
-def is_said_to_be_free(run: Path, edit: Edit) -> bool:
+def is_said_to_be_free(run: Path, edit: Edit, left: list[str]) -> bool:
     """True for a value or the content of a file that, as `mlm-verify run` prints, nothing
-    contradicts."""
+    contradicts, or that a sentence on what was not compared names."""
+    if edit.kind == "delete folder" and edit.file in _older_checkpoints(run):
+        return "a checkpoint before the newest, left out" in KINDS[kind_in(run)].free
     if edit.kind in NAMED_ANYWHERE:
         return False
-    kind = KINDS[json.loads((run / "manifest.json").read_text())["kind"]]
+    kind = KINDS[kind_in(run)]
+    if edit.kind == "turn lines" and "shard-" in edit.file:
+        return "the order of lines in shard-*.jsonl" in kind.free
+    if edit.kind == "turn items" and edit.key[-1] in IN_ANY_ORDER:
+        return IN_ANY_ORDER[edit.key[-1]] in kind.free
     named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
+    if any(Path(edit.file).name in sentence for sentence in left):
+        return True
     return any(fnmatch(named, f"{pattern}*") for pattern in (*ALWAYS_FREE, *kind.free))
 
 
+def _older_checkpoints(run: Path) -> list[str]:
+    return [f"{CHECKPOINTS}/{path.name}" for path in complete_checkpoints(run)[:-1]]
+
+
 def survivors(
-    folder: Path,
-    order: list[str],
-    count: int,
-    seed: int,
-    publish: Callable[[Path], object] | None = None,
-) -> tuple[int, list[str]]:
-    """Make `count` edits, drawn by seed, each in a copy of the folder; how many were made, and
-    those nothing named."""
-    every = [(name, edit) for name in order for edit in edits(folder / name)]
-    drawn = random.Random(seed).sample(every, min(count, len(every)))
-    alive, made = list[str](), 0
-    honest = {name: said_of(folder / name) for name in order}
-    for name, edit in drawn:
-        if is_said_to_be_free(folder / name, edit):
-            continue
-        with tempfile.TemporaryDirectory() as place:
-            copy = Path(shutil.copytree(folder, Path(place) / "runs", symlinks=True))
-            if not apply(edit, copy / name):
+    folder: Path, names: list[str], count: int, seed: int
+) -> tuple[Counter[str], list[str]]:
+    """Make `count` edits of the runs of these names, or all that there are, each put back after it.
+
+    Returns how many were made by kind of run, and those that nothing named. A page is left out: it
+    is made again of what the files say.
+    """
+    random_order, alive, made = random.Random(seed), list[str](), Counter[str]()
+    left = {name: list(edits(folder / name)) for name in names}
+    for every in left.values():
+        random_order.shuffle(every)
+    turns = chain.from_iterable(
+        zip_longest(*([(name, each) for each in left[name]] for name in left))
+    )
+    with tempfile.TemporaryDirectory() as place:
+        runs = Path(shutil.copytree(folder, Path(place) / "runs", symlinks=True)).resolve()
+        for report in runs.glob("*/report"):
+            shutil.rmtree(report)
+            reseal(report.parent)
+        honest = Path(shutil.copytree(runs, Path(place) / "honest", symlinks=True))
+        places = {path for path in runs.iterdir() if path.is_dir() and not path.is_symlink()}
+        before = {name: said_of(runs / name, places - {runs / name}) for name in names}
+        checks = {name: RunCheck(runs / name) for name in names}
+        for name, edit in filter(None, turns):
+            if made.total() >= count:
+                break
+            run = runs / name
+            left = [*checks[name].absent, *checks[name].left]
+            if is_said_to_be_free(run, edit, left) or not apply(edit, run):
                 continue
-            made += 1
-            reseal(copy, order)
-            if publish:
-                with suppress(
-                    UserError, OSError, ValueError, KeyError, LookupError, TypeError, AttributeError
-                ):
-                    publish(copy)
-            if not said_of(copy / name) - honest[name]:
-                alive.append(f"{name}: {edit}")
+            made[kind_in(honest / name)] += 1
+            reseal(run)
+            try:
+                if not said_of(run, places - {run}) - before[name]:
+                    alive.append(f"{name}: {edit}")
+            except Exception as fault:  # a verification that fails names nothing
+                alive.append(f"{name}: {edit}: {fault!r}")
+            _put_back(honest / name, run)
     return made, alive
 
 
+def _put_back(honest: Path, run: Path) -> None:
+    elsewhere = run.parent / "elsewhere"
+    for path in (run, elsewhere):
+        if path.is_dir():
+            shutil.rmtree(path)
+    elsewhere.unlink(missing_ok=True)
+    shutil.copytree(honest, run, symlinks=True)
+
+
 def main() -> None:
-    """Entry point."""
+    """Entry point; exit code 1 if something survived."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--count", type=int, default=200, help="edits that are made")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    runs = [
+    names = [
         run.name
         for run in sorted(asked.folder.iterdir())
         if is_sealed(run) and not run.is_symlink()
     ]
-    order = sorted(
-        runs,
-        key=lambda name: json.loads((asked.folder / name / "manifest.json").read_text())["created"],
-    )
-    made, alive = survivors(asked.folder, order, asked.count, asked.seed)
+    made, alive = survivors(asked.folder, names, asked.count, asked.seed)
     for line in sorted(alive):
         print(line)
-    print(
-        f"{made} edits, {len(alive)} that nothing names; by file:"
-        f" {dict(Counter(a.split()[2] for a in alive))}"
-    )
+    print(f"{made.total()} edits, {len(alive)} that nothing names; made by kind: {dict(made)}")
     sys.exit(bool(alive))
 
 

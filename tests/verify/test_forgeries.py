@@ -14,7 +14,6 @@ from mlm_repro.experiments.catalogue import find_experiment
 from mlm_repro.experiments.files import write_runs
 from mlm_repro.experiments.reproduce.files import ReproductionSummary
 from mlm_repro.experiments.reproduce.reproduction import derived_records, keep_training
-from mlm_repro.experiments.runner import run_experiment
 from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.files import read_document
@@ -26,6 +25,7 @@ from tests.architecture.rooms import ROOT
 from tests.chaos.job import leave_figures_blank
 from tests.commands import call
 from tests.experiments.packed import join, unpack
+from tests.experiments.simulated import seal_simulated
 from tests.reports.reproduction import build_page
 
 Edit = Callable[[Any], object]
@@ -79,7 +79,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs: what an earlier version sealed, its reproduction as one of today keeps
     its parts, and a simulated experiment; not to be changed."""
     folder = unpack(tmp_path_factory.mktemp("honest"))
-    run_experiment(find_experiment("2021/figure-6"), folder / "runs")
+    seal_simulated(find_experiment("2021/figure-6"), folder / "runs")
     reproduction, training = (next((folder / "runs").glob(f"{name}-*")) for name in RUNS[:2])
     join(reproduction)
     write_runs(reproduction, [keep_training(RunDirectory(training))])
@@ -552,7 +552,7 @@ def kind_in(run: Path) -> str:
 
 
 EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "unknown kind": (as_a_forger_would(put(kind="work")), "of the unknown kind 'work'"),
+    "unknown kind": (as_a_forger_would(put(kind="work")), "of no kind that is known: "),
     "no identity's sections": (
         as_a_forger_would(lambda it: it.pop("outside_identity")),
         "'outside_identity' is missing",
@@ -572,8 +572,7 @@ EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 @pytest.fixture(scope="module")
 def kinds(honest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An honest run of each kind but ladders, whose laws take seconds to fit, and of one of the
-    verbs of mlm-data."""
+    """An honest run of each kind, and of one of the verbs of mlm-data."""
     cleaned = tmp_path_factory.mktemp("kinds") / "cleaned"
     text = honest / DATA / "documents" / "train.jsonl"
     call({}, "mlm-data", "clean", f"jsonl:{text}", cleaned, "--workers", "1", ends=0)
@@ -628,25 +627,12 @@ def test_what_was_made_honestly_holds_and_nothing_of_it_is_left_out(kinds: dict[
     "path",
     [
         RESULTS / "reproduce-8.3b",
-        RESULTS / "ladder",
         *(path.parent for path in sorted(RESULTS.glob("a*/*/manifest.json"))[::3]),
     ],
     ids=lambda path: path.name,
 )
 def test_what_is_kept_of_earlier_versions_holds(path: Path) -> None:
     assert broken(path) == []
-
-
-@pytest.mark.parametrize(("factor", "holds"), [(1 + 1e-13, True), (1 + 1e-6, False)])
-def test_a_ladder_fitted_by_another_processor_holds_and_a_changed_rate_does_not(
-    tmp_path: Path, factor: float, holds: bool
-) -> None:
-    ladder = Path(shutil.copytree(RESULTS / "ladder", tmp_path / "ladder"))
-    change(ladder / "ladder.json", lambda it: it["rates"].update(rate=factor * it["rates"]["rate"]))
-    seal(ladder)
-    assert [sentence.partition(" is ")[0] for sentence in broken(ladder)] == (
-        [] if holds else ["ladder.json: rates: rate"]
-    )
 
 
 OF_A_KIND: list[tuple[str, str, Edit, str]] = [
@@ -699,10 +685,22 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "its not_run.json is not the one that was sealed",
     ),
     (
-        "ladder",
-        "evaluations.jsonl",
-        put(0, "texts", "wikitext103", bits_per_byte=0.9),
-        "the bits per byte of wikitext103 in ladder are not of the losses beside them",
+        "experiments",
+        "runs.jsonl",
+        lambda lines: lines[0].pop("seal"),
+        " was kept without its seal",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        put("cases", 3, "ratios", 0, less_is_better="true"),
+        "less_is_better is true; a file of its kind has True",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        put("cases", 3, "ratios", 0, value=1.5, goal=2.0),
+        "number of disagreements is 0; ",
     ),
 ]
 

@@ -1,14 +1,12 @@
-"""The kept results: a resealed edit of records, claims, tolerances and figures is named, and what
+"""The kept results: a resealed edit of records, claims and tolerances is named, and what
 is honest passes."""
 
 import hashlib
 import json
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,11 @@ from mlm_repro.experiments.runner import measure
 from mlm_repro.experiments.sealed import Line
 from mlm_repro.experiments.verdicts import JUDGED, judge, load_results
 from mlm_repro.lineage.atomic import json_bytes
-from mlm_repro.lineage.digest import is_sealed, seal, sha256_json
+from mlm_repro.lineage.digest import seal, sha256_json
 from mlm_repro.lineage.errors import DataMissing
-from mlm_repro.lineage.files import Comparisons, Manifest, Remade, read_document, write_document
+from mlm_repro.lineage.files import Comparisons, Remade, read_document, write_document
 from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes, write_records
 from mlm_repro.lineage.run import MANIFEST
-from mlm_repro.reports.engines import engines_exhibit
-from mlm_repro.reports.experiment_runs import LADDER
-from mlm_repro.reports.ladder import ladder_exhibit
-from mlm_repro.reports.render import export_exhibit
 from mlm_repro.verify import recomputed
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT
@@ -64,23 +58,22 @@ RUNS = {
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Kept results, of which more is made again here: measured numbers, verdicts and figures.
+    """Kept results, of which more is made again here: measured numbers and verdicts.
 
     What takes long to measure is read from the repository.
     """
-    for name in ("ablations", "ladder", "figures"):
-        shutil.copytree(ROOT / "results" / name, tmp_path / name)
+    shutil.copytree(ROOT / "results" / "ablations", tmp_path / "ablations")
     monkeypatch.setattr(remade, "made_again", measured_again)
     kept = recomputed.KINDS[recomputed.FOLDER]
     monkeypatch.setitem(
-        recomputed.KINDS, recomputed.FOLDER, kept._replace(made=(*kept.made, verdicts, figures))
+        recomputed.KINDS, recomputed.FOLDER, kept._replace(made=(*kept.made, verdicts))
     )
     return tmp_path
 
 
 SIMULATED = remade.made_again
 MADE = Counter[str]()
-"""How many records, verdicts, claims and figures were made again."""
+"""How many records, verdicts and claims were made again."""
 
 
 def measured_again(experiment: Experiment, mode: str) -> list[Record] | None:
@@ -149,25 +142,6 @@ def _short(number: float | None) -> str:
     return "" if number is None else f"{number:.6g}"
 
 
-def figures(folder: Path) -> Comparisons:
-    """Draw the kept figures of the ladder and of two engines again."""
-    runs = [path.parent for path in sorted(folder.rglob(MANIFEST)) if is_sealed(path.parent)]
-    drawn = [
-        ladder_exhibit(run)
-        for run in runs
-        if read_document(run / MANIFEST, Manifest).kind == LADDER
-    ]
-    drawn += [replace(engines_exhibit(run), name="engines") for run in runs if "-tp2-" in run.name]
-    for exhibit in drawn:
-        path = folder / "figures" / f"{exhibit.name}.svg"
-        if path.is_file():
-            with tempfile.TemporaryDirectory() as made:
-                again = export_exhibit([exhibit], exhibit.name, "svg", Path(made))
-                MADE["figures"] += 1
-                if again.read_bytes() != path.read_bytes():
-                    yield f"figures/{path.name} is not what the kept runs give"
-
-
 def forge(study: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
     """Edit a record of a kept run, and write anew every digest that is of it, up to the study's
     seal."""
@@ -204,7 +178,7 @@ def test_what_is_kept_is_made_again(results: Path) -> None:
     assert check.broken == []
     assert MADE["records"] > 200
     assert MADE["claims"] == len(every_claim())
-    assert (MADE["verdicts"] > 100, MADE["figures"]) == (True, 1)
+    assert MADE["verdicts"] > 100
     assert any("need" in sentence for sentence in check.left)
 
 
@@ -223,7 +197,7 @@ LOOSER = catalogue.Tolerance(
 
 
 def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number of every measured run, claims, a figure and a verdict, all at once."""
+    """A number of every measured run, claims and a verdict, all at once."""
     for name in RUNS.values():
         forge(
             results / "ablations" / "experiments",
@@ -239,11 +213,6 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(catalogue, "every_tolerance", lambda: tolerances)
     for experiment in catalogue.load_experiments().values():
         monkeypatch.delitem(experiment.__dict__, "claims", raising=False)
-    figure = results / "figures" / "ladder.svg"
-    figure.write_text(
-        figure.read_text(encoding="utf-8").replace("</svg>", "<text>123</text></svg>"),
-        encoding="utf-8",
-    )
     verdicts = results / "ablations" / VERDICTS
     rows = read_document(verdicts, Mutations)
     write_document(
@@ -253,7 +222,7 @@ def test_every_resealed_forgery_is_named(results: Path, monkeypatch: pytest.Monk
             rows=[*rows.rows[:-1], rows.rows[-1].model_copy(update={"outcome": "undecided"})],
         ),
     )
-    forged = [*RUNS.values(), *EDITED, *LOOSER.claims, "figures/ladder.svg", rows.rows[-1].claim]
+    forged = [*RUNS.values(), *EDITED, *LOOSER.claims, rows.rows[-1].claim]
     broken = RunCheck(results).broken
     assert len(forged) >= 20
     assert [name for name in forged if not any(name in sentence for sentence in broken)] == []

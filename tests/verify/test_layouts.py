@@ -63,8 +63,6 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(
     assert set(report.compared) == {"serial", "tp2", "tp2-sp", "pp2", "dp2", "dp2-zero1"}
     assert set(report.compared.values()) == {2 * 124}
     assert (report.cannot_run, list(report.not_asked)) == ({}, ["dp2-zero1"])
-    page = (tmp_path / "page" / "index.html").read_text()
-    assert page.count('title="tp2: planted gradient: decoder.layers.') == 2
     cases = ElementTree.parse(tmp_path / "page" / "junit.xml").getroot().findall("testcase")
     assert {
         case.get("name"): len(case.findall("failure")) for case in cases if case.findall("failure")

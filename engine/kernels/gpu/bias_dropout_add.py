@@ -121,8 +121,8 @@ residual and mask."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Return x [s, b, h] with dropped elements set to zero and the others multiplied by 1/(1 −
-    p)."""
+    """Return x [s, b, h] with the elements that `mask` drops set to zero and the others multiplied
+    by 1/(1 − p)."""
     output: torch.Tensor = _AddNorm.apply(x, None, None, mask)
     return output
 

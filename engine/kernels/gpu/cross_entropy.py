@@ -43,9 +43,10 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    target's logit.
+    target's logit, 0 if the row does not have it.
 
-    With a `factor` whole rows (`is_whole`) are overwritten by `factor` × the loss's gradient.
+    Rows have `columns` real logits; the rest is padding. If `factor` is above 0 and rows have the
+    whole vocabulary (`is_whole`), they are overwritten by `factor` × the loss's gradient.
     """
     _log_sum[(len(logits),)](
         logits,

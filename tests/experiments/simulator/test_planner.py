@@ -110,7 +110,7 @@ def test_tensor_parallelism_stays_in_a_node() -> None:
         (
             ["8.3b", "--cluster", "h100", "--gpus", "64", "--set", "model.dropout=2"],
             2,
-            "model.dropout",
+            "8.3b.toml --set model.dropout=2: model.dropout",
         ),
         (["llama3-70b", "--cluster", "h100", "--gpus", "64"], 2, "a llama is not costed"),
         (
