@@ -133,36 +133,13 @@ def import_(
 
 
 @app.command()
-def inspect(
-    dataset: Annotated[Path, typer.Argument(help="Dataset directory.")],
-    sample: Annotated[int, typer.Option(help="Number of the training sample, from 0.", min=0)] = 0,
-    seq_length: Annotated[
-        int, typer.Option(help="Tokens of a sample that are predicted.", min=1)
-    ] = 1024,
-) -> None:
-    """Print the text of a training sample as the engine feeds it, with the documents it was packed
-    from."""
-    from mlm_repro.data_pipeline.files import DATASET, DataCard
-    from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
-    from mlm_repro.data_pipeline.tokens.token_file import split_prefixes
-    from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-    from mlm_repro.lineage.files import read_document
-
-    directory = _open(dataset)
-    tokenizer = Tokenizer.load(directory / "tokenizer")
-    split = next(iter(read_document(directory / DATASET, DataCard).splits))
-    for line in show_sample(split_prefixes(directory, split), tokenizer, sample, seq_length):
-        print(line)
-
-
-@app.command()
 def trace(
     run: Annotated[Path, typer.Argument(help="Training run.")],
     step: Annotated[int, typer.Option(help="Iteration, as metrics.jsonl counts them.", min=1)],
 ) -> None:
     """Print the text that a training run saw in an iteration, with documents, ranges of tokens and
     data-parallel ranks."""
-    from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
+    from mlm_repro.data_pipeline.tokens.trace import trace_iteration
 
     for line in trace_iteration(run, step):
         print(line)

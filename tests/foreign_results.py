@@ -11,7 +11,7 @@ import orjson
 from mlm_repro.data_pipeline.contamination import decontaminate
 from mlm_repro.data_pipeline.reading.file_sources import FileSource
 from mlm_repro.data_pipeline.reading.readers import read_pieces
-from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
+from mlm_repro.data_pipeline.tokens.trace import trace_iteration
 from mlm_repro.data_pipeline.work.tasks import MARKER as TASK_MARKER
 from mlm_repro.data_pipeline.work.tasks import WorkTask, run_task
 from mlm_repro.data_pipeline.work.workspace import Workspace

@@ -41,7 +41,6 @@ CALLS = [
 ]
 CALLS_AFTERWARDS = [
     "mlm-data stats runs/data-smoke",
-    "mlm-data inspect runs/data-smoke --seq-length 32",
     "mlm-eval generate --ckpt runs/8.3b-smoke --prompt The --max-new-tokens 4",
     "mlm-verify run runs/reproduce-8.3b-smoke",
 ]

@@ -10,7 +10,7 @@ FAST = {
     "data_pipeline/document.py",
     "data_pipeline/passes/measure.py",
     "data_pipeline/reading/lines.py",
-    "data_pipeline/tokens/inspect_sample.py",
+    "data_pipeline/tokens/trace.py",
     "data_pipeline/work/document_shard.py",
     "data_pipeline/work/tasks.py",
 }

@@ -11,7 +11,6 @@ import torch.distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlm_repro.data_pipeline.tokens.inspect_sample import show_sample
 from mlm_repro.data_pipeline.tokens.samples import (
     BlendedSamples,
     PackedSamples,
@@ -20,9 +19,6 @@ from mlm_repro.data_pipeline.tokens.samples import (
     normalized,
 )
 from mlm_repro.data_pipeline.tokens.token_file import TokenFile, TokenFileWriter, token_dtype
-from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
-from mlm_repro.lineage.errors import BadInput
-from tests.data_pipeline.conftest import sentences
 
 
 def write_file(prefix: Path, sizes: list[int], first: int = 0) -> TokenFile:
@@ -153,46 +149,3 @@ def assert_samples_are_megatrons(
     for number in range(count):
         item = theirs[number]
         assert [*item["tokens"].tolist(), int(item["labels"][-1])] == ours.sample(number).tolist()
-
-
-TEXTS = [sentences(1 + seed % 5, seed) for seed in range(40)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXTS, 300)
-
-
-@pytest.fixture
-def token_file(tokenizer: Tokenizer, tmp_path: Path) -> TokenFile:
-    with TokenFileWriter(tmp_path / "train", token_dtype(300)) as writer:
-        for text in TEXTS:
-            writer.add_document([*tokenizer.encode(text), tokenizer.end_of_text])
-    return TokenFile(tmp_path / "train")
-
-
-@pytest.mark.parametrize("number", [0, 3, 7])
-def test_the_text_is_of_the_tokens(
-    number: int, token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    head, *lines = show_sample([tmp_path / "train"], tokenizer, number, seq_length=200, seed=3)
-    assert f"sample {number} of " in head
-    assert "with seed 3: 201 tokens" in head
-    shown = "".join(lines[1::2])
-    sample = PackedSamples(token_file, 1, 200, seed=3).sample(number)
-    assert shown == tokenizer.decode(sample)
-    for boundary, text in zip(lines[::2], lines[1::2], strict=True):
-        document = int(boundary.split()[2].rstrip(","))
-        assert text.removesuffix("<|endoftext|>") in TEXTS[document]
-        assert text.endswith("<|endoftext|>") or text is lines[-1]
-
-
-def test_a_sample_that_is_not_there(
-    token_file: TokenFile, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    count = len(PackedSamples(token_file, 1, 100, seed=1234))
-    for number in (-1, count):
-        with pytest.raises(BadInput, match=f"one epoch has {count}"):
-            list(show_sample([tmp_path / "train"], tokenizer, number, seq_length=100))
-    with pytest.raises(BadInput, match="fewer than one sample"):
-        list(show_sample([tmp_path / "train"], tokenizer, 0, seq_length=100_000))

@@ -79,7 +79,6 @@ def test_verbs_in_a_row_are_a_run(
     assert set(described["splits"]) == {"train", "valid"}
     documents, _, _ = read_by_description(Path("out-tokens/valid_text_document"))
     assert len(documents) == len(texts_in(Path("out-split/valid")))
-    assert cli("inspect", "out-tokens", "--seq-length", 32).code == 0
 
 
 def test_output_is_kept_reused_and_never_overwritten(cli: Command) -> None:

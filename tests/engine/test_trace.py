@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mlm_repro.data_pipeline import cli
-from mlm_repro.data_pipeline.tokens.inspect_sample import trace_iteration
 from mlm_repro.data_pipeline.tokens.tokenizer import Tokenizer
+from mlm_repro.data_pipeline.tokens.trace import trace_iteration
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.family import family_of

@@ -1,5 +1,4 @@
-"""The text of a dataset's sample, or of all samples of an iteration, with the documents that they
-were packed from."""
+"""The text of all samples of a training's iteration, with the documents they were packed from."""
 
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -41,30 +40,6 @@ class _Batch(FileSchema):
     iteration: int
     batch_size: int = Field(ge=1)
     samples: int = Field(ge=1)
-
-
-def show_sample(
-    prefixes: list[Path],
-    tokenizer: Tokenizer,
-    number: int,
-    seq_length: int = 1024,
-    seed: int = 1234,
-) -> Iterator[str]:
-    """Yield lines that show the `number`-th training sample of a split's token files, from 0.
-
-    The order is that in a run of at most one epoch; a longer run shuffles all its epochs together.
-    A character that is cut apart at the end of a sample shows as U+FFFD. Raises BadInput if one
-    epoch has no such sample.
-    """
-    parts = [(TokenFile(prefix), weight) for prefix, weight in blend(prefixes)]
-    total = (sum(len(file.tokens) for file, _ in parts) - 1) // seq_length
-    samples = training_samples(parts, total, seq_length, seed)
-    if not 0 <= number < total:
-        raise BadInput(f"there is no sample {number:,}: one epoch has {total:,}, counted from 0")
-    pieces = [*samples.pieces(number)]
-    size = f"{seq_length + 1:,} tokens of {len(pieces):,} documents"
-    yield f"=== sample {number:,} of {total:,} in one epoch with seed {seed}: {size}"
-    yield from _show(pieces, tokenizer)
 
 
 def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
