@@ -39,9 +39,10 @@ from mlm_repro.lineage.atomic import JSON, read_json, sync
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.files import write_document
 
-DUPLICATES, NAMED = "duplicates.jsonl", 1 << 14
-"""Name of the file that pairs dropped documents with their survivors, and the number of pairs that
-one task writes."""
+DUPLICATES = "duplicates.jsonl"
+"""Name of the file that pairs dropped documents with their survivors."""
+NAMED = 1 << 14
+"""Number of pairs that one task writes."""
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:

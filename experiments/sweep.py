@@ -69,7 +69,7 @@ def sweep(
     for words, directory in [*directories.items()][part[0] - 1 :: part[1]]:
         if not directory.is_complete:
             try:
-                settings = list[str]()
+                settings = []
                 for override in (*fixed, *words):
                     settings += ["--set", override]
                 run_step("mlm-train", "run", recipe, *settings, "--runs", str(runs))

@@ -61,8 +61,8 @@ def code_digest() -> str:
 
     Releases whose source files are equal have equal digests.
     """
-    rooms = [HOME / "data_pipeline", HOME / "engine", HOME / "lineage"]
-    paths = chain.from_iterable(room.rglob("*") for room in rooms)
+    rooms = ("data_pipeline", "engine", "lineage")
+    paths = chain.from_iterable((HOME / room).rglob("*") for room in rooms)
     files = sorted(path for path in paths if path.suffix in (".py", ".cpp", ".cu", ".h"))
     return sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
 

@@ -74,7 +74,7 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
     every = [own, *(path for path in given if path not in named), *beside]
-    runs = list[Path]()
+    runs = []
     for path in every:
         runs += [path] if path != own and kind_of(path) else _newest(path)
     # By resolved name, because a link and the directory that it leads to are one run.

@@ -109,7 +109,8 @@ class Judged:
         numbers = self.truth.numbers(iteration)
         loose = self.native.numbers(iteration)
         # Bounds never fall: what rounding has once moved stays moved.
-        bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
+        bounds = dict(self.bounds.get(iteration - 1, {}))
+        self.numbers[iteration] = numbers
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
             distance = abs(loose[name] - due) / abs(due) if due else 0.0

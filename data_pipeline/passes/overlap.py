@@ -55,9 +55,9 @@ def overlap(found: set[str], test_set: Path, words: int) -> JSON:
     The papers count every occurrence in the test set. The counts of distinct n-grams, and of
     occurrences in each document, in order, stand beside them.
     """
-    documents = list[list[str]]()
+    documents = []
     for document in read_documents(test_set):
-        ngrams_here = list[str]()
+        ngrams_here = []
         for passage in map(words_of, document):
             if len(passage) >= words:
                 ngrams_here += runs_of(passage, words)

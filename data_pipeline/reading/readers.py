@@ -31,9 +31,10 @@ from mlm_repro.lineage.remembered import stamp_of
 # pyarrow's own pool reserves 1 GB, which hides the memory that a table really takes.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 EXCERPT_CHARACTERS = 300
-NAMES, NAME_CHARACTERS = 5, 20
-"""Largest number of keys, and of characters of each, that an error names if the key of the text is
-missing."""
+NAMES = 5
+"""Largest number of keys that an error names if the key of the text is missing."""
+NAME_CHARACTERS = 20
+"""Largest number of characters of such a key."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 LONG_INTEGER = re.compile(rb"\d{19}")

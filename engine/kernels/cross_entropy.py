@@ -294,7 +294,8 @@ def _log_sum(
             value = exponential(load(row, i) - most)
             exponentials[i] = value
             total += value
-        top[r], sums[0, r] = most, total
+        top[r] = most
+        sums[0, r] = total
         sums[1, r] = load(row, target) if 0 <= target < columns else np.float32(0.0)
         if factor > 0.0:
             share = np.float32(factor) / total if is_whole else np.float32(1.0)

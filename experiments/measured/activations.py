@@ -167,7 +167,7 @@ def measure_activations() -> list[Line]:
     """Measure Table 2 of the 2022 paper and numbers of its text, the FLOPs of recomputation, and
     the bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
-    numbers = list[Line]()
+    numbers = []
     for shape in SHAPES:
         numbers += _kept(shape)
         numbers += _flops(shape)
