@@ -94,8 +94,8 @@ def _assemble(runs: list[Path] | None) -> "Report":
     from mlm_repro.reports.experiment_runs import sort_runs
     from mlm_repro.reports.report import Inputs, assemble
 
-    kept = [path for path in KEPT if path.is_dir()]
-    return assemble(Inputs(*sort_runs(runs or [Path("runs")], kept)))
+    beside = [path for path in KEPT if path.is_dir()]
+    return assemble(Inputs(*sort_runs(runs or [Path("runs")], beside)))
 
 
 def main() -> None:
