@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,8 @@ def write_table(path: Path, files: Iterable[Path]) -> None:
         {name: pyarrow.string() for name in ("id", "text", "source", "metadata")}
     )
     with parquet.ParquetWriter(path, schema, compression="zstd") as table:
-        rows = (document.to_json() for file in files for document in written_documents(file))
+        documents = chain.from_iterable(map(written_documents, files))
+        rows = (document.to_json() for document in documents)
         while batch := [*islice(rows, ROWS)]:
             for row in batch:
                 if "metadata" in row:

@@ -51,7 +51,9 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
         file.document_index
     ].tolist()
     texts = [file.tokens[start:end] for start, end in pairwise(bounds)]
-    if unended := documents - sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts):
+    ended = sum(int(ids[-1:].sum()) == tokenizer.end_of_text for ids in texts)
+    unended = documents - ended
+    if unended:
         print(
             f"warning: {unended:,} of {documents:,} documents do not end with"
             f" {tokenizer.end_token}",

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Self
 
@@ -138,7 +138,8 @@ class Pipeline:
                 InputShard(read=read, documents=counts["documents"], digest=digest)
             )
         self.finished["prepare"] = prepared
-        if damaged := [sentence for counts in prepared.counts for sentence in counts["damaged"]]:
+        damaged = list(chain.from_iterable(counts["damaged"] for counts in prepared.counts))
+        if damaged:
             summary = (
                 f"{len(damaged)} of the files are damaged, and the text after the damage is left"
                 f" out: {'; '.join(damaged)}"

@@ -36,9 +36,10 @@ from mlm_repro.data_pipeline.work.workspace import Job
 from mlm_repro.lineage.atomic import JSON, read_json, sync
 from mlm_repro.lineage.files import write_document
 
-DUPLICATES, NAMED = "duplicates.jsonl", 1 << 14
-"""Name of the file that pairs dropped documents with their survivors, and the number of pairs that
-one task writes."""
+DUPLICATES = "duplicates.jsonl"
+"""Name of the file that pairs dropped documents with their survivors."""
+NAMED = 1 << 14
+"""Number of pairs that one task writes."""
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
@@ -78,18 +79,15 @@ def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
             if len(stages) == 1
             else ["jsonl" if pipeline.config.shards is None else "parquet", "tokens"]
         )
-        jobs: list[Job] = [
-            (
-                {"name": file_name, "first": slices[0], "last": slices[-1] + 1, "kind": kind},
-                (gathered.input,),
-            )
-            for shards in pipeline.splits.values()
-            for file_name, slices in shards.items()
-            for kind in kinds
-        ]
+        jobs: list[Job] = []
+        for shards in pipeline.splits.values():
+            for file_name, slices in shards.items():
+                file = {"name": file_name, "first": slices[0], "last": slices[-1] + 1}
+                jobs += [(file | {"kind": kind}, (gathered.input,)) for kind in kinds]
         joined = workspace.all("assemble", assemble, jobs).path
         for number in range(len(jobs)):
-            written |= (here := read_json(joined / f"{number:05d}" / MARKER)["files"])
+            here = read_json(joined / f"{number:05d}" / MARKER)["files"]
+            written |= here
             files |= {name: joined / f"{number:05d}" / name for name in here}
         card = _describe(pipeline, dict(sorted(written.items())))
         card.packages = pipeline.sources.packages

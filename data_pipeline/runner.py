@@ -45,16 +45,25 @@ from mlm_repro.lineage.errors import BadInput, DataMissing, Interrupted, UserErr
 from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
 
-SHELF, DEAR = ".stages", ("harvest", "prepare", "tokenizer", "measure")
-"""Folder beside the runs for the work of the last complete build of each name, and the stages that
-are kept there because they took long."""
-ROOM_OF_A_DATASET, ROOM_OF_DOCUMENTS, ROOM_OF_SMALL_TOKENS = 6, 3, 3
-"""Largest disk space that the work takes, as a multiple of the input, for a dataset and for a verb;
-the third is added for small vocabularies, where a token may be a byte."""
+SHELF = ".stages"
+"""Folder beside the runs for the work of the last complete build of each name."""
+DEAR = ("harvest", "prepare", "tokenizer", "measure")
+"""Stages that are kept there because they took long."""
+ROOM_OF_A_DATASET = 6
+"""Largest disk space that the work of a dataset takes, as a multiple of the input."""
+ROOM_OF_DOCUMENTS = 3
+"""Largest disk space that the work of a verb takes, as a multiple of the input."""
+ROOM_OF_SMALL_TOKENS = 3
+"""Multiple that is added for small vocabularies, where a token may be a byte."""
 SMALL_VOCABULARY = 8192
-RECORD_BYTES, DOCUMENT_BYTES, COMPARISON_SECONDS, OFFER_SECONDS = 300, 48, 1.2e-8, 4e-8
-"""Bytes of disk and of memory that a document takes beside text and fingerprints, and seconds to
-tell unlike sketches apart and to look at a document that a bucket offers."""
+RECORD_BYTES = 300
+"""Bytes of disk that a document takes beside text and fingerprints."""
+DOCUMENT_BYTES = 48
+"""Bytes of memory that a document takes beside text and fingerprints."""
+COMPARISON_SECONDS = 1.2e-8
+"""Seconds to tell unlike sketches apart."""
+OFFER_SECONDS = 4e-8
+"""Seconds to look at a document that a bucket offers."""
 CACHE_BYTES = 56 << 20
 """Bytes by which a process's tables of words and shingles may still grow after a rehearsal."""
 REST = "the rest"
@@ -86,9 +95,10 @@ STAGE_OF = {
 TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 """Modules that make the tables of cleaning and languages when they are imported, before workers are
 forked."""
-REHEARSED_BYTES, REHEARSED_TOKENS = 4 << 20, 300
-"""Bytes of text on which a time is rehearsed, and the tokens of a vocabulary that is trained on
-it."""
+REHEARSED_BYTES = 4 << 20
+"""Bytes of text on which a time is rehearsed."""
+REHEARSED_TOKENS = 300
+"""Tokens of a vocabulary that is trained on it."""
 
 Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
 """Runs the tasks in a workspace. The function that it returns fills the directory of a run and
@@ -381,10 +391,10 @@ def _run_stages(
 def _made_by(config: DataConfig) -> dict[str, str]:
     """Return the versions of code and libraries that decide the bytes of a dataset beside its
     settings and input."""
-    stages = ((name, BY_NAME[name].made_with()) for name in config.stages)
-    stated = {
-        f"{name}: {key}": str(value) for name, facts in stages for key, value in facts.items()
-    }
+    stated = {}
+    for name in config.stages:
+        for key, value in BY_NAME[name].made_with().items():
+            stated[f"{name}: {key}"] = str(value)
     return stated | made_by() | own_code(config.stages)
 
 

@@ -20,11 +20,11 @@ def stage_verbs() -> dict[str, str]:
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
     """Return the text constants of a class by name. A name for anything else has an empty text."""
-    return {
-        ast.unparse(target): str(statement.value.value)
-        if isinstance(statement.value, ast.Constant)
-        else ""
-        for statement in node.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-    }
+    constants = {}
+    for statement in node.body:
+        if isinstance(statement, ast.Assign):
+            value = statement.value
+            text = str(value.value) if isinstance(value, ast.Constant) else ""
+            for target in statement.targets:
+                constants[ast.unparse(target)] = text
+    return constants

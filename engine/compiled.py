@@ -169,7 +169,11 @@ def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
             # Pieces lie 16 columns apart, so that lanes next to each other write columns next to
             # each other.
             at = block * BLOCK + lane
-            out[at], out[at + 16] = np.uint16(c0), np.uint16(c0 >> piece)
-            out[at + 32], out[at + 48] = np.uint16(c1), np.uint16(c1 >> piece)
-            out[at + 64], out[at + 80] = np.uint16(c2), np.uint16(c2 >> piece)
-            out[at + 96], out[at + 112] = np.uint16(c3), np.uint16(c3 >> piece)
+            out[at] = np.uint16(c0)
+            out[at + 16] = np.uint16(c0 >> piece)
+            out[at + 32] = np.uint16(c1)
+            out[at + 48] = np.uint16(c1 >> piece)
+            out[at + 64] = np.uint16(c2)
+            out[at + 80] = np.uint16(c2 >> piece)
+            out[at + 96] = np.uint16(c3)
+            out[at + 112] = np.uint16(c3 >> piece)

@@ -168,7 +168,9 @@ class _Given:
     def text(self, name: str, default: str | None = None) -> str:
         """Return the flag's value as written. Raises BadInput unless it has exactly one value,
         which is not a shell variable."""
-        values = self.flags[name] if self.has(name) else [] if default is None else [default]
+        values = [] if default is None else [default]
+        if self.has(name):
+            values = self.flags[name]
         if len(values) != 1 or values[0].startswith("$"):
             raise BadInput(
                 f"--{name} needs one value, and the arguments say {' '.join(values) or 'nothing'}"

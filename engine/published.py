@@ -5,8 +5,10 @@ from pathlib import Path
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.lock import check_is_there
 
-TRACKER, METADATA = "latest_checkpointed_iteration.txt", ".metadata"
-"""Files of a Megatron-LM save directory and of a distributed checkpoint."""
+TRACKER = "latest_checkpointed_iteration.txt"
+"""File of a Megatron-LM save directory that names the newest iteration."""
+METADATA = ".metadata"
+"""File of a distributed checkpoint."""
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 """Files of a Hugging Face directory."""
 BIN = "pytorch_model.bin"

@@ -4,6 +4,7 @@ conventions, generate text."""
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -173,12 +174,10 @@ def run(
     else:
         _write(json, results[protocol].to_json())
     if samples is not None:
-        lines = (
-            sample.to_line()
-            for evaluation in evaluations.done.values()
-            for sample in evaluation.task.samples(evaluation.scores)
+        every = chain.from_iterable(
+            evaluation.task.samples(evaluation.scores) for evaluation in evaluations.done.values()
         )
-        _write(samples, "".join(lines))
+        _write(samples, "".join(sample.to_line() for sample in every))
 
 
 @app.command()
@@ -201,7 +200,9 @@ def compare(
         raise BadInput(
             f"give two or more files of results that have a protocol in common with {results[0]}"
         )
-    pairs = [(first[name], other[name]) for other in others for name in first if name in other]
+    pairs = []
+    for other in others:
+        pairs += [(first[name], other[name]) for name in first if name in other]
     differences = [compare.paired_difference(*pair) for pair in pairs]
     tables.print_rows(compare.rows([first, *others], differences))
     tables.print_remarks([result for file in (first, *others) for result in file.values()])

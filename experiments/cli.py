@@ -332,7 +332,8 @@ def _recipe(name: Path) -> Path:
     from mlm_repro.data_pipeline.config import DataConfig
     from mlm_repro.lineage.config import load_config
 
-    load_config(path := find_file(name, Shipped.RECIPE), DataConfig)
+    path = find_file(name, Shipped.RECIPE)
+    load_config(path, DataConfig)
     return path
 
 

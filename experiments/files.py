@@ -31,16 +31,22 @@ RUNS = "runs.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 EXPERIMENTS = "experiments"
 """Kind and name of a study of the runs of several experiments."""
-TRAININGS_APART, FORMER_EVALUATIONS, EVALUATIONS_APART = "training", "evaluations", ".evaluations"
-"""Folders in which the first release kept trainings and evaluations, and the hidden folder in which
-new evaluations wait until `join_evaluations`."""
+TRAININGS_APART = "training"
+"""Folder in which the first release kept trainings."""
+FORMER_EVALUATIONS = "evaluations"
+"""Folder in which the first release kept evaluations."""
+EVALUATIONS_APART = ".evaluations"
+"""Hidden folder in which new evaluations wait until `join_evaluations`."""
 STAND_IN = "a stand-in for the released weights"
 """First words of a record's note if other weights were scored, or only a part of the test."""
-SMOOTHING, DIVERGED = 0.9, 1.1
-"""Decay of the moving average of a sweep's losses, and the multiple of the first loss above which
-the sweep counts as diverged."""
-FITTED, HELD_OUT = "fitted on this row", "held out of the fit"
-"""Notes on the records of simulated numbers."""
+SMOOTHING = 0.9
+"""Decay of the moving average of a sweep's losses."""
+DIVERGED = 1.1
+"""Multiple of the first loss above which a sweep counts as diverged."""
+FITTED = "fitted on this row"
+"""Note on a simulated number whose constants were fitted on it."""
+HELD_OUT = "held out of the fit"
+"""Note on a simulated number that no constant was fitted on."""
 
 
 class KeptRun(FileSchema):
@@ -136,10 +142,9 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
     lines = (
         read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
     )
-    folders = (study / name for name in (FORMER_EVALUATIONS, EVALUATIONS_APART))
-    apart = {
-        path.stem: read_object(path) for folder in folders for path in sorted(folder.glob("*.json"))
-    }
+    apart = JSON()
+    for folder in (study / FORMER_EVALUATIONS, study / EVALUATIONS_APART):
+        apart |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
     return {name: line.result for name, line in _by_name(lines).items()} | apart
 
 

@@ -74,9 +74,10 @@ def compared(
     differences = [
         larger.bits_per_byte - smaller.bits_per_byte for larger, smaller in zip(*pair, strict=True)
     ]
-    if (freedom := len(differences) - 1) and (
-        of_seeds := np.std(differences, ddof=1) / math.sqrt(freedom + 1) / bits
-    ):
+    freedom = len(differences) - 1
+    # A single pair has no spread over seeds.
+    of_seeds = np.std(differences, ddof=1) / math.sqrt(freedom + 1) / bits if freedom else 0.0
+    if of_seeds:
         error = math.hypot(error, of_seeds)
         times = float(stdtrit(freedom * (error / of_seeds) ** 4, 0.95))
     difference = float(np.mean(differences))
@@ -179,10 +180,10 @@ def order_verdict(
         quantities[scores.quantity] = f"bits per byte on {scores.text.removesuffix('-perplexity')}"
     checks = []
     phrases = list[str]()
-    seeds = set()
+    seeds = set[int]()
     for quantity, words in quantities.items():
         ends = _by_model([record for record in records if record.quantity == quantity])
-        seeds |= {seed for of in ends.values() for seed in of}
+        seeds.update(*ends.values())
         ordered = [
             of.keys() == less.keys()
             and all(record.value > less[seed].value for seed, record in of.items())

@@ -1,6 +1,7 @@
 """Seals the numbers of an experiment as a run, and the runs of several experiments as one study."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
     in_order = sorted(made, key=lambda run: run.path.name)
     write_records(
         study.path / RECORDS,
-        [record for run in in_order for record in read_records(run.path / RECORDS)],
+        chain.from_iterable(read_records(run.path / RECORDS) for run in in_order),
     )
     study.complete()
     return study

@@ -69,7 +69,9 @@ def sweep(
     for words, directory in [*directories.items()][part[0] - 1 :: part[1]]:
         if not directory.is_complete:
             try:
-                settings = [word for override in (*fixed, *words) for word in ("--set", override)]
+                settings = []
+                for override in (*fixed, *words):
+                    settings += ["--set", override]
                 run_step("mlm-train", "run", recipe, *settings, "--runs", str(runs))
             except StepFailed as failed:
                 if failed.exit_code != Diverged.exit_code:

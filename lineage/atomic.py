@@ -15,9 +15,11 @@ from typing import Any
 JSON = dict[str, Any]
 """An object of JSON: values by name."""
 
-HOLDER, OVERWRITE = "MLM_HOLDER", "MLM_OVERWRITE"
-"""Environment variables: the mark of the command that locked a run, which its child processes
-inherit, and the option `--overwrite`."""
+HOLDER = "MLM_HOLDER"
+"""Environment variable with the mark of the command that locked a run, which its child processes
+inherit."""
+OVERWRITE = "MLM_OVERWRITE"
+"""Environment variable with the option `--overwrite`."""
 MARKER = "COMPLETE"
 """Name of the file that seals a directory."""
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}

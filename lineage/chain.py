@@ -53,7 +53,8 @@ def own_checkpoints(run: Path) -> list[Path]:
     """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
-    for path in (checkpoints := complete_checkpoints(run)):
+    checkpoints = complete_checkpoints(run)
+    for path in checkpoints:
         owner = identity
         with suppress(IntegrityFailure):  # loading a checkpoint reports its damage
             owner = read_object(path / LINEAGE).get("run")

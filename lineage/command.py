@@ -36,8 +36,10 @@ NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 """Error numbers of a path that this user cannot use: no permission, a loop of links, a name that is
 too long or taken, a file where a folder should be."""
-NO_HOME, CIRCLE = "Could not determine home directory.", "Symlink loop from "
-"""Messages of pathlib for a missing home and, before Python 3.13, for a loop of links."""
+NO_HOME = "Could not determine home directory."
+"""Message of pathlib for a missing home."""
+CIRCLE = "Symlink loop from "
+"""Message of pathlib before Python 3.13 for a loop of links."""
 BARS_OF_LIBRARIES = (
     "TQDM_DISABLE",
     "HF_HUB_DISABLE_PROGRESS_BARS",

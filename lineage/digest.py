@@ -53,9 +53,8 @@ def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
     """
     files = {}
     paths = _sealed_files(directory)
-    folders = {
-        directory / folder for path in paths for folder in path.relative_to(directory).parents
-    }
+    above = chain.from_iterable(path.relative_to(directory).parents for path in paths)
+    folders = {directory / folder for folder in above}
     for written in [*paths, *folders]:
         # A seal that survives a power cut needs files, names and removals that survive it too: a
         # harness that loses unsynced writes found names and old checkpoints that did not.

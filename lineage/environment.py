@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.lineage import VERSION
@@ -60,9 +61,8 @@ def code_digest() -> str:
 
     Releases whose source files are equal have equal digests.
     """
-    paths = (
-        path for room in ("data_pipeline", "engine", "lineage") for path in (HOME / room).rglob("*")
-    )
+    rooms = ("data_pipeline", "engine", "lineage")
+    paths = chain.from_iterable((HOME / room).rglob("*") for room in rooms)
     files = sorted(path for path in paths if path.suffix in (".py", ".cpp", ".cu", ".h"))
     return sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
 

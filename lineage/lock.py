@@ -189,9 +189,8 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
     if not os.access(path if is_stream(path) else folder, os.W_OK):
         raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
-    if sealed := next(
-        (parent for parent in Path(real).parents if (parent / MARKER).is_file()), None
-    ):
+    sealed = next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None)
+    if sealed:
         raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
     if mark and not is_stream(path):
         claim(path)

@@ -14,8 +14,10 @@ from mlm_repro.lineage.errors import STOPS, Fault, Interrupted, UserError
 
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
+"""Constant of Linux's <sys/prctl.h>, for which Python has no name."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 NATIVE = "native"
+"""Name of the threads that `heard` starts; `is_at_work` finds them by it."""
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
@@ -53,6 +55,7 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
     """
     if status in {0, *(error.exit_code for error in UserError.__subclasses__())}:
         return status
+    # A shell reports a signal as 128 and its number, Python as the negative number.
     return Interrupted.exit_code if stopped or status < 0 or status > 128 else Fault.exit_code
 
 
@@ -99,7 +102,8 @@ def heard(call: Callable[[], T]) -> T:
     def work() -> None:
         try:
             answer.set_result(call())
-        except BaseException as error:  # `result` raises it in the waiting thread
+        # `result` raises it in the waiting thread.
+        except BaseException as error:
             answer.set_exception(error)
 
     threading.Thread(target=work, name=NATIVE, daemon=True).start()

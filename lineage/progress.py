@@ -17,8 +17,10 @@ QUIET = "MLM_QUIET"
 SHOWN_AFTER_SECONDS = 2.0
 """Seconds below which finished work shows no progress."""
 BAR_COLUMNS = 24
-DRAWN_SECONDS, WRITTEN_SECONDS = 0.2, 15.0
-"""Shortest time from one bar to the next on a terminal, and from one line to the next elsewhere."""
+DRAWN_SECONDS = 0.2
+"""Shortest time from one bar to the next on a terminal."""
+WRITTEN_SECONDS = 15.0
+"""Shortest time from one line to the next elsewhere."""
 
 
 def is_quiet() -> bool:

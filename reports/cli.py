@@ -62,10 +62,8 @@ def build(
             f"{report.reproduction.directory} is kept with the code: name another folder with --out"
         )
     exhibits = report.all_exhibits
-    announce(
-        f"draws {sum(bool(exhibit.panels) for exhibit in exhibits)} figures, writes {len(exhibits)}"
-        " exhibits"
-    )
+    figures = [exhibit for exhibit in exhibits if exhibit.panels]
+    announce(f"draws {len(figures)} figures, writes {len(exhibits)} exhibits")
     page = build_report(report, out)
     for sentence in report.left_out:
         print(f"warning: {sentence}", file=sys.stderr)
@@ -96,9 +94,8 @@ def _assemble(runs: list[Path] | None) -> "Report":
     from mlm_repro.reports.experiment_runs import sort_runs
     from mlm_repro.reports.report import Inputs, assemble
 
-    return assemble(
-        Inputs(*sort_runs(runs or [Path("runs")], [path for path in KEPT if path.is_dir()]))
-    )
+    beside = [path for path in KEPT if path.is_dir()]
+    return assemble(Inputs(*sort_runs(runs or [Path("runs")], beside)))
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.experiments.catalogue import ABLATION
@@ -73,11 +74,9 @@ def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path,
         names = ", ".join(path.name for path in (own, *others)) if reproductions else "none"
         raise BadInput(f"a page is made of one reproduction; named here: {names}")
     every = [own, *(path for path in given if path not in named), *beside]
-    runs = [
-        run
-        for path in every
-        for run in ([path] if path != own and kind_of(path) else _newest(path))
-    ]
+    runs = []
+    for path in every:
+        runs += [path] if path != own and kind_of(path) else _newest(path)
     # By resolved name, because a link and the directory that it leads to are one run.
     return own, list(
         {run.resolve().name: run.resolve() for run in runs if run.resolve() != own}.values()
@@ -101,7 +100,7 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
     belongs to another run or experiment or has no digest.
     """
     finished = [path for path in paths if is_sealed(path)]
-    origins = {origin.name: origin for path in finished for origin in _origins(path)}
+    origins = {origin.name: origin for origin in chain.from_iterable(map(_origins, finished))}
     results = load_results(
         [path for path in finished if kind_of(path) not in ("reproduction", AGAINST)]
     )

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDE, COLUMN = (10.6, 4.4), (4.5, 3.45)
-"""Width and height in inches of a figure as wide as the page, and of a figure that takes half of
-it."""
+WIDE = (10.6, 4.4)
+"""Width and height in inches of a figure as wide as the page."""
+COLUMN = (4.5, 3.45)
+"""Width and height in inches of a figure that takes half of the page."""
 KEY_CHARACTERS = 15
 """Letters of the key that fit on an inch."""
 MOST_TICKS = 10

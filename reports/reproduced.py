@@ -45,11 +45,12 @@ def by_kind(curves: Sequence[Layer]) -> list[Panel]:
 def _curves(reproduction: Reproduction) -> Iterator[Exhibit]:
     perplexities = reproduction.select("2019/figure-6", "validation_perplexity")
     if curves := _labelled(perplexities, reproduction):
+        sentence = _ends(curves)
         yield Exhibit(
             "2019-figure-6",
             "Validation perplexity against iterations",
             [
-                sentence := _ends(curves),
+                sentence,
                 VALIDATED.format(_means(curves, ", means of several seeds with the bands of all")),
             ],
             tables.records_data(perplexities),
@@ -99,9 +100,8 @@ def _tables(reproduction: Reproduction) -> Iterator[Exhibit]:
         data = tables.records_data(ours)
         yield exhibit("2019-twins", title, data, [twins_table(reproduction)], sentences)
     if further:
-        yield exhibit(
-            "further-numbers", "Further numbers", data := tables.records_data(further), [data]
-        )
+        data = tables.records_data(further)
+        yield exhibit("further-numbers", "Further numbers", data, [data])
     if evaluations := reproduction.evaluations:
         labels = {
             model.name: f"{model.label}, seed {model.seed}" for model in reproduction.summary.models

@@ -131,16 +131,15 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
     """Return the page's tables of published and trained shapes, and of training runs."""
-    shapes = [
-        (
-            model.series if kind == "published" else model.label,
-            kind,
-            *(_setting(key, getattr(shape, key)) for key in SHAPE),
-        )
-        for model in models
-        if model.name == model.series
-        for kind, shape in (("published", model.published), (ours, model.trained))
-    ]
+    shapes = []
+    for model in models:
+        if model.name == model.series:
+            for name, kind, shape in (
+                (model.series, "published", model.published),
+                (model.label, ours, model.trained),
+            ):
+                sizes = [_setting(key, getattr(shape, key)) for key in SHAPE]
+                shapes.append((name, kind, *sizes))
     runs = [
         (
             model.label,
@@ -198,16 +197,12 @@ def ledger_data(ledger: Ledger) -> Table:
     """Return a table of exact numbers: for each stage a row of the documents that it kept, without
     a reason, and a row for each reason for dropping."""
     heads = ("documents", "bytes", "tokens")
-    rows = [
-        [
-            stage.name,
-            "dropped" if reason else "kept",
-            reason,
-            *(_plain(getattr(amount, name)) for name in heads),
-        ]
-        for stage in ledger.stages
-        for reason, amount in {"": stage.kept, **stage.dropped}.items()
-    ]
+    rows = []
+    for stage in ledger.stages:
+        for reason, amount in {"": stage.kept, **stage.dropped}.items():
+            decision = "dropped" if reason else "kept"
+            numbers = [_plain(getattr(amount, name)) for name in heads]
+            rows.append([stage.name, decision, reason, *numbers])
     return Table(["stage", "decision", "reason", *heads], rows, 3)
 
 
@@ -361,14 +356,8 @@ def evaluations_tables(
 
 def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
     """Return a table with a row for each result, with numbers as recorded."""
-    rows = [
-        [
-            stem,
-            *(
-                "" if (v := getattr(evaluation, field, None)) is None else str(v)
-                for field in COLUMNS
-            ),
-        ]
-        for stem, evaluation in evaluations.items()
-    ]
+    rows = []
+    for stem, evaluation in evaluations.items():
+        values = [getattr(evaluation, field, None) for field in COLUMNS]
+        rows.append([stem, *("" if value is None else str(value) for value in values)])
     return Table(["evaluation", *COLUMNS], rows, 3)

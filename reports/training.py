@@ -41,8 +41,10 @@ from mlm_repro.reports.render import render_all
 from mlm_repro.reports.reproduced import evaluations_exhibit, ledger_exhibit
 from mlm_repro.reports.style import template_environment
 
-SHOWN, LISTED = 400, 100
-"""Largest number of points in a curve, and of iterations in the table."""
+SHOWN = 400
+"""Largest number of points in a curve."""
+LISTED = 100
+"""Largest number of iterations in the table."""
 CURVES: dict[str, tuple[str, str, str]] = tables.AXES["curves"]
 """Id, title and axis of the curves beside the loss, by their key in the metrics."""
 TRAINED = ("iteration", "samples", "loss", *CURVES)

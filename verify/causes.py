@@ -195,84 +195,88 @@ def explain(
     except Exception:
         return None, "the ranks' parts do not make a whole"
     size = float(np.linalg.norm(serial))
-    if whole.shape != serial.shape or not size or not np.isfinite(whole).all():
-        return (
-            None,
-            "the serial gradient is 0" if not size else "no such gradient in the serial run",
-        )
+    if not size:
+        return None, "the serial gradient is 0"
+    if whole.shape != serial.shape or not np.isfinite(whole).all():
+        return None, "no such gradient in the serial run"
+    ratio = float((whole * serial).sum() / size**2)
+    # The explanations that say most come first; a later one may hold too.
+    return ratio, (
+        _of_copies(ranks, serial)
+        or _of_multiple(whole, serial, ratio)
+        or _of_microbatches(whole, shares)
+        or _of_rows(whole, serial)
+        or "not a multiple of the serial gradient"
+    )
+
+
+def _is_near(value: Array, serial: Array) -> bool:
+    return float(np.linalg.norm(value - serial)) < CLOSE * float(np.linalg.norm(serial))
+
+
+def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
+    """Explain whole copies that differ between ranks; return "" for equal copies and for parts."""
     copies = [
         parts[0].value
         for parts in ranks
         if len(parts) == 1 and parts[0].value.shape == serial.shape
     ]
-    ratio = float((whole * serial).sum() / size**2)
+    if not len(copies) == len(ranks) > 1:
+        return ""
+    if all(np.allclose(copy, copies[0], 1e-6, 0) for copy in copies):
+        return ""
+    # Each rank holds its own share, because the reduction is missing.
+    if _is_near(np.sum(copies, 0), serial):
+        return "not reduced: each rank has its own part, and these add up to the serial gradient"
+    if _is_near(np.mean(copies, 0), serial):
+        return "not averaged: each rank has its own gradient, whose mean is the serial one"
+    return "copies differ between ranks"
 
-    def near(value: Array) -> bool:
-        return float(np.linalg.norm(value - serial)) < CLOSE * size
 
-    if len(copies) == len(ranks) > 1 and any(
-        not np.allclose(copy, copies[0], 1e-6, 0) for copy in copies
-    ):
-        # Each rank holds its own share, because the reduction is missing.
-        if near(np.sum(copies, 0)):
-            return (
-                ratio,
-                "not reduced: each rank has its own part, and these add up to the serial gradient",
-            )
-        if near(np.mean(copies, 0)):
-            return (
-                ratio,
-                "not averaged: each rank has its own gradient, whose mean is the serial one",
-            )
-        return ratio, "copies differ between ranks"
-    if near(whole):
-        return ratio, f"off by {float(np.linalg.norm(whole - serial)) / size:.1g} of its size"
-    if near(whole / ratio if ratio else whole):
-        times = max(abs(ratio), 1 / abs(ratio))
-        if abs(times - round(times)) > CLOSE:
-            return ratio, f"{ratio:.3f} times the serial gradient"
-        if ratio > 1:
-            return (
-                ratio,
-                (
-                    f"{round(times)} times the serial gradient: added up where it is averaged, or"
-                    " counted again"
-                ),
-            )
+def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
+    """Explain a multiple of the serial gradient; return "" for any other gradient."""
+    if _is_near(whole, serial):
+        apart = float(np.linalg.norm(whole - serial)) / float(np.linalg.norm(serial))
+        return f"off by {apart:.1g} of its size"
+    if not ratio or not _is_near(whole / ratio, serial):
+        return ""
+    times = max(abs(ratio), 1 / abs(ratio))
+    if abs(times - round(times)) > CLOSE:
+        return f"{ratio:.3f} times the serial gradient"
+    if ratio > 1:
         return (
-            ratio,
-            (
-                f"1/{round(times)} of the serial gradient: divided once too often, or one rank's"
-                " share alone"
-            ),
+            f"{round(times)} times the serial gradient: added up where it is averaged, or"
+            " counted again"
         )
-    if len(shares) > 1:
-        each = [
-            np.ravel(share) - (np.ravel(before) if number else 0)
-            for number, (share, before) in enumerate(
-                zip(shares, [shares[0], *shares], strict=False)
-            )
-        ]
-        # Which multiples of the microbatches add up to this gradient?
-        parts = np.stack(each, 1)
-        counts, *_ = np.linalg.lstsq(parts, np.ravel(whole), rcond=None)
-        if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
-            return (
-                ratio,
-                f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times",
-            )
-    # One contiguous range of rows, such as a shard or a vocabulary entry, points at a division.
+    return (
+        f"1/{round(times)} of the serial gradient: divided once too often, or one rank's"
+        " share alone"
+    )
+
+
+def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
+    """Explain a sum of multiples of the microbatches' gradients; return "" for any other gradient.
+    `shares` are the sums after each microbatch."""
+    if len(shares) < 2:
+        return ""
+    sums = np.stack([np.ravel(share) for share in shares], 1)
+    parts = np.diff(sums, axis=1, prepend=np.zeros_like(sums[:, :1]))
+    # Which multiples of the microbatches add up to this gradient?
+    counts, *_ = np.linalg.lstsq(parts, np.ravel(whole), rcond=None)
+    if np.linalg.norm(parts @ counts - np.ravel(whole)) < CLOSE * np.linalg.norm(whole):
+        return f"microbatches are counted {', '.join(f'{count:.3g}' for count in counts)} times"
+    return ""
+
+
+def _of_rows(whole: Array, serial: Array) -> str:
+    """Explain a difference in one contiguous range of rows; return "" for any other difference."""
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )
-    if 0 < len(rows) < len(serial) and len(rows) == rows[-1] - rows[0] + 1:
-        part = whole[rows], serial[rows]
-        of_rows = float((part[0] * part[1]).sum() / max((part[1] ** 2).sum(), math.ulp(0)))
-        return (
-            ratio,
-            (
-                f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {of_rows:.3f} ×"
-                " serial there"
-            ),
-        )
-    return ratio, "not a multiple of the serial gradient"
+    if not 0 < len(rows) < len(serial) or len(rows) != rows[-1] - rows[0] + 1:
+        return ""
+    # Such a range is a shard or a vocabulary entry, and points at a division.
+    ours = whole[rows]
+    theirs = serial[rows]
+    ratio = float((ours * theirs).sum() / max((theirs**2).sum(), math.ulp(0)))
+    return f"rows {rows[0]} to {rows[-1]} of {len(serial)} alone differ: {ratio:.3f} × serial there"

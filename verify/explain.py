@@ -109,7 +109,8 @@ class Judged:
         numbers = self.truth.numbers(iteration)
         loose = self.native.numbers(iteration)
         # Bounds never fall: what rounding has once moved stays moved.
-        bounds, self.numbers[iteration] = dict(self.bounds.get(iteration - 1, {})), numbers
+        bounds = dict(self.bounds.get(iteration - 1, {}))
+        self.numbers[iteration] = numbers
         for name in [name for name in numbers if name in loose]:
             due = numbers[name]
             distance = abs(loose[name] - due) / abs(due) if due else 0.0
@@ -137,8 +138,12 @@ class Judged:
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
-            part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
-            part = 0.0 if name in EXACT else TAIL * UNIT if name == "learning_rate" else part
+            if name in EXACT:
+                part = 0.0
+            elif name == "learning_rate":
+                part = TAIL * UNIT
+            else:
+                part = TAIL * max(self.unit, bounds.get(_pool(name), 0.0))
             distance = abs(recorded[name] - numbers[name])
             allowed = part * abs(numbers[name])
             # Not `distance > allowed`, which a NaN would pass.

@@ -78,15 +78,12 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
         print(TABLE_HEAD, flush=True)
         tried: list[Examined] = []
         for examined in examine(run_serial(kind, work), layouts):
-            result = (
-                "LOST"
-                if examined.lost
-                else "DIFFERS"
-                if examined.findings
-                else "no"
-                if examined.cannot_run
-                else "ok"
-            )
+            if examined.lost:
+                result = "LOST"
+            elif examined.findings:
+                result = "DIFFERS"
+            else:
+                result = "no" if examined.cannot_run else "ok"
             print(table_row(examined.outcome, result))
             for what, why in (
                 ("cannot run", examined.cannot_run),

@@ -56,13 +56,11 @@ class ParityLayout(ParallelConfig):
             "ep": self.ep,
         }
         axes = [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
-        order = (
-            f"chunks{self.chunks}"
-            if self.chunks > 1
-            else ""
-            if self.schedule == "1f1b"
-            else self.schedule
-        )
+        # Chunks imply the schedule, which is interleaved.
+        if self.chunks > 1:
+            order = f"chunks{self.chunks}"
+        else:
+            order = "" if self.schedule == "1f1b" else self.schedule
         recompute = {"none": "", "selective": "selective", "full": "recompute"}[self.recompute]
         parts = [
             *axes,

@@ -65,7 +65,10 @@ class RunCheck:
             read_document(place / MANIFEST, Manifest) if (place / MANIFEST).is_file() else None
         )
         is_folder = not (self.manifest or self.seen or is_sealed(place))
-        self.word = FOLDER if is_folder else self.manifest.kind if self.manifest else kind_of(place)
+        if is_folder:
+            self.word = FOLDER
+        else:
+            self.word = self.manifest.kind if self.manifest else kind_of(place)
         self.kind = KINDS.get(self.word)
         # Inputs may be shared, or lead in a circle: each is checked once.
         self.seen.add(place.resolve())
@@ -143,9 +146,8 @@ class RunCheck:
                 yield from misread(read_object(path), schema, f"{name} of {place.name}")
         if not self.manifest:
             return
-        if (path := place / RECORDS).is_file() and records_bytes(
-            read_records(path)
-        ) != path.read_bytes():
+        path = place / RECORDS
+        if path.is_file() and records_bytes(read_records(path)) != path.read_bytes():
             yield f"{RECORDS} of {place.name} is not written as records are"
         yield from broken_links(place)
         if not datetime.fromisoformat(self.manifest.created) <= datetime.now(UTC) + timedelta(
@@ -211,7 +213,8 @@ def report(run: Path) -> Comparisons:
         write_report(assemble(inputs), Path(folder))
         made = _digests(Path(folder))
         here = _digests(run / REPORT)
-        if others := sorted(name for name in made | here if made.get(name) != here.get(name)):
+        others = sorted(name for name in made | here if made.get(name) != here.get(name))
+        if others:
             yield (
                 f"{REPORT}/{others[0]} is not what its inputs give ({len(others)} files are not):"
                 f" it was changed, or made by another version or elsewhere; `{inputs.command}`"

@@ -66,7 +66,9 @@ class RecordedRun:
         directory = RunDirectory.open(path, "training")
         self.path = directory.path
         self.run = resolve_begun(directory)
-        self.name, self.config, lines = str(path), self.run.config, read_metrics(self.path)
+        self.name = str(path)
+        self.config = self.run.config
+        lines = read_metrics(self.path)
         self.validations: dict[int, list[Validation]] = defaultdict(list)
         for validation in validations_in(lines):
             self.validations[validation.iteration].append(validation)

@@ -27,8 +27,10 @@ from mlm_repro.verify.programs import HeldTraining, own_loss
 from mlm_repro.verify.transformers_models import literal
 
 TABLES = read_toml(Path(__file__).with_name("small.toml"))
-MODEL, TRAIN = TABLES["model"], TABLES["train"]
-"""Sizes of the model, which `--with` may change, and a recipe whose steps clip."""
+MODEL = TABLES["model"]
+"""Sizes of the model, which `--with` may change."""
+TRAIN = TABLES["train"]
+"""A recipe whose steps clip."""
 LAYOUTS = (
     "(tensor_model|pipeline_model|context|expert_model)_parallel_size"
     "|sequence_parallel|use_distributed_optimizer"

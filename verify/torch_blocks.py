@@ -282,7 +282,9 @@ class Builder:
         part = Decoder(False)
         per = LAYERS // of
         part.embed = model.embed if number == 0 else None
-        part.norm, part.head = (model.norm, model.head) if number == of - 1 else (None, None)
+        is_last = number == of - 1
+        part.norm = model.norm if is_last else None
+        part.head = model.head if is_last else None
         part.layers = nn.ModuleDict(
             {str(k): model.layers[str(k)] for k in range(number * per, (number + 1) * per)}
         )

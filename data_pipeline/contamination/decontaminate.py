@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.data_pipeline.contamination.words import Ngrams, words_of
@@ -95,8 +96,9 @@ def read_documents(path: Path) -> list[list[str]]:
         grouped = list(_articles(lines))
     else:
         grouped = [[line] for line in lines if line.strip()]
+    # No passage crosses an unknown word or the end of a line.
     return [
-        [passage for line in group for passage in line.split(UNKNOWN_WORD)] for group in grouped
+        list(chain.from_iterable(line.split(UNKNOWN_WORD) for line in group)) for group in grouped
     ]
 
 
@@ -104,12 +106,8 @@ def read_documents(path: Path) -> list[list[str]]:
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
     """Return the n-grams of every passage of the test-set files that has at least `min_words`
     words."""
-    passages = (
-        words_of(passage)
-        for path in paths
-        for document in read_documents(path)
-        for passage in document
-    )
+    documents = chain.from_iterable(map(read_documents, paths))
+    passages = map(words_of, chain.from_iterable(documents))
     return Ngrams(
         tuple(" ".join(passage) for passage in passages if len(passage) >= max(1, min_words)), words
     )

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 
 from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 
@@ -40,9 +40,8 @@ class Ngrams:
     @cached_property
     def ngrams(self) -> frozenset[str]:
         """The distinct n-grams."""
-        return frozenset(
-            ngram for text in self.texts for ngram in runs_of(text.split(" "), self.words)
-        )
+        runs = (runs_of(text.split(" "), self.words) for text in self.texts)
+        return frozenset(chain.from_iterable(runs))
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -62,9 +61,12 @@ class Ngrams:
         matches = self.search(text)
         spaced = SPACED.get(("<" in text, "](" in text))
         unmarked = (spaced.sub(" ", text) if spaced else text).replace("\u00ad", "")
-        # Most texts have no marks and are searched once. With marks, both searches count: a mark
-        # interrupts a match in the text as it is.
-        if unmarked == text or not (unmarked_matches := [*self.search(unmarked)]):
+        # Most texts have no marks and are searched once.
+        if unmarked == text:
+            return matches
+        # With marks, both searches count: a mark interrupts a match in the text as it is.
+        unmarked_matches = list(self.search(unmarked))
+        if not unmarked_matches:
             return matches
         pieces = _without_marks(text)
         starts = [0, *accumulate(len(piece) for _, piece in pieces)]

@@ -86,6 +86,7 @@ def checked_with_tables(
 
     chosen = checked(name, with_arrays, reference, () if content else samples, same)
     if chosen is not reference and not content:
-        np.savez(written := io.BytesIO(), allow_pickle=False, **arrays)
+        written = io.BytesIO()
+        np.savez(written, allow_pickle=False, **arrays)
         remember(file, made_of, written.getvalue())
     return chosen

@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
     sparsely: values that are not 0, and their positions."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
-    (classes, upper), (keys, rows) = _character_classes(factory), _gram_tables(factory)
+    classes, upper = _character_classes(factory)
+    keys, rows = _gram_tables(factory)
     return {
         "languages": np.array(factory.langlist),
         "classes": classes,
@@ -99,7 +101,7 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
     """Return the class of each character in a profile, in order of code point."""
-    letters = sorted({letter for word in factory.word_lang_prob_map for letter in word} - {" "})
+    letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
 
@@ -141,7 +143,8 @@ def _gram_tables(factory: DetectorFactory) -> tuple[Places, Rows]:
         slot = ((key * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF) >> (64 - SLOTS_LOG2)
         while keys[slot] >= 0:
             slot = (slot + 1) & (len(keys) - 1)
-        keys[slot], rows[slot] = key, row
+        keys[slot] = key
+        rows[slot] = row
     return keys, rows
 
 

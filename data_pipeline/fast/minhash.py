@@ -23,8 +23,10 @@ LONGEST = 55
 """Largest string, in bytes, that fits one SHA-1 block with its padding."""
 LANES = 32
 """Number of strings that are hashed together."""
-WORDS, ROUNDS = 16, 80
-"""Number of words in a block of SHA-1, and of rounds."""
+WORDS = 16
+"""Number of words in a block of SHA-1."""
+ROUNDS = 80
+"""Number of rounds over a block of SHA-1."""
 OPENING = (0x0F4B87C3, 0x40C951D8, 0x62EB73FA, 0xEFCDAB89, 0x67452301)
 """FIPS 180-4's e, d and c, rotated left by 2, then b and a."""
 
@@ -255,7 +257,8 @@ def _signature(
             mixed[number] = _mix(mixed[number])
             if ends[number] - starts[number] <= 8:
                 slot = _slot(keys[number])
-                known[slot, 0], known[slot, 1] = keys[number], np.uint64(mixed[number])
+                known[slot, 0] = keys[number]
+                known[slot, 1] = np.uint64(mixed[number])
         for number in range(count):
             slot_of_hash = np.int64(mixed[number]) & (RECENT_HASHES - 1)
             tagged = tag | np.uint64(mixed[number])

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,12 @@ RADIX = np.uint64(0x9E3779B97F4A7C15)
 ZERO, ONE, SIX, HALF, LOW_SIX = (np.uint64(number) for number in (0, 1, 6, 32, 63))
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
-HASHES, STARTS, MATCHES = 0, 1, 2
-"""Rows of the array of words: hash and character position of each word, and the positions of the
-matches."""
+HASHES = 0
+"""Row of the array of words with the hash of each word."""
+STARTS = 1
+"""Row with the character position of each word."""
+MATCHES = 2
+"""Row with the positions of the matches."""
 
 
 class NgramIndex:
@@ -106,7 +110,7 @@ def fold_table() -> NDArray[np.uint32]:
     characters = (
         np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
     )
-    members = [code for run in WORD.finditer(characters) for code in range(run.start(), run.end())]
+    members = list(chain.from_iterable(range(*run.span()) for run in WORD.finditer(characters)))
     lower = [chr(code).lower() for code in members]
     fold = np.zeros(len(characters), np.uint32)
     fold[members] = [ord(letter[0]) for letter in lower]
@@ -162,7 +166,8 @@ def _hash_words(
         start = start if inside else np.uint64(origin + index + 1)
         value = (value ^ letter) * (PRIME if inside else ZERO)
         within_word = inside
-    hashes[count], starts[count] = value, start
+    hashes[count] = value
+    starts[count] = start
     return count, within_word
 
 

@@ -167,7 +167,8 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
     del rest
     order = np.argsort(documents[is_copy])
     copies = np.lib.format.open_memmap(directory / COPIES, "w+", COPY, (len(order),))
-    copies["document"], copies["first"] = documents[is_copy][order], first[is_copy][order]
+    copies["document"] = documents[is_copy][order]
+    copies["first"] = first[is_copy][order]
     np.save(directory / FIRSTS, np.sort(copies["first"]))
     return {"documents": len(order)}
 
@@ -335,11 +336,9 @@ def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -
         (np.load(folder / COMPARED) for folder in folders), np.zeros(HISTOGRAM_BINS, np.int64)
     )
     of_copies = np.empty(len(copies), DECISION)
-    of_copies["document"], of_copies["survivor"], of_copies["jaccard"] = (
-        copies["document"],
-        copies["first"],
-        1.0,
-    )
+    of_copies["document"] = copies["document"]
+    of_copies["survivor"] = copies["first"]
+    of_copies["jaccard"] = 1.0
     # A copy is dropped for its first document or, if that is dropped too, for its survivor.
     is_dropped = np.isin(copies["first"], decisions["document"])
     index = np.searchsorted(decisions["document"], copies["first"][is_dropped])

@@ -39,10 +39,12 @@ TOKENS = "tokens.bin"
 FINGERPRINTS = "fingerprints.bin"
 DIGESTS = "digests.bin"
 MATCHES = "matches.jsonl"
-BATCH_CHARACTERS, DOCUMENT_CHARACTERS = 1 << 20, 64
+BATCH_CHARACTERS = 1 << 20
 """Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
-cache; and the characters that a document counts for at least, so that empty documents do not fill
-the memory."""
+cache."""
+DOCUMENT_CHARACTERS = 64
+"""Characters that a document counts for at least, so that empty documents do not fill the
+memory."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

@@ -13,6 +13,7 @@ across `<unk>`, in the test set or in WikiText's own training text.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from mlm_repro.data_pipeline.config import DataConfig
@@ -42,9 +43,8 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
     contained = set[str]()
     for text in texts:
         read += 1
-        contained.update(
-            ngram for passage in text.split(UNKNOWN_WORD) for _, ngram in ngrams.matches(passage)
-        )
+        for passage in text.split(UNKNOWN_WORD):
+            contained.update(ngram for _, ngram in ngrams.matches(passage))
     return read, contained
 
 
@@ -55,22 +55,20 @@ def overlap(found: set[str], test_set: Path, words: int) -> JSON:
     The papers count every occurrence in the test set. The counts of distinct n-grams, and of
     occurrences in each document, in order, stand beside them.
     """
-    documents = [
-        [
-            run
-            for passage in map(words_of, document)
-            if len(passage) >= words
-            for run in runs_of(passage, words)
-        ]
-        for document in read_documents(test_set)
-    ]
+    documents = []
+    for document in read_documents(test_set):
+        ngrams_here = []
+        for passage in map(words_of, document):
+            if len(passage) >= words:
+                ngrams_here += runs_of(passage, words)
+        documents.append(ngrams_here)
     shares = [[len(document), sum(ngram in found for ngram in document)] for document in documents]
     ngrams, present = (sum(share[column] for share in shares) for column in (0, 1))
     return {
         "percent": 100 * present / ngrams if ngrams else 0.0,
         "occurrences": {"ngrams": ngrams, "found": present},
         "distinct": {
-            "ngrams": len({ngram for document in documents for ngram in document}),
+            "ngrams": len(set(chain.from_iterable(documents))),
             "found": len(found),
         },
         "documents": shares,

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import orjson
@@ -86,9 +87,8 @@ def _read(
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: join the files called `name` of all `shards` of each stage, in order; missing files are
     skipped."""
-    paths = (
-        stage / f"{n:05d}" / settings["name"] for stage in inputs for n in range(settings["shards"])
-    )
+    stages_and_shards = product(inputs, range(settings["shards"]))
+    paths = (stage / f"{n:05d}" / settings["name"] for stage, n in stages_and_shards)
     with (directory / settings["name"]).open("wb") as joined:
         join_files(filter(Path.is_file, paths), joined)
     return {}

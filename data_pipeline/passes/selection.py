@@ -107,9 +107,9 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
                 remains = decontaminate(document, ngrams, *margins)
             cut.enter(size, tokens)
             for part in remains if isinstance(remains, list) else ():
-                if share := _share(
-                    part.text, Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)
-                ):
+                others = Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)
+                share = _share(part.text, others)
+                if share:
                     test_text += 1
                     row = {"id": part.id, "share": round(share, 4)}
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))

@@ -157,12 +157,11 @@ class FileSource:
                 f"note: {self.name} gives {self._left_out}; sources.split names others",
                 file=sys.stderr,
             )
-        return [
-            file
-            for split in chosen
-            for file, split_of_file in zip(files, split_of_files, strict=True)
-            if split_of_file == split
-        ]
+        pairs = list(zip(files, split_of_files, strict=True))
+        in_order = []
+        for split in chosen:
+            in_order += [file for file, split_of_file in pairs if split_of_file == split]
+        return in_order
 
     @cached_property
     def total_bytes(self) -> int:

@@ -31,9 +31,10 @@ from mlm_repro.lineage.remembered import stamp_of
 # pyarrow's own pool reserves 1 GB, which hides the memory that a table really takes.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 EXCERPT_CHARACTERS = 300
-NAMES, NAME_CHARACTERS = 5, 20
-"""Largest number of keys, and of characters of each, that an error names if the key of the text is
-missing."""
+NAMES = 5
+"""Largest number of keys that an error names if the key of the text is missing."""
+NAME_CHARACTERS = 20
+"""Largest number of characters of such a key."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 LONG_INTEGER = re.compile(rb"\d{19}")
@@ -286,7 +287,8 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
         return Document(mended, text, str(value.get("source") or ""), metadata)
     own_id = _value(value, piece.id_key) if piece.id_key else None
-    wanted = {key: inner for key in piece.keep if (inner := _value(value, key)) is not None}
+    kept = {key: _value(value, key) for key in piece.keep}
+    wanted = {key: inner for key, inner in kept.items() if inner is not None}
     metadata = plain(wanted) if wanted else None
     if isinstance(own_id, bool) or not isinstance(own_id, (str, int, float)) or own_id == "":
         return Document(position, text, metadata=metadata)

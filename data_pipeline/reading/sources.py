@@ -41,7 +41,7 @@ class OpenedSources:
             for source in self.sources
             if isinstance(source, FileSource) and source.kind != "documents"
         ]
-        names = Counter(name for source in files for name, _ in source.files)
+        names = Counter(name for name, _ in chain.from_iterable(source.files for source in files))
         for source in files:
             source.is_named = any(names[name] > 1 for name, _ in source.files)
 
@@ -53,12 +53,11 @@ class OpenedSources:
     @property
     def packages(self) -> dict[str, str]:
         """Version of each installed package whose documentation is read, Python among them."""
-        return {
-            name: v
-            for source in self.sources
-            if isinstance(source, InstalledDocs)
-            for name, v in source.versions.items()
-        }
+        versions = dict[str, str]()
+        for source in self.sources:
+            if isinstance(source, InstalledDocs):
+                versions |= source.versions
+        return versions
 
     def fingerprints(self) -> dict[str, str]:
         """Return the digest of each source and of each dataset that is compared."""

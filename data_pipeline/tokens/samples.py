@@ -207,5 +207,6 @@ def _blend(weights: Any, datasets: Any, numbers: Any) -> None:
     for number in range(len(datasets)):
         behind = weights * max(number, 1) - taken
         chosen = np.argmax(behind)
-        datasets[number], numbers[number] = chosen, taken[chosen]
+        datasets[number] = chosen
+        numbers[number] = taken[chosen]
         taken[chosen] += 1

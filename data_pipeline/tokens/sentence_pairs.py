@@ -10,6 +10,7 @@ project's own: every pair of runs once, shuffled, then again with other masks. S
 (see `sentences`).
 """
 
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +87,7 @@ class Masking:
                 break
             chosen = int(random.choice(lengths, p=shares))
             fitting = (
-                [position for word in words[first : first + length] for position in word]
+                list(chain.from_iterable(words[first : first + length]))
                 for length in range(chosen, 0, -1)
             )
             run = next((run for run in fitting if count + len(run) <= wanted), None)

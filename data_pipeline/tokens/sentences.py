@@ -138,7 +138,8 @@ def _find(
                 if is_end:
                     if end > start:
                         if count < len(starts):
-                            starts[count], ends[count] = start, end
+                            starts[count] = start
+                            ends[count] = end
                         count += 1
                     start = position + 1
     documents[len(documents) - 1] = count

@@ -1,7 +1,7 @@
 """The text of all samples of a training's iteration, with the documents they were packed from."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import orjson
@@ -57,7 +57,7 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     step, taken = _taken(run, iteration, config)
     datasets = trained_datasets(run)
     blended = (blend(split_prefixes(directory, "train"), weight) for directory, weight in datasets)
-    parts = [(TokenFile(prefix), weight) for files in blended for prefix, weight in files]
+    parts = [(TokenFile(prefix), weight) for prefix, weight in chain.from_iterable(blended)]
     samples = training_samples(parts, taken, config.seq_length, config.seed)
     tokenizer = Tokenizer.load(datasets[0][0] / "tokenizer")
     summary = run / "summary.json"

@@ -23,9 +23,12 @@ from mlm_repro.lineage.variables import JOIN_SECONDS, number
 
 MEETINGS = ".parts"
 """Folder beside the runs, with one meeting for each run's name."""
-BEAT_SECONDS, LOOK_SECONDS, ASK_SECONDS = 0.5, 3.0, 0.25
-"""Seconds from one count of a sign to the next; the longest time that a living sign stays the same;
-and seconds from one look to the next."""
+BEAT_SECONDS = 0.5
+"""Seconds from one count of a sign to the next."""
+LOOK_SECONDS = 3.0
+"""Longest time that a living sign stays the same, in seconds."""
+ASK_SECONDS = 0.25
+"""Seconds from one look to the next."""
 SAID_AFTER_SECONDS = 5.0
 """Seconds after which a part prints which part it waits for; each further message takes four times
 as long."""
@@ -49,10 +52,8 @@ class Meeting:
         self._limit = number(JOIN_SECONDS) or DEFAULT_JOIN_SECONDS
         self._place = folder / f"part-{part}-{os.urandom(8).hex()}.json"
         self._sign: Sign = {"part": part, "count": 0, "facts": {}, "said": ""}
-        self._ended, self._thread = (
-            threading.Event(),
-            threading.Thread(target=self._beat, daemon=True),
-        )
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
         self._writing = threading.Lock()  # the thread and this part's own calls write one file
 
     def __enter__(self) -> Self:

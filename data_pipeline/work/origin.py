@@ -2,6 +2,7 @@
 
 import unicodedata
 from functools import cache
+from itertools import chain
 
 from mlm_repro.lineage.digest import sha256_file, sha256_json
 from mlm_repro.lineage.extras import installed
@@ -15,9 +16,8 @@ LIBRARIES = ("ftfy", "langdetect", "tokenizers", "fastokens", "datasketch", "orj
 def made_by() -> dict[str, str]:
     """Return the digest of the source files of `data_pipeline` and `lineage`, and the versions of
     the libraries and of Python's Unicode data."""
-    files = sorted(
-        path for room in ("data_pipeline", "lineage") for path in (HOME / room).rglob("*.py")
-    )
+    rooms = ("data_pipeline", "lineage")
+    files = sorted(chain.from_iterable((HOME / room).rglob("*.py") for room in rooms))
     code = sha256_json({path.relative_to(HOME).as_posix(): sha256_file(path) for path in files})
     libraries = {name: installed(name) or "absent" for name in LIBRARIES}
     return {"code": code, "Unicode": unicodedata.unidata_version, **libraries}

@@ -24,6 +24,7 @@ iterations S is the largest so far, because differences grow.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,15 +120,13 @@ def check_cover(what: str, boxes: Sequence[Box], whole: tuple[int, ...] | None =
     `whole` the tensor ends where the boxes end."""
     if not boxes:
         raise IntegrityFailure(f"{what} has no shards")
-    if len({len(side) for box in boxes for side in box} | {len(whole or boxes[0][0])}) > 1:
+    dims = {len(whole or boxes[0][0]), *map(len, chain.from_iterable(boxes))}
+    if len(dims) > 1:
         raise IntegrityFailure(f"the shards of {what} have different numbers of dims")
     shape = whole or tuple(map(max, zip(*(end for _, end in boxes), strict=True)))
-    if any(
-        not 0 <= low <= high <= size
-        for box in boxes
-        for low, high, size in zip(*box, shape, strict=True)
-    ):
-        raise IntegrityFailure(f"a shard of {what} lies outside it")
+    for box in boxes:
+        if any(not 0 <= low <= high <= size for low, high, size in zip(*box, shape, strict=True)):
+            raise IntegrityFailure(f"a shard of {what} lies outside it")
     held = sum(math.prod(b - a for a, b in zip(*box, strict=True)) for box in boxes)
     size = math.prod(shape)
     if held < size:
@@ -222,7 +221,8 @@ def tolerances(
 ) -> dict[Key, float]:
     """Return the tolerance T (`tensor_tolerance`) of every tensor in `whole`, from the same tensors
     in the perturbed runs, `moved`. The network's depth is read from the tensors' names."""
-    numbers = [int(match[1]) for _, name in whole if (match := re.search(r"\blayers\.(\d+)", name))]
+    matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
+    numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1
     draws = {key: [draw[key] for draw in moved] for key in whole}
     return {

@@ -51,9 +51,10 @@ from mlm_repro.lineage.progress import Progress, announce
 
 LONGEST_ANSWER = 30
 """Longest answer to a question of SQuAD, in tokens (BERT's own code)."""
-LONGEST_QUESTION, LONGEST_OPTION = 64, 128
-"""Longest question of SQuAD, and longest question with an option of RACE, in tokens (BERT's and
-Megatron-LM's code)."""
+LONGEST_QUESTION = 64
+"""Longest question of SQuAD, in tokens (BERT's code)."""
+LONGEST_OPTION = 128
+"""Longest question with an option of RACE, in tokens (Megatron-LM's code)."""
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
 Scores = list[list[Tensor]]

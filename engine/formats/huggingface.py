@@ -95,6 +95,7 @@ class Format(NameMap):
         if (named := self.theirs(name)) is None:
             raise KeyError(name)
         named = named.removeprefix(self.prefix)
+        # A name with `query` stands for three tensors, which are one of ours.
         parts = ("query", "key", "value") if ".query." in named else ("query",)
         return [named.replace(".query.", f".{part}.") for part in parts]
 
@@ -192,8 +193,10 @@ def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScal
     values = values if isinstance(values, dict) else {}
     name = values.get("name")
     twin = values.get("twin")
-    known = isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,99}", name)
-    return name if known else otherwise, parse_config(twin, TwinScale, str(where)) if twin else None
+    # Anyone may have written the file: only a plain word is taken over as a name.
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]{0,99}", name):
+        name = otherwise
+    return name, parse_config(twin, TwinScale, str(where)) if twin else None
 
 
 def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -342,7 +345,8 @@ def companions(directory: Path) -> dict[str, Path]:
 def current_name(name: str) -> str:
     """Return a tensor's name in today's transformers. Old BERTs call a norm's weight gamma and its
     bias beta."""
-    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"\.beta$", ".bias", name))
+    name = re.sub(r"\.beta$", ".bias", name)
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
 
 
 def read_weights(
@@ -356,21 +360,15 @@ def read_weights(
     tensors = {}
     single = directory / WEIGHTS
     index = directory / INDEX
-    file_of = None if single.is_file() else _read_index(index)
-    files = (
-        [single]
-        if file_of is None
-        else [directory / name for name in sorted(set(file_of.values()))]
-    )
+    # A single file has no index: then `file_of` is empty, and every tensor of the file is read.
+    file_of = {} if single.is_file() else _read_index(index)
+    files = [directory / name for name in sorted(set(file_of.values()))] or [single]
     for path in files:
         with reading(path), safe_open(path, framework="pt") as file:
             names = set(file.keys())
-            listed = (
-                names
-                if file_of is None
-                else {name for name, listed_file in file_of.items() if listed_file == path.name}
-            )
-            if problem := sorted(names ^ listed):
+            listed = {name for name, listed_file in file_of.items() if listed_file == path.name}
+            problem = sorted(names ^ listed)
+            if file_of and problem:
                 which = "not in the index" if problem[0] in names else "missing"
                 raise IntegrityFailure(f"{path}: tensor {problem[0]!r} is {which}")
             for name in names:
@@ -380,7 +378,7 @@ def read_weights(
                     raise IntegrityFailure(f"{path}: tensor {name!r} is there twice")
                 if not re.fullmatch(buffers, short):
                     tensors[short] = file.get_tensor(name)
-    return tensors, files if file_of is None else [index, *files]
+    return tensors, [index, *files] if file_of else files
 
 
 def _read_index(path: Path) -> dict[str, str]:

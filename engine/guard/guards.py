@@ -25,8 +25,10 @@ from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 from mlm_repro.engine.step import NotFinite, TrainingStep
 from mlm_repro.lineage.errors import Diverged
 
-SPIKE_WINDOW, LEAST = 128, 64
-"""Iterations that are remembered, and how many must be known before anything is called a spike."""
+SPIKE_WINDOW = 128
+"""Iterations that are remembered."""
+LEAST = 64
+"""Iterations that must be known before anything is called a spike."""
 DEVIATIONS = 6.0
 """Standard deviations above the mean that make a spike."""
 
@@ -192,9 +194,10 @@ SHOWN = 8
 """Numbers of ranks or samples that a sentence lists."""
 WINDOW = 10
 """Iterations over which times are added up before they are compared."""
-RATIO, LEAST_SECONDS = 1.5, 0.5
-"""A slow rank takes at least RATIO times as long as the others, and LEAST_SECONDS longer in a
-window."""
+RATIO = 1.5
+"""Times as long as the others that a slow rank takes at least."""
+LEAST_SECONDS = 0.5
+"""Seconds that a slow rank takes longer than the others in a window at least."""
 INTERVAL = 100
 """Iterations between comparisons of replicas; they are also compared before every checkpoint."""
 

@@ -132,7 +132,8 @@ class _Blocked(torch.autograd.Function):
                 key_sum[:, keys] += to_key_here
             to_query[heads, queries] = slopes @ key[heads, keys]
             if queries.start == 0:
-                to_key[heads], to_value[heads] = key_sum, value_sum
+                to_key[heads] = key_sum
+                to_value[heads] = value_sum
         return qkv_gradient, None
 
 

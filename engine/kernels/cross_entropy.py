@@ -162,8 +162,10 @@ class _Chunked(torch.autograd.Function):
         chunk = -(-len(hidden) // chunks)
         is_half = hidden.dtype == torch.float16
         # In fp16 1/n comes later, in fp32: 2e-5 over 1,024 positions is nothing in fp16.
-        factor = (HALF_SCALE if is_half else 1.0 / len(hidden)) if is_trained else 0.0
+        factor = HALF_SCALE if is_half else 1.0 / len(hidden)
         ctx.rest = 1.0 / (HALF_SCALE * len(hidden)) if is_half else 1.0
+        if not is_trained:
+            factor = 0.0
         wide = torch.float32 if is_half else hidden.dtype
         to_hidden = torch.empty_like(hidden, dtype=wide) if is_trained else torch.empty(0)
         to_weight: torch.Tensor | None = None
@@ -292,7 +294,8 @@ def _log_sum(
             value = exponential(load(row, i) - most)
             exponentials[i] = value
             total += value
-        top[r], sums[0, r] = most, total
+        top[r] = most
+        sums[0, r] = total
         sums[1, r] = load(row, target) if 0 <= target < columns else np.float32(0.0)
         if factor > 0.0:
             share = np.float32(factor) / total if is_whole else np.float32(1.0)

@@ -33,8 +33,10 @@ class RanksFailed(RuntimeError):
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
-        self.sentence, self.lost = sentence, lost
-        """The first line; True if the rank ended, or was silent, without a word of its program."""
+        self.sentence = sentence
+        """The first line."""
+        self.lost = lost
+        """True if the rank ended, or was silent, without a word of its program."""
 
 
 class ThreadRank(NamedTuple):
@@ -116,8 +118,10 @@ class World:
         self.failure: BaseException | None = None
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
         self.messages: dict[_Number, torch.Tensor] = {}
-        self.sent, self.expected = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-        """Messages from one rank to another so far."""
+        self.sent = Counter[tuple[int, int]]()
+        """Number of messages from one rank to another so far."""
+        self.expected = Counter[tuple[int, int]]()
+        """Number of messages that one rank has asked another for so far."""
         # One condition a rank: waking all at each message made n threads look and n - 1 sleep
         # again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
@@ -223,10 +227,10 @@ class ThreadAxis(Axis):
 
     @torch.no_grad()
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = SUM) -> torch.Tensor:
-        combine = (
-            _sum if op == SUM else partial(reduce, torch.maximum if op == MAX else torch.minimum)
-        )
-        return tensor.copy_(self._meet(tensor, combine))
+        if op == SUM:
+            return tensor.copy_(self._meet(tensor, _sum))
+        of_two = torch.maximum if op == MAX else torch.minimum
+        return tensor.copy_(self._meet(tensor, partial(reduce, of_two)))
 
     def start_reduce(self, tensor: torch.Tensor, owner: int) -> Pending:
         total = self._meet(tensor, _sum)
@@ -265,7 +269,9 @@ class ThreadAxis(Axis):
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Add neighbours, then neighbouring sums, and so on; with an odd number the last one waits for
     the next round."""
+    # Always in the order of the ranks, so the bits do not depend on which rank comes last.
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [left + right for left, right in pairs] + list(parts[len(parts) // 2 * 2 :])
+        rest = parts[len(parts) // 2 * 2 :]
+        parts = [left + right for left, right in pairs] + list(rest)
     return parts[0]

@@ -60,7 +60,8 @@ class KeyValueCache(Cache):
         start = self._seen[layer]
         end = self._seen[layer] = start + q
         keys, values = self._stored[layer][:, :, :, :end]
-        keys[:, :, start:], values[:, :, start:] = key, value
+        keys[:, :, start:] = key
+        values[:, :, start:] = value
         return _attend(query, keys, values, torch.arange(start, end, device=qkv.device)[None])
 
 

@@ -14,9 +14,11 @@ from mlm_repro.engine.optim.flat import FlatGroup
 from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
-BUCKET_ELEMENTS, OF_RANK = 4_000_000, 1_000_000
-"""Least number of elements in a bucket: in all, and for each rank, whose share of the reduction
-must fill a link."""
+BUCKET_ELEMENTS = 4_000_000
+"""Least number of elements in a bucket."""
+OF_RANK = 1_000_000
+"""Least number of elements in a bucket for each rank, whose share of the reduction must fill a
+link."""
 
 
 @dataclass

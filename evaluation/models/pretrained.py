@@ -35,9 +35,10 @@ from mlm_repro.lineage.remembered import answers_on_files
 EXTRA = "transformers"
 WRAPPED = "_orig_mod."
 """Prefix of the names of weights that torch.compile saved."""
-LAYER_KEYS, MOST_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 10_000
-"""Keys for the number of layers, and the largest number accepted: transformers makes a list entry
-and then a module for each."""
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Keys for the number of layers."""
+MOST_LAYERS = 10_000
+"""Largest number of layers accepted: transformers makes a list entry and then a module for each."""
 CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",

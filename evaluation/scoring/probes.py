@@ -23,8 +23,10 @@ LENGTH = 16
 """Inputs of a probed row. A shorter row has half as many and is padded beside it."""
 SHORTEST = 4
 """Smallest context and smallest vocabulary of a model that is probed."""
-ROUNDING, ROUNDING_OF_HALF = 1e-5, 0.02
-"""Largest change of a log-probability by rounding alone, in 32 bits and in 16."""
+ROUNDING = 1e-5
+"""Largest change of a log-probability by rounding alone in 32 bits."""
+ROUNDING_OF_HALF = 0.02
+"""Largest change of a log-probability by rounding alone in 16 bits."""
 OF_ITS_OWN = 1e-3
 """Smallest change beyond rounding, as a share of an input's effect on the next prediction."""
 IN_A_BATCH = 30

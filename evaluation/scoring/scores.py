@@ -471,7 +471,8 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
             for i in range(some.size):
                 part += exponential(load(some, i) - most)
             whole += part
-        highest[r], total[r] = most, whole
+        highest[r] = most
+        total[r] = whole
 
 
 class NoMemory(BadInput):

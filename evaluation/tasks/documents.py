@@ -122,7 +122,9 @@ def cut_articles(text: RunningText, detokenized: str) -> list[str]:
     characters as in the original. The cut is before white space, where byte-level BPE never joins.
     """
     stable = np.cumsum(_is_stable(text.text))
-    stable_indices = np.flatnonzero(_is_stable(detokenized))  # of each stable character
+    stable_indices = np.flatnonzero(_is_stable(detokenized))
+    # An article starts right after the last stable character before it, whose number is counted in
+    # the original.
     counts = [int(stable[start - 1]) if start else 0 for _, start in text.articles]
     starts = [int(stable_indices[count - 1]) + 1 if count else 0 for count in counts]
     return [

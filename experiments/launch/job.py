@@ -38,12 +38,14 @@ from mlm_repro.lineage.progress import format_bytes, format_duration
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 TEMPLATES = Path(__file__).parent / "templates"
-ATTEMPTS_WITHOUT_PROGRESS, MOST_ATTEMPTS_WITHOUT_PROGRESS = 3, 10
-"""Limits on attempts in a row that write no checkpoint and were not told to stop: those that end in
-the same iteration, and those that end in any.
+ATTEMPTS_WITHOUT_PROGRESS = 3
+"""Limit on attempts in a row that write no checkpoint, were not told to stop and end in the same
+iteration.
 
 A fault of the program comes back in the same iteration; a fault of the hardware does not.
 """
+MOST_ATTEMPTS_WITHOUT_PROGRESS = 10
+"""Limit on such attempts that end in any iteration."""
 MEETING = (
     '--node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" --master-port="${MASTER_PORT:-29500}"'
 )

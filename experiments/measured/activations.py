@@ -167,7 +167,11 @@ def measure_activations() -> list[Line]:
     """Measure Table 2 of the 2022 paper and numbers of its text, the FLOPs of recomputation, and
     the bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
-    return [line for shape in SHAPES for line in (*_kept(shape), *_flops(shape))] + _checkpoint()
+    numbers = []
+    for shape in SHAPES:
+        numbers += _kept(shape)
+        numbers += _flops(shape)
+    return numbers + _checkpoint()
 
 
 def _kept(shape: str) -> list[Line]:

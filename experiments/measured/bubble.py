@@ -27,8 +27,10 @@ from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.experiments.simulator.measurements import workload_of
 from mlm_repro.lineage.progress import announce
 
-FORWARD, BACKWARD = 1, 2
-"""Units of time that a chunk's forward and backward pass take."""
+FORWARD = 1
+"""Units of time that a chunk's forward pass takes."""
+BACKWARD = 2
+"""Units of time that a chunk's backward pass takes."""
 MOST_RANKS = 32
 """Largest pipeline that is measured on one machine."""
 CONFIG = ModelConfig(

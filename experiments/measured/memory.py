@@ -30,8 +30,12 @@ CONFIG = ModelConfig(
     num_layers=8, hidden_size=32, num_heads=16, seq_length=32, vocab_size=8, padded_vocab_size=8
 )
 """as/h of GPT-3 (175B), which is all that bytes per sbh depend on."""
-SEQUENCES, PARTITIONS, MICROBATCHES = 8, (2, 4), (2, 4, 8)
-"""N, each K and each M of GPipe's claim; L is the number of layers in `CONFIG`."""
+SEQUENCES = 8
+"""N of GPipe's claim; L is the number of layers in `CONFIG`."""
+PARTITIONS = (2, 4)
+"""Each K of GPipe's claim."""
+MICROBATCHES = (2, 4, 8)
+"""Each M of GPipe's claim."""
 STAGE_LAYERS = 24
 LAYOUTS = {
     "no parallelism": ("none", 1, False),
@@ -148,7 +152,9 @@ def measure_memory() -> list[Line]:
             values,
             note=f"{note}, by a line through {len(MICROBATCHES)} values of M",
         )
-    return numbers + [line for series in LAYOUTS for line in _checkpoints(series)]
+    for series in LAYOUTS:
+        numbers += _checkpoints(series)
+    return numbers
 
 
 def _checkpoints(series: str) -> list[Line]:

@@ -68,25 +68,21 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func).startswith("c10d."):
             name = str(func).removeprefix("c10d.").split(".")[0].strip("_")
-            leaves = tree_leaves(args)
-            tensors = [
-                leaf
-                for leaf in leaves
-                if isinstance(leaf, torch.Tensor) and leaf.numel() > REPORTED
-            ]
-            objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
-            if tensors:
-                group = next(
-                    script_object
-                    for script_object in objects
-                    if "ProcessGroup" in str(script_object._type())
-                )
-                size = ProcessGroup.unbox(group).size()
-                largest = max(tensor.nbytes for tensor in tensors)
-                self.calls[name, size] += 1
-                # It lists a tensor for each rank.
-                self.bytes[name, size] += largest * (size if name == "allgather" else 1)
+            self._count(name, tree_leaves(args))
         return func(*args, **(kwargs or {}))
+
+    def _count(self, name: str, leaves: list[Any]) -> None:
+        """Count an operation by its arguments. Nothing is counted if all its tensors are small."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
+        if not largest:
+            return
+        objects = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)]
+        group = next(handle for handle in objects if "ProcessGroup" in str(handle._type()))
+        size = ProcessGroup.unbox(group).size()
+        self.calls[name, size] += 1
+        # `allgather` lists a tensor for each rank; the other operations list one.
+        self.bytes[name, size] += largest * (size if name == "allgather" else 1)
 
     @property
     def sent(self) -> float:
@@ -135,8 +131,9 @@ def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
         # The models differ by two layers, so embedding and head cancel in the difference.
         deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
         layer = Traffic()
-        for counter, more, fewer in zip(
-            *((traffic.calls, traffic.bytes) for traffic in (layer, deep, shallow)), strict=True
+        for counter, more, fewer in (
+            (layer.calls, deep.calls, shallow.calls),
+            (layer.bytes, deep.bytes, shallow.bytes),
         ):
             counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
         layers.append(layer)

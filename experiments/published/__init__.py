@@ -3,6 +3,7 @@ from `experiments/claims`."""
 
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,8 @@ Row = dict[str, str]
 def workload_rows(name: str) -> list[Row]:
     """Return the rows of a named set from the `*-runs.csv` files of this folder. Raises BadInput if
     no row belongs to the set."""
-    rows = [
-        row
-        for path in sorted(HERE.glob("*-runs.csv"))
-        for row in read_rows(path)
-        if row["experiment"] == name
-    ]
+    every = chain.from_iterable(map(read_rows, sorted(HERE.glob("*-runs.csv"))))
+    rows = [row for row in every if row["experiment"] == name]
     if not rows:
         raise BadInput(f"there are no workloads {name!r} in *-runs.csv")
     return rows

@@ -142,17 +142,15 @@ def h100_rows() -> list[Observation]:
 def timed(*names: str) -> list[Observation]:
     """Return an Observation of the seconds per iteration for each row of some CSV files. It is
     named after the row's `source`, or after its file if the row names none."""
-    return [
-        Observation(
-            row.get("source") or name,
-            workload_of(row),
-            "iteration_seconds",
-            float(row["iteration_ms"]) / 1e3,
-            row["cluster"],
-        )
-        for name in names
-        for row in read_rows(HERE / f"{name}.csv")
-    ]
+    observations = []
+    for name in names:
+        for row in read_rows(HERE / f"{name}.csv"):
+            source = row.get("source") or name
+            seconds = float(row["iteration_ms"]) / 1e3
+            observations.append(
+                Observation(source, workload_of(row), "iteration_seconds", seconds, row["cluster"])
+            )
+    return observations
 
 
 def workload_of(row: dict[str, str]) -> Workload:

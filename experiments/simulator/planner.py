@@ -164,9 +164,8 @@ def reasons(choices: Sequence[Choice]) -> str:
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
         own = getattr(first.workload, name)
-        if other := next(
-            (choice for choice in choices if getattr(choice.workload, name) != own), None
-        ):
+        other = next((choice for choice in choices if getattr(choice.workload, name) != own), None)
+        if other:
             times = expected_seconds(other) / expected_seconds(first)
             comparisons.append(f"{name} {own}: {getattr(other.workload, name)} takes {times:.2f} ×")
         else:

@@ -147,7 +147,9 @@ def test_a_list_is_taken_if_no_stage_stands_before_one_of_an_earlier_step(
 def test_the_verbs_that_are_read_from_the_source_are_those_of_the_stages() -> None:
     assert stage_verbs().keys() == {stage.verb for stage in STAGES}
     for stage in STAGES:
-        assert " ".join(str(stage.__doc__).split()).startswith(stage_verbs()[stage.verb])
+        # A docstring may break its first sentence between two lines.
+        words = " ".join(str(stage.__doc__).split())
+        assert words.startswith(stage_verbs()[stage.verb])
         assert stage.__module__.endswith(f".stages.{stage.name}"), (
             "a stage is found by the name of its file"
         )
