@@ -21,11 +21,9 @@ MODEL = """def prepare(folder: str) -> None:
 
 
 def build(parallel: bool, folder: str) -> torch.nn.Module:
-    axes = DistributedConfig(**{axes}) if parallel else None
-    # These implementations compute in float64.
-    plain = {{"attn_implementation": "eager", "experts_implementation": "eager"}}
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, distributed_config=axes, **plain)
+    how = {{"attn_implementation": "eager", "experts_implementation": "eager"}}  # in float64
+    how["distributed_config"] = DistributedConfig(**{axes}) if parallel else None
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **how)
 
 
 def batch() -> torch.Tensor:
