@@ -182,9 +182,7 @@ def finetune_(
     ensemble: Annotated[
         int, typer.Option(min=1, help="Trainings, with seeds from `seed` on: medians, ensemble.")
     ] = 1,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Also write the result to this file.")
-    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the result to this file.")] = None,
 ) -> None:
     """Fine-tune a BERT on MNLI, QQP, SQuAD or RACE and evaluate it on the held-out files."""
     from mlm_repro.engine.finetune.tasks import find_task, read_sets
@@ -253,13 +251,11 @@ def import_(
     out: Annotated[Path, typer.Argument(help="New checkpoint directory.")],
     vocab: Annotated[
         Path | None,
-        typer.Option(
-            "--vocab", help="Folder with vocab.json and merges.txt; Megatron-LM's needs one."
-        ),
+        typer.Option(help="Folder with vocab.json and merges.txt; Megatron-LM's needs one."),
     ] = None,
     heads: Annotated[
         int | None,
-        typer.Option("--heads", min=1, help="Attention heads, if the files do not have them."),
+        typer.Option(min=1, help="Attention heads, if the files do not have them."),
     ] = None,
 ) -> None:
     """Turn another program's published weights into a checkpoint of this engine."""

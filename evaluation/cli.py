@@ -4,7 +4,7 @@ conventions, generate text."""
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -43,8 +43,8 @@ CKPT_HELP = (
     " model, a GGUF file, the directory of a PEFT adapter, smollm2 (with the extra of that name),"
     " or a Megatron-LM save directory."
 )
-Checkpoint = Annotated[Path, typer.Option("--ckpt", help=CKPT_HELP)]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
+Checkpoint = Annotated[Path, typer.Option(help=CKPT_HELP)]
+Json = Annotated[Path | None, typer.Option(help="Also write the result to this file.")]
 Scoring = Annotated[
     list[str] | None,
     typer.Option(
@@ -117,7 +117,7 @@ def run(
     json: Json = None,
     samples: Annotated[
         Path | None,
-        typer.Option("--samples", help="Also write every window or example to this .jsonl file."),
+        typer.Option(help="Also write every window or example to this .jsonl file."),
     ] = None,
 ) -> None:
     """Score a checkpoint: `mlm-eval wikitext103 --ckpt DIR`, `mlm-eval perplexity FILE --ckpt DIR`.
@@ -203,7 +203,7 @@ def compare(
     pairs = []
     for other in others:
         pairs += [(first[name], other[name]) for name in first if name in other]
-    differences = [compare.paired_difference(*pair) for pair in pairs]
+    differences = list(starmap(compare.paired_difference, pairs))
     tables.print_rows(compare.rows([first, *others], differences))
     tables.print_remarks([result for file in (first, *others) for result in file.values()])
     _write(

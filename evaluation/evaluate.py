@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -174,7 +175,7 @@ def score_shared(
             evaluated.store,
             progress.start_at,
         )
-    return [scores.taken(*pair) for pair in zip(indices, request_lists, strict=True)]
+    return list(starmap(scores.taken, zip(indices, request_lists, strict=True)))
 
 
 def _shown(directory: Path, place: Place) -> str:

@@ -66,9 +66,7 @@ def sweep(
     recipe: Annotated[str, typer.Argument(help="A shipped model, such as 355m, or a TOML file.")],
     vary: Annotated[
         list[str],
-        typer.Option(
-            "--vary", help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated."
-        ),
+        typer.Option(help="A key and its values: train.learning_rate=1e-3,3e-3. May be repeated."),
     ],
     fixed: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key for all: section.key=value.")
@@ -255,9 +253,7 @@ def ablate(
     ],
     dataset: Annotated[
         list[Path],
-        typer.Option(
-            "--dataset", help="Dataset directory; twice where arms differ in their tokens."
-        ),
+        typer.Option(help="Dataset directory; twice where arms differ in their tokens."),
     ],
     runs: Runs = Path("runs"),
 ) -> None:

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import product
+from itertools import product, starmap
 from typing import Self
 
 
@@ -65,5 +65,5 @@ def _joined(
 ) -> Range:
     a = as_range(left)
     b = as_range(right)
-    corners = [operation(*ends) for ends in product((a.low, a.high), (b.low, b.high))]
+    corners = list(starmap(operation, product((a.low, a.high), (b.low, b.high))))
     return Range(operation(a.value, b.value), min(corners), max(corners))

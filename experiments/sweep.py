@@ -4,7 +4,7 @@ Imports no torch."""
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from statistics import fmean
 
@@ -86,7 +86,7 @@ def sweep(
         elif directory.is_complete:
             losses[seed] = read_summary(directory.path).validation_loss
     return sorted(
-        (SweptRecipe(settings, losses) for settings, losses in swept.items()),
+        starmap(SweptRecipe, swept.items()),
         key=lambda result: result.mean,
     )
 

@@ -286,9 +286,7 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
         for scale in (*SCALES, ""):
             mine = [
-                each
-                for each in every
-                if each.scale == scale and each.claim.paper in (paper or each.claim.paper,)
+                each for each in every if each.scale == scale and paper in ("", each.claim.paper)
             ]
             if any(cells := [counted(mine, outcome) for outcome in WORDS]):
                 rows.append((*[PAPERS.get(paper, paper)] * by_paper, scale or "—", *cells))

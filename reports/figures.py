@@ -139,15 +139,15 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
         Line2D([], [], color=color, marker=marker, markersize=5, linewidth=0, label=series)
         for series, (color, marker) in looks.items()
     ]
-    for kind in dict.fromkeys(layer.kind for layer in layers if layer.has_marker):
-        handles.append(Line2D([], [], color=LIGHT["muted"], marker="o", **LINES[kind]))
-    for layer in layers:
-        if not layer.has_marker:
-            handles.append(
-                Line2D(
-                    [], [], color=look(layer.rank)[0], **LINES[layer.kind] | {"label": layer.series}
-                )
-            )
+    handles.extend(
+        Line2D([], [], color=LIGHT["muted"], marker="o", **LINES[kind])
+        for kind in dict.fromkeys(layer.kind for layer in layers if layer.has_marker)
+    )
+    handles.extend(
+        Line2D([], [], color=look(layer.rank)[0], **LINES[layer.kind] | {"label": layer.series})
+        for layer in layers
+        if not layer.has_marker
+    )
     if handles:
         widest = max(len(str(handle.get_label())) for handle in handles)
         columns = max(1, min(len(handles), int(KEY_CHARACTERS * size[0]) // (widest + 6)))

@@ -25,10 +25,13 @@ Configuration = Annotated[
 ]
 Layout = Annotated[
     str,
-    typer.Option("--layout", help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1."),
+    typer.Option(help="serial, or a name such as tp2, dp2, tp2-sp, pp2, dp2-zero1."),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+Iterations = Annotated[
+    int, typer.Option("--iterations", min=1, help="Optimizer steps of each training.")
 ]
 Twin = Annotated[
     bool, typer.Option("--twin", help="Shrink the recipe to laptop size by the stated rule.")
@@ -110,7 +113,7 @@ def _refuse(broken: list[str]) -> None:
 def replay(
     run: Annotated[Path, typer.Argument(help="Sealed training run.")],
     segments: Annotated[
-        int | None, typer.Option("--segments", min=1, help="How many; at most 3 by default.")
+        int | None, typer.Option(min=1, help="How many; at most 3 by default.")
     ] = None,
 ) -> None:
     """Train randomly drawn segments of a run again; compare metrics, weights and optimizer state
@@ -158,14 +161,11 @@ def parallel(
     layouts: Annotated[
         str,
         typer.Option(
-            "--layouts",
             help="all, or names such as tp2,pp2-gpipe,tp2-pp2-dp2-chunks2-sp-recompute.",
         ),
     ] = "all",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Largest number of ranks.")] = 8,
-    iterations: Annotated[
-        int, typer.Option("--iterations", min=1, help="Optimizer steps of each run.")
-    ] = 3,
+    ranks: Annotated[int, typer.Option(min=1, help="Largest number of ranks.")] = 8,
+    iterations: Iterations = 3,
     overrides: Overrides = None,
     twin: Twin = False,
     threads: Annotated[
@@ -193,12 +193,10 @@ def against(
     engine: Annotated[str, typer.Argument(help="megatron-core.")],
     config: Configuration,
     layout: Layout = "serial",
-    iterations: Annotated[
-        int, typer.Option("--iterations", min=1, help="Iterations of each training.")
-    ] = 20,
+    iterations: Iterations = 20,
     overrides: Overrides = None,
     twin: Twin = False,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the sealed run.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for the sealed run.")] = Path("runs"),
 ) -> None:
     """Train in this engine and in another from the same weights on the same samples; compare every
     iteration.
@@ -254,32 +252,26 @@ def layouts(
     ] = "all",
     microbatches: Annotated[
         int | None,
-        typer.Option(
-            "--microbatches", min=1, help="Microbatches of a step; in float64, of a rank."
-        ),
+        typer.Option(min=1, help="Microbatches of a step; in float64, of a rank."),
     ] = None,
     spec: Annotated[
         str,
-        typer.Option(
-            "--spec", help="Layers of Megatron-Core for its configuration: MODULE:FUNCTION."
-        ),
+        typer.Option(help="Layers of Megatron-Core for its configuration: MODULE:FUNCTION."),
     ] = "",
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="Run a Python file first; repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and tokens.")] = 1234,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and tokens.")] = 1234,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the findings to this file.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder for JUnit and SARIF files of what was found."),
+        typer.Option(help="Folder for JUnit and SARIF files of what was found."),
     ] = None,
     reproduce: Annotated[
         Path | None,
-        typer.Option(
-            "--reproduce", help="Folder for a program, without this suite, for each finding."
-        ),
+        typer.Option(help="Folder for a program, without this suite, for each finding."),
     ] = None,
 ) -> None:
     """Compare a program on each layout with its own serial run, probe by probe.

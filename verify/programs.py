@@ -226,8 +226,7 @@ def _rows(place: int, of: int, tensor: Any) -> Any:
 
 def _local(value: Any) -> torch.Tensor:
     """Return a tensor, or the part of a DTensor that is on this rank."""
-    local: torch.Tensor = value.to_local() if _is_dtensor(value) else value
-    return local
+    return value.to_local() if _is_dtensor(value) else value
 
 
 def _is_dtensor(value: Any) -> bool:

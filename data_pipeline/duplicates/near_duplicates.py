@@ -8,6 +8,7 @@ through chance buckets of five rows.
 """
 
 from collections.abc import Callable
+from itertools import starmap
 from mmap import MADV_DONTNEED, mmap
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -194,9 +195,8 @@ class _Held:
         size = len(members)
         places = bands * size, bands * (size + size // 2)
         self.pages = [_mapped(4 * max(1, count), scratch) for count in places]
-        own, slots = (
-            np.frombuffer(*each)
-            for each in zip(self.pages, (np.int32, np.int32), places, strict=True)
+        own, slots = starmap(
+            np.frombuffer, zip(self.pages, (np.int32, np.int32), places, strict=True)
         )
         self._buckets = own.reshape(size, bands)
         self._slots = slots.reshape(bands, -1)

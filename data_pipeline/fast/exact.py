@@ -78,7 +78,7 @@ def checked_with_tables(
         *folders, facts=(np.__version__, numba.__version__, binding.llvm_version_info, processor)
     )
     content = recall(file, made_of)
-    arrays: Arrays = dict(np.load(io.BytesIO(content))) if content else {}
+    arrays = dict(np.load(io.BytesIO(content))) if content else {}
 
     def with_arrays() -> Callable[[T], R]:
         arrays.update({} if content else make())

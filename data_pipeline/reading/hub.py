@@ -22,7 +22,7 @@ from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import EXCERPT_CHARACTERS, document_of
 from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits
 from mlm_repro.data_pipeline.work.tasks import NO_ROOM, Counts, Settings
-from mlm_repro.data_pipeline.work.workspace import Job, Workspace
+from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import DataMissing, Interrupted
 
@@ -199,7 +199,7 @@ class HubSource:
         choose_splits(self.name, [*of_split], self._splits, is_whole=True)
         counts = {split: int(of_split[split].num_shards) for split in self._splits}
         fixed = {"name": self.name, "location": self._location, "keys": self._keys}
-        jobs: Iterator[Job] = (
+        jobs = (
             ({**fixed, "split": split, "files": files, "file": number}, ())
             for split, files in counts.items()
             for number in range(files)

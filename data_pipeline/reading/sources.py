@@ -104,7 +104,7 @@ class OpenedSources:
     ) -> list[list[Piece]]:
         """Return all pieces of all sources in order, or of the datasets that are `compared`,
         gathered into shards."""
-        sources: tuple[Source, ...] = self.compared if compared else self.sources
+        sources = self.compared if compared else self.sources
         pieces = (
             self._within_limits(source, source.pieces(workspace, shard_bytes)) for source in sources
         )

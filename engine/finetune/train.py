@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -294,7 +294,7 @@ class FineTuner:
             spans = [
                 (example, score) for example, score in both if isinstance(example, SpanExample)
             ]
-            answers = [self._answer(example, score) for example, score in spans]
+            answers = list(starmap(self._answer, spans))
             return squad_scores(answers, [example.answers for example, _ in spans])
         right = [
             int(row.argmax()) == example.label

@@ -8,7 +8,7 @@ earliest unfinished message always has both its ends ready.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, starmap
 from typing import NamedTuple
 
 from mlm_repro.engine.pipeline.schedule import Compute, Op
@@ -74,9 +74,7 @@ def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
     last = pp * chunks - 1
     passes = {compute.op for compute in orders[0]}
     microbatches = range(len(orders[0]) // (chunks * len(passes)))
-    complete = sorted(
-        Compute(op, m, chunk) for op, m, chunk in product(passes, microbatches, range(chunks))
-    )
+    complete = sorted(starmap(Compute, product(passes, microbatches, range(chunks))))
     # Checked once here: a schedule that drops a pass would train, and only its gradients would be
     # wrong.
     if any(sorted(order) != complete for order in orders):

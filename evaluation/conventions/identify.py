@@ -274,8 +274,10 @@ def identify(place: Place, claimed: str, task: str, settings: Settings) -> Ident
             )
             reading.pop("softmax", None)  # The softmax here is always over sub-words.
     else:
-        for reading in last_word_readings(usage):
-            readings.append((reading, LastWords(reading, openai_passages(path), *arguments)))
+        readings.extend(
+            (reading, LastWords(reading, openai_passages(path), *arguments))
+            for reading in last_word_readings(usage)
+        )
     scored = score_shared(
         evaluated, [read.requests for _, read in readings], settings, "identify", "windows"
     )

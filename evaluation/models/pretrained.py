@@ -225,8 +225,7 @@ class PretrainedModel(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """Turn states [..., h] into logits [..., v] by the output layer; states that are logits are
         copied."""
-        computed: Tensor = self._head(states) if self.cuts else states.clone()
-        return computed
+        return self._head(states) if self.cuts else states.clone()
 
     def _run(
         self, inputs: Tensor, cuts: bool = False, **settings: Any

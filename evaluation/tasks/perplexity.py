@@ -165,7 +165,7 @@ def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) 
     words = np.array(
         [block.num_original_tokens * block.num_scored / block.num_targets for block in blocks]
     )
-    weights: Floats = scored if 0 <= scored.sum() - normaliser <= num_windows else words
+    weights = scored if 0 <= scored.sum() - normaliser <= num_windows else words
     return weights * (normaliser / weights.sum())
 
 

@@ -176,7 +176,7 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
     """
     numbers = []
     for part in experiment.parts:
-        name: ScheduleName = "gpipe" if "bubble_share" in part.computed else "1f1b"
+        name = "gpipe" if "bubble_share" in part.computed else "1f1b"
         rows: dict[int, list[Row]] = defaultdict(list)
         for row in workload_rows(part.workloads):
             if int(row["pp"]) <= MOST_RANKS:

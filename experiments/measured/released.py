@@ -27,7 +27,6 @@ from mlm_repro.experiments.sealed import Line
 from mlm_repro.lineage.config import read_toml
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import DataMissing, Interrupted
-from mlm_repro.lineage.records import Kind
 
 MODELS_VARIABLE = "MLM_MODELS_DIR"
 OWNER = "openai-community/"
@@ -60,7 +59,7 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
                 if protocol in done.missing:
                     raise DataMissing(done.missing[protocol])
                 result = done.done[protocol].result
-                kind: Kind = "measured" if is_released and not result.partial else "scaled"
+                kind = "measured" if is_released and not result.partial else "scaled"
                 note = f"{result.protocol}; {weights}"
                 note = (
                     note

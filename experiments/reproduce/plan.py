@@ -64,9 +64,6 @@ class Size:
     """LAMBADA examples scored for each model."""
     seeds: int = 1
     """Trainings of each model by default."""
-    has_ladder_rates: bool = False
-    """True if learning rates follow `RATE_RULE` and initial deviations the ladder's; False keeps
-    the ones of the twins."""
 
 
 FACTORS = (
@@ -86,7 +83,6 @@ TWIN = Size(
     windows=3_000,
     examples=1_000,
     seeds=2,
-    has_ladder_rates=True,
 )
 SMOKE = Size(
     RECIPES / "smoke.toml",
@@ -192,10 +188,10 @@ def training_place(run: str, runs: Path) -> Path:
 def _of_ladder(config: RunConfig, size: Size) -> list[str]:
     """Return overrides that give a twin the ladder's learning rate and initial deviation.
 
-    The final rate is the same share of the rate as before. Empty if the size keeps the twins' own
-    rates.
+    The final rate is the same share of the rate as before. Empty for other sizes than the twins,
+    whose trainings are too short for the rule.
     """
-    if not size.has_ladder_rates:
+    if size is not TWIN:
         return []
     train = config.train
     rate = ladder_rate(config)
@@ -243,18 +239,14 @@ def manifest_file(name: str) -> Path:
 
 
 def _fits(config: RunConfig) -> tuple[bool, str]:
-    gpus = list_gpus()
+    sizes = [gpu["memory_bytes"] for gpu in list_gpus()]
     tp = config.parallel.tp
     needed = fullest_rank(config.model, config.train, config.parallel).total
     wanted = f"{config.name} needs {tp} GPU{'s' if tp > 1 else ''} of {needed / 2**30:.0f} GiB"
-    if not gpus:
+    if not sizes:
         return False, f"there is no GPU, and {wanted}"
-    if len(gpus) < tp:
-        return False, f"there are {len(gpus)} GPUs, and {wanted}"
-    smallest = min(gpu["memory_bytes"] for gpu in gpus)
-    if smallest < needed:
-        return False, f"the GPUs have {smallest / 2**30:.0f} GiB, and {wanted}"
-    return True, f"{wanted}; there are {len(gpus)} of {smallest / 2**30:.0f} GiB"
+    there = f"there are {len(sizes)} of {min(sizes) / 2**30:.0f} GiB"
+    return len(sizes) >= tp and min(sizes) >= needed, f"{wanted}; {there}"
 
 
 def print_plan(plan: Plan) -> None:
@@ -278,10 +270,9 @@ def print_plan(plan: Plan) -> None:
             f"{flops_per_iteration(config.model, config.train) * config.train.iterations:>11.2e}"
             f"{training_bytes(config) / 1e9:>7.2f} GB{format_days(seconds):>12}"
         )
-    total_bytes = sum(map(training_bytes, plan.configs))
     print(
-        f"in all: about {format_days(total_seconds)} and {total_bytes / 1e9:.2f} GB of disk,"
-        " besides the data",
+        f"in all: about {format_days(total_seconds)} and"
+        f" {sum(map(training_bytes, plan.configs)) / 1e9:.2f} GB of disk, besides the data",
         flush=True,
     )
 
@@ -294,8 +285,6 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
     return start_up_seconds + twin_seconds(flops, default_ranks(config))
 
 
-def training_bytes(config: RunConfig) -> float:
+def training_bytes(config: RunConfig) -> int:
     """Return the bytes of disk that a training's checkpoints take."""
-    return float(
-        config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)
-    )
+    return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

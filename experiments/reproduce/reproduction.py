@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
@@ -351,7 +352,7 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
         reason=plan.reason,
         source=read_document(run.path / DATASET, DataCard).source,
         twin_rule=twin_rule(plan.configs[0]),
-        models=[reproduced_model(published, training) for published, training in pairs],
+        models=list(starmap(reproduced_model, pairs)),
         hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import starmap
 from math import log
 from statistics import NormalDist
 from typing import NamedTuple
@@ -139,7 +140,7 @@ def _sharded(machine: Machine, w: Workloads, layer: Passes) -> tuple[Passes, Flo
     passes = Passes(
         *(np.where(w.zero == 3, time, alone) for time, alone in zip(taken, layer, strict=True))
     )
-    ends = sum(np.minimum(*both) for both in pairs)
+    ends = sum(starmap(np.minimum, pairs))
     return passes, w.m * (hidden * ends + half(embedding, element) + half(embedding, gradient))
 
 

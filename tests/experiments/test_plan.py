@@ -45,10 +45,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, count: int, gibibytes: int) -> None
     [
         ("8.3b", 0, 0, "scaled", r"there is no GPU, and 8\.3b needs 8 GPUs of \d+ GiB"),
         ("8.3b", 8, 80, "full", r"8\.3b needs 8 GPUs of \d+ GiB; there are 8 of 80 GiB"),
-        ("8.3b", 8, 16, "scaled", r"the GPUs have 16 GiB, and 8\.3b needs 8 GPUs of \d+ GiB"),
-        ("8.3b", 4, 80, "scaled", r"there are 4 GPUs, and 8\.3b needs 8 GPUs"),
+        ("8.3b", 8, 16, "scaled", r"8\.3b needs 8 GPUs of \d+ GiB; there are 8 of 16 GiB"),
+        ("8.3b", 4, 80, "scaled", r"8\.3b needs 8 GPUs of \d+ GiB; there are 4 of 80 GiB"),
         ("355m", 1, 80, "full", r"355m needs 1 GPU of"),
-        ("355m", 1, 8, "scaled", r"the GPUs have 8 GiB, and 355m needs 1 GPU of"),
+        ("355m", 1, 8, "scaled", r"355m needs 1 GPU of \d+ GiB; there are 1 of 8 GiB"),
     ],
 )
 def test_the_hardware_decides(

@@ -11,6 +11,7 @@ rows), d head dim, v padded vocabulary, t tensor-parallel ranks.
 """
 
 import math
+from itertools import starmap
 from typing import ClassVar
 
 import torch
@@ -83,9 +84,7 @@ class AdaptiveEmbedding(nn.Module):
         self.bounds = [0, *xl.cutoffs, config.vocab_size]
         widths = [config.hidden_size // xl.div_value**i for i in range(len(self.bounds) - 1)]
         sizes = [high - low for low, high in zip(self.bounds, self.bounds[1:], strict=False)]
-        self.words = nn.ParameterList(
-            torch.empty(size, width) for size, width in zip(sizes, widths, strict=True)
-        )
+        self.words = nn.ParameterList(starmap(torch.empty, zip(sizes, widths, strict=True)))
         self.projections = nn.ParameterList(
             torch.empty(config.hidden_size, width) for width in widths[1:]
         )
