@@ -242,6 +242,8 @@ def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path:
 
 def test_a_command_that_keeps_nothing_does_not_promise_to_continue() -> None:
     process = Program("mlm-verify", "run", "results")
-    time.sleep(6)
+    while "cost: " not in process.err:
+        assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert "begins anew" in finish(process)[2]
