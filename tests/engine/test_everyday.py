@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import signal
-import time
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -242,8 +241,6 @@ def test_documents_that_were_not_divided_say_what_to_do(dataset: Path, tmp_path:
 
 def test_a_command_that_keeps_nothing_does_not_promise_to_continue() -> None:
     process = Program("mlm-verify", "run", "results")
-    while "cost: " not in process.err:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    assert "begins anew" in finish(process)[2]
+    code, _ = process.interrupt_at(cpu_seconds=0.5, timeout=60)
+    assert code == Interrupted.exit_code
+    assert "begins anew" in process.err
