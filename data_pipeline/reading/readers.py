@@ -287,8 +287,8 @@ def document_of(piece: Piece, number: int, value: object) -> Document:
         metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
         return Document(mended, text, str(value.get("source") or ""), metadata)
     own_id = _value(value, piece.id_key) if piece.id_key else None
-    kept = {key: _value(value, key) for key in piece.keep}
-    wanted = {key: inner for key, inner in kept.items() if inner is not None}
+    values = {key: _value(value, key) for key in piece.keep}
+    wanted = {key: inner for key, inner in values.items() if inner is not None}
     metadata = plain(wanted) if wanted else None
     if isinstance(own_id, bool) or not isinstance(own_id, (str, int, float)) or own_id == "":
         return Document(position, text, metadata=metadata)
