@@ -39,7 +39,7 @@ def test_every_sealed_directory_is_said_to_be_ok_with_what_was_compared(run: Run
             *(f"ok {read_digest(each)[:16]} {each.resolve()}" for each in checkpoints),
             f"compared: {compared}",
             *(
-                "not made again: the last bits in model-tp00-pp000.safetensors and"
+                "not computed again: the last bits in model-tp00-pp000.safetensors and"
                 f" optimizer-tp00-pp000.safetensors of {each.name}, of which an earlier version"
                 " kept no checksums"
                 for each in checkpoints
