@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.resolved import SCHEMA
+from mlm_repro.experiments import sealed
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.lineage.chain import broken_links
 from mlm_repro.lineage.errors import Interrupted
@@ -210,7 +211,7 @@ def defaults() -> dict[str, Any]:
     models = {
         "training": (SCHEMA, RunConfig),
         "data": (1, DataConfig),
-        "experiment": (1, Experiment),
+        "experiment": (sealed.SCHEMA, Experiment),
     }
     found: dict[str, Any] = {}
     for kind, (schema, model) in models.items():
