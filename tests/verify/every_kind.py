@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mlm_repro.experiments.catalogue import find_experiment
-from mlm_repro.experiments.runner import run_experiment
+from mlm_repro.experiments.runner import run_named
 from mlm_repro.lineage.files import read_object
 from mlm_repro.lineage.run import MANIFEST
 from tests.architecture.rooms import ROOT
@@ -20,7 +20,6 @@ from tests.experiments.packed import unpack
 RESULTS = ROOT / "results"
 KEPT = (
     "reproduce-8.3b",
-    "ladder",
     "against/against-*-tp2-*",
     "against/engines-forecast-*",
     "ablations/ablation-forecast-*",
@@ -59,7 +58,7 @@ def every_kind(folder: Path) -> Path:
         words = [str(runs / word) if word.startswith("tokenize/") else word for word in words]
         words = [word.replace("jsonl:", f"jsonl:{folder}/") for word in words]
         call({}, "mlm-data", verb, given, runs / verb, *words, ends=0)
-    run_experiment(find_experiment("2021/figure-6"), runs)
+    run_named([find_experiment("2021/figure-6")], runs)
     for pattern in KEPT:
         kept = min(RESULTS.glob(pattern))
         shutil.copytree(kept, runs / kept.name)
