@@ -2,6 +2,7 @@
 tasks."""
 
 import json
+import logging
 import shutil
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,6 +20,17 @@ lm_eval = pytest.importorskip("lm_eval")
 
 STOCK = Path(lm_eval.__file__).parent / "tasks"
 CONTEXT = 64
+
+
+@pytest.fixture(autouse=True)
+def no_closed_streams() -> None:
+    """Forget handlers of an earlier test, whose standard error is closed: lm_eval logs to the one
+    that was there when it was imported first."""
+    named = (logging.getLogger(name) for name in logging.root.manager.loggerDict)
+    for logger in (logging.root, *named):
+        for handler in list(logger.handlers):
+            if getattr(getattr(handler, "stream", None), "closed", False):
+                logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
