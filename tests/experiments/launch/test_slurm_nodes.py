@@ -72,9 +72,10 @@ def test_without_a_spare_node_left_the_job_is_queued_for_others(
     wait_for(lambda: "ExcNodeList=n2,n3" in job.shown(), 300, job.log)
 
     def is_complete() -> bool:
-        # Slurm lets two minutes pass before a second start.
-        slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+        # Slurm lets two minutes pass before a second start. One in the same second as the requeue
+        # would find its credential revoked, so some seconds pass here too.
         time.sleep(ASK_SECONDS)
+        slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now")
         return "JobState=COMPLETED" in job.shown()
 
     wait_for(is_complete, 500, job.log)
