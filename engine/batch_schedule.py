@@ -95,6 +95,6 @@ def _ramp(
             # one iteration late.
             left = samples * (step + 1) - taken * steps
             count = -(-left // (batch_size * steps))
-            iteration = iteration + count
-            taken = taken + count * batch_size
+            iteration += count
+            taken += count * batch_size
     return [*phases, _Phase(iteration, taken, start + steps * increment)]

@@ -126,7 +126,7 @@ class ShingledTexts:
                     if len(keys) > len(self._keys):
                         self._keys = np.empty(len(keys), np.uint64)
                 start = self._end
-                self._end = self._end + len(keys)
+                self._end += len(keys)
                 self._keys[start : self._end] = keys
                 self._spans[number] = start, self._end
             some.append(self._spans[number])

@@ -96,8 +96,8 @@ def survey(
                 if start > frame and content - cuts[-1].content >= CHUNK_BYTES:
                     cuts.append(Cut(start, content, lines, is_inside))
                 frame = start
-                content = content + len(out)
-                lines = lines + out.count(b"\n")
+                content += len(out)
+                lines += out.count(b"\n")
                 is_inside = out[-1:] != b"\n" if out else is_inside
             is_whole = len(cuts) > 1
             cuts.append(Cut(file.tell(), content, lines, is_inside))

@@ -111,7 +111,7 @@ class PackedSamples:
             if len(tokens):
                 yield SamplePiece(document, int(offset), tokens, self._file)
             wanted -= len(tokens)
-            position = position + 1
+            position += 1
             offset = 0
 
     def sample(self, number: int) -> NDArray[np.int64]:

@@ -211,7 +211,7 @@ def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: An
         if last - start < 2:
             continue
         target = targets[drawn]
-        drawn = drawn + 1
+        drawn += 1
         for sentence in range(start, last):
             length += sizes[sentence]
             left = last - sentence - 1
@@ -221,5 +221,5 @@ def _map_samples(sizes: Any, documents: Any, longest: int, draws: Any, index: An
                 start = sentence + 1
                 length = 0
                 target = targets[drawn]
-                drawn = drawn + 1
+                drawn += 1
     return count

@@ -50,7 +50,7 @@ def write_shard(
     digest = hashlib.sha256()
     for name, (dtype, shape) in shapes.items():
         start = end
-        end = end + dtype.itemsize * math.prod(shape)
+        end += dtype.itemsize * math.prod(shape)
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     # As the library pads it, so that the file is the library's own, byte for byte.
