@@ -5,6 +5,7 @@ wait for imports. What a command imports, and how it starts from nothing, is tes
 `subprocess` is used.
 """
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -127,6 +128,15 @@ class Program:
     def kill(self) -> None:
         """End it."""
         self.send_signal(signal.SIGKILL)
+
+
+def silence_end() -> None:
+    """Close standard error when this process ends, before Triton's bindings list there what they
+    still hold, pages that nobody can act on.
+
+    Python calls the handler that was registered last first, so call it late.
+    """
+    atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _run(

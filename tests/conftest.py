@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from mlm_repro.lineage.errors import KEEPS_NOTHING, STOPS
-from tests.commands import Command, Outcome
+from tests.commands import Command, Outcome, silence_end
 
 # Read when torch is imported; a process with more does not fork well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -147,3 +147,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         return Outcome(code, out, err)
 
     return call
+
+
+def pytest_unconfigure() -> None:
+    """Silence what Triton's bindings list at the end of this process: what they still hold."""
+    if "triton" in sys.modules:
+        silence_end()

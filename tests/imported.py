@@ -4,15 +4,14 @@ ready.
 Where torch is not installed, only what needs none.
 """
 
-import atexit
 import gc
-import os
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
 from mlm_repro.lineage.environment import list_gpus
+from tests.commands import silence_end
 
 COMMANDS: dict[str, Callable[[], object]] = {
     script.name: script.load()
@@ -44,6 +43,5 @@ if find_spec("torch"):
 list_gpus.cache_clear()  # a test may give a process another machine
 gc.collect()
 gc.freeze()  # a forked command has garbage of its own alone to look for
-# Triton's bindings list what they still hold when this process ends, pages that nobody can act on.
-# Registered last, because Python calls the last handler first.
-atexit.register(os.dup2, os.open(os.devnull, os.O_WRONLY), 2)
+# Triton's bindings list at the end what they still hold, here and in no test's own process.
+silence_end()
