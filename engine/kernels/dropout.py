@@ -228,7 +228,7 @@ def add_norm(
 
 
 def normed_sum(
-    norm: torch.nn.LayerNorm,
+    norm: torch.nn.Module,
     x: torch.Tensor,
     branch: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -236,10 +236,11 @@ def normed_sum(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
 
-    A GPU does both in one pass each way, unless the norm has a hook.
+    A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a hook.
     """
-    # The kernel does not call the module, so its hooks would see nothing.
-    if on_gpu(x.device) and not norm._forward_hooks:
+    # The kernel computes LayerNorm and no subclass of it. It does not call the module, so hooks
+    # would see nothing.
+    if type(norm) is torch.nn.LayerNorm and on_gpu(x.device) and not norm._forward_hooks:
         return kernel("add_norm", x)(x, norm.weight, norm.bias, branch, bias, mask, norm.eps)
     added = x if branch is None else kernel("bias_dropout_add", branch)(branch, bias, x, mask)
     return added, norm(added)

@@ -238,6 +238,25 @@ def test_a_norm_that_a_hook_watches_is_called() -> None:
     torch.testing.assert_close(fused, watched)
 
 
+class Halved(torch.nn.LayerNorm):
+    """A norm with the parameters of LayerNorm and other values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / 2
+
+
+@pytest.mark.parametrize("norm", [torch.nn.RMSNorm(8), Halved(8)], ids=["without bias", "subclass"])
+def test_a_norm_that_the_kernel_does_not_compute_is_called(
+    norm: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_as_on_gpu(monkeypatch)
+    x, branch, bias = torch.randn(3, 1, 8), torch.randn(3, 1, 8), torch.randn(8)
+    added, normed = normed_sum(norm, x, branch, bias)
+    registry.implementation.cache_clear()
+    torch.testing.assert_close(added, x + branch + bias)
+    torch.testing.assert_close(normed, norm(added))
+
+
 def test_captured_microbatches_have_the_bits_of_others(as_on_gpu: pytest.MonkeyPatch) -> None:
     """Also after weights were loaded; another shape is computed as before."""
     record_graphs(as_on_gpu)
