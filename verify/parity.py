@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import get_args
 
-from mlm_repro.engine.config import ParallelConfig, RunConfig
+from mlm_repro.engine.config import GPT2Config, ParallelConfig, RunConfig
 from mlm_repro.engine.pipeline.schedule import ScheduleName
 from mlm_repro.engine.run.resolved import checked_layout
 from mlm_repro.lineage.atomic import JSON
@@ -154,13 +154,13 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
     """Return the layout of that name. Raises BadInput where another engine cannot train on it."""
     if (
-        config.model.family != "gpt2"
+        config.model.section != GPT2Config()
         or config.train.optimizer != "adam"
         or config.train.rampup_batch_size
     ):
         raise BadInput(
-            "only a GPT-2 trained by Adam without a growing batch can be compared with other"
-            " engines"
+            "only a GPT-2 of default options, trained by Adam without a growing batch, can be"
+            " compared with other engines"
         )
     if config.train.precision not in ("fp32", "bf16"):
         raise BadInput(

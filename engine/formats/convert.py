@@ -5,7 +5,6 @@ tensor of a training step.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -59,8 +58,7 @@ def _export(checkpoint: Path, temporary: Path) -> None:
     loaded = load_for_inference(checkpoint, as_stored=True)
     write_huggingface(loaded, temporary)
     write_card(temporary, loaded)
-    model: Any = loaded.model.float()
-    check_weights(model, read_huggingface(temporary), checkpoint)
+    check_weights(loaded.model, read_huggingface(temporary), checkpoint)
 
 
 def import_checkpoint(
@@ -102,11 +100,10 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
     """Compare a model with its export. Raises IntegrityFailure naming the first weight, in the
     order of the forward pass, with other values."""
     for name, parameter in model.named_parameters():
-        ours = parameter.detach()
-        theirs = written.tensors[name]
-        if name in OVER_VOCABULARY:  # rows beyond the vocabulary are not written
-            ours = ours[: model.config.vocab_size]
-            theirs = theirs[: model.config.vocab_size]
+        # Rows beyond the vocabulary are not written.
+        rows = model.config.vocab_size if name in OVER_VOCABULARY else None
+        ours = parameter.detach()[:rows]
+        theirs = written.tensors[name][:rows]
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(

@@ -89,9 +89,8 @@ class Format(NameMap):
         if self.closing_norm and norm:
             before = int(norm[1] or config.num_layers) - 1
             # Layer 0's first norm closes no layer, so the format has a name of its own for it.
-            if before < 0:
-                return [self.first_norm.format(norm[2])]
-            return [self.closing_norm.format(before, norm[2])]
+            theirs = self.first_norm if before < 0 else self.closing_norm
+            return [theirs.format(norm[2], before)]
         if (named := self.theirs(name)) is None:
             raise KeyError(name)
         named = named.removeprefix(self.prefix)
@@ -143,6 +142,23 @@ FORMATS = {
 }
 
 
+def format_of(config: ModelConfig, where: Path) -> Format:
+    """Return the format that keeps the model in `where`. Raises BadInput for a family, or an option
+    of a family, that transformers does not have."""
+    if (theirs := FORMATS.get(config.family)) is None:
+        raise BadInput(
+            f"{where} is a {config.family}; {' and '.join(FORMATS)} are written in other formats"
+        )
+    # Asked of what an import would read, so that a new option is refused until a format has it.
+    kept = our_config(theirs.their_config(config), config.family, config.vocab_size, where).section
+    if kept != config.section:
+        raise BadInput(
+            f"{where} cannot be written for transformers: it has {config.section}, and a model of"
+            f" transformers has {kept}"
+        )
+    return theirs
+
+
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     """Write a model's weights into `directory`, in fp32 and without padding rows of the vocabulary,
     and its tokenizer.
@@ -151,24 +167,19 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
     tokenizer differ in vocabulary size.
     """
     config = loaded.config
-    is_bert = loaded.config.family == "bert"
-    if (theirs := FORMATS.get(config.family)) is None:
-        raise BadInput(
-            f"{loaded.directory} is a {config.family}; {' and '.join(FORMATS)} are written in other"
-            " formats"
-        )
-    if config.bert.layer_norm_order == "rearranged" and is_bert:
-        other = "its layer norms come first, and a BERT of transformers has them last"
-        raise BadInput(f"{loaded.directory} cannot be written for transformers: {other}")
+    is_bert = config.family == "bert"
+    theirs = format_of(config, loaded.directory)
     tokenizer = Tokenizer.load(loaded.directory / "tokenizer")
     entries = tokenizer.vocab_size
     if is_bert:
         # A tokenizer without BERT's special tokens has them after its last entry.
         entries = max(entries, tokenizer.special_ids[-1] + 1)
     if entries != config.vocab_size:
-        sizes = f"{entries} entries, its model {config.vocab_size}"
-        raise IntegrityFailure(f"the tokenizer of {loaded.directory} has {sizes}")
-    tensors = {name: tensor.detach().float() for name, tensor in loaded.model.named_parameters()}
+        raise IntegrityFailure(
+            f"the tokenizer of {loaded.directory} has {entries} entries, its model"
+            f" {config.vocab_size}"
+        )
+    tensors = dict(loaded.model.float().named_parameters())
     save_file(named_as_theirs(tensors, config), directory / WEIGHTS, metadata={"format": "pt"})
     described = read_object(loaded.directory / "config.json")
     ours = {
@@ -207,8 +218,8 @@ def named_as_theirs(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[
         {name: tensor.detach() for name, tensor in tensors.items()}, config
     )
     return {
-        name if name.startswith(HEADS) else f"{theirs.prefix}{name}": converted[name]
-        for name in converted
+        name if name.startswith(HEADS) else theirs.prefix + name: tensor
+        for name, tensor in converted.items()
     }
 
 
@@ -305,8 +316,10 @@ def read_huggingface(
         check_vocabulary(tokenizer, rows, directory)
     ours = our_tensors(tensors, stored, config, theirs, directory)
     name, twin = read_ours(values.get(OURS), "huggingface", path)
-    digested = digests([path, *files], directory) | digests(sources, vocab or directory)
-    origin = {"format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}", "files": digested}
+    origin = {
+        "format": f"Hugging Face {'GPT-2' if is_gpt2 else 'BERT'}",
+        "files": digests([path, *files], directory) | digests(sources, vocab or directory),
+    }
     return Imported(name, config, ours, tokenizer, origin, twin, companion_files)
 
 
@@ -318,8 +331,10 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
     inner = values.get(theirs.inner, theirs.default_inner)
     if inner not in (None, 4 * sizes["hidden_size"]):
-        four_times = f"four times {theirs.sizes['hidden_size']} can be imported"
-        raise BadInput(f"{path}: {theirs.inner} is {inner!r}; {four_times}")
+        raise BadInput(
+            f"{path}: {theirs.inner} is {inner!r}; four times {theirs.sizes['hidden_size']} can be"
+            " imported"
+        )
     ours = sizes | {
         "family": kind,
         "vocab_size": vocab_size,

@@ -155,7 +155,10 @@ def test_the_command_ends_with_code_3_where_engines_differ(
             "megatron-core is run with 1F1B and without recomputation",
         ),
         (["megatron-core", "--set", "train.precision=fp16"], "precision fp16 is not compared"),
-        (["megatron-core", "--set", "train.optimizer=lamb"], "only a GPT-2 trained by Adam"),
+        (
+            ["megatron-core", "--set", "train.optimizer=lamb"],
+            "only a GPT-2 of default options, trained by Adam",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
