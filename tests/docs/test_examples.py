@@ -128,6 +128,34 @@ def test_an_example_does_what_it_shows(page: Path, copy: Path) -> None:
     assert {block.language for block in blocks(text) if block.title}
 
 
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_the_code_of_an_example_passes_the_linter(page: Path, tmp_path: Path) -> None:
+    """So that whoever follows a page has nothing to mend before `make lint` passes."""
+    code = [
+        block
+        for block in blocks(page.read_text(encoding="utf-8"))
+        if block.title.endswith(".py") and block.language in ("diff", "python")
+    ]
+    assert code or page.stem == "experiment"
+    for block in code:
+        path = tmp_path / block.title
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A page may change a file more than once.
+        before = path if path.exists() else ROOT / block.title
+        changed = block.language == "diff"
+        path.write_text(
+            change(before.read_text(encoding="utf-8"), block.text) if changed else block.text,
+            encoding="utf-8",
+        )
+    ruff = [sys.executable, "-m", "ruff"]
+    settings = ["--config", str(ROOT / "pyproject.toml"), "."]
+    for command in (["check", "--no-cache"], ["format", "--no-cache", "--diff"]):
+        done = subprocess.run(
+            [*ruff, *command, *settings], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_new_stage_changes_no_recipe_and_passes_the_tests_of_stages(copy: Path) -> None:
     before = dry_runs(copy)
     page = (ROOT / "docs" / "extend" / "stage.md").read_text(encoding="utf-8")
