@@ -150,11 +150,13 @@ def format_of(config: ModelConfig, where: Path) -> Format:
             f"{where} is a {config.family}; {' and '.join(FORMATS)} are written in other formats"
         )
     # Asked of what an import would read, so that a new option is refused until a format has it.
-    kept = our_config(theirs.their_config(config), config.family, config.vocab_size, where).section
-    if kept != config.section:
+    section = our_config(
+        theirs.their_config(config), config.family, config.vocab_size, where
+    ).section
+    if section != config.section:
         raise BadInput(
             f"{where} cannot be written for transformers: it has {config.section}, and a model of"
-            f" transformers has {kept}"
+            f" transformers has {section}"
         )
     return theirs
 
