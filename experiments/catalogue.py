@@ -67,7 +67,7 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """Claims of which a measurement may differ by more than rounding."""
+    """Claims from which a measurement may differ by more than rounding, and by how much."""
 
     claims: tuple[str, ...]
     """Ids; `*` stands for any characters."""
@@ -79,7 +79,8 @@ DIGITS = Tolerance(claims=("*",), tolerance="digits", because="rounding of the p
 
 
 class Claim(Config):
-    """One published number, or a direction, whose value is 0."""
+    """A published number with its source, or the direction of a published difference, whose value
+    is 0."""
 
     id: str
     source: str
@@ -108,21 +109,22 @@ class Claim(Config):
 
     @property
     def paper(self) -> str:
-        """Key of its paper in `PAPERS`."""
+        """Return the claim's paper, as a key of `PAPERS`."""
         return self.id.split("/")[0]
 
     @property
     def asked(self) -> str:
-        """All that decides whether a number agrees with it."""
+        """Return the text of everything that decides whether a number agrees with the claim: its
+        value, unit, tolerance and sentence."""
         return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
     def citation(self) -> str:
-        """Document and place in it."""
+        """Return where the claim is printed: the document, and its table, figure or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
-        """The number as a record of an experiment, at a place on the axis of that name."""
+        """Return the published number as a record of the experiment; `x_name` names the x axis."""
         return Record(
             experiment=experiment,
             series=self.series,
@@ -138,30 +140,33 @@ class Claim(Config):
 
     @property
     def relation(self) -> str:
-        """Required relation of our number to the value: =, <= or >=."""
+        """Return the relation that our number must have to the published value: =, <= or >=."""
         return SAYS[self.says]["relation"]
 
     @property
     def is_direction(self) -> bool:
-        """True if it says which of two is more, and not by how much."""
+        """Return True if the claim says only which of two quantities is larger, without a
+        number."""
         return not self.value and self.says in ("at least", "at most")
 
     @property
     def published(self) -> str:
-        """Value with unit, after the word of its class; a direction is "> 0" or "< 0"."""
+        """Format the published value with its unit, after a word such as "about"; a direction is ">
+        0" or "< 0"."""
         if self.is_direction:
             return "> 0" if self.says == "at least" else "< 0"
         return f"{SAYS[self.says]['before']}{self.value:f} {self.unit}".rstrip()
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """The difference that a measurement may have."""
+        """Return the tolerance of a measurement that answers the claim; without one in
+        tolerances.toml, the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property
     def printed(self) -> Range:
-        """The numbers that are printed so: those of the same digits, of a count itself, and a tenth
-        about."""
+        """Return the range of numbers that round to the printed digits; an exact count is its own
+        range, and "about" allows a tenth either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
         if self.says == "about":
@@ -171,8 +176,11 @@ class Claim(Config):
         return read
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
-        """The least and the greatest number that agrees with the claim: a measured one, or one that
-        was worked out of other printed numbers, for which there is rounding alone."""
+        """Return the least and the greatest number that agrees with the claim.
+
+        A measured number has the tolerance; a number computed from other printed numbers has
+        rounding alone.
+        """
         if self.is_direction:
             return (
                 (math.ulp(0.0), math.inf)
@@ -186,8 +194,11 @@ class Claim(Config):
         return (-math.inf if relation == "<=" else low), (math.inf if relation == ">=" else high)
 
     def agrees(self, number: Range | float, measured: bool = True) -> bool:
-        """True if rounding, and of a measured number the tolerance, leave room for the claimed
-        relation of the number, or of one in the range, to the value."""
+        """Return True if the number, or one in the range, can have the claimed relation to the
+        published value.
+
+        Rounding counts in its favour, and so does the tolerance if it was measured.
+        """
         ours, (low, high) = as_range(number), self.bounds(measured)
         if self.is_direction:
             return low <= ours.high and ours.low <= high
@@ -205,8 +216,10 @@ class Claim(Config):
         return low - slack <= ours.high and ours.low <= high + slack
 
     def _tolerances(self) -> tuple[float, float]:
-        """Allowed distance below and above the value, in the claim's unit, beyond which rounding
-        may still go."""
+        """Return how far below and above the value a measurement may lie, in the claim's unit.
+
+        Rounding may allow more.
+        """
         text = self.allowed.tolerance
         value = abs(float(self.value))
         ends = [float(number) for number in re.findall(r"[\d.]+", text)]
@@ -219,7 +232,7 @@ class Claim(Config):
 
 
 class Part(Config):
-    """Workloads of an experiment and the quantities derived from them."""
+    """A set of published workloads, and the quantities that are computed or simulated for each."""
 
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
@@ -234,7 +247,7 @@ class Part(Config):
 
 
 class Arithmetic(Config):
-    """A printed number that follows from other printed numbers."""
+    """A printed number that can be computed from other printed numbers, and the operation."""
 
     claim: str
     """Id of the claim."""
@@ -252,8 +265,10 @@ class Arithmetic(Config):
     """Numerator and denominator of a power."""
 
     def worked_out(self, says: Says) -> Range:
-        """The number, from the printed digits of the claims; of several the one that a claim of
-        this class is about."""
+        """Return the number that follows from the printed digits of the claims.
+
+        Of several results, "at least" takes the least and other classes the largest.
+        """
         pick = min if SAYS[says]["of_a_set"] == "least" else max
         numbers, others = (
             [claim for claim in every_claim() if matches(claim, ids)]
@@ -293,7 +308,7 @@ class Arithmetic(Config):
 
 
 class Arm(Config):
-    """One side of an ablation: its changes to the recipe."""
+    """One of the recipes that an ablation compares, as changes to the common recipe."""
 
     name: str
     """Series of its records."""
@@ -329,14 +344,16 @@ class Effect(Config):
 
     @property
     def better(self) -> tuple[str, ...]:
-        """The arm that is claimed to end lower; both where neither is."""
+        """Return the name of the arm that is claimed to have the lower loss; both names if the
+        claim says no such thing."""
         if self.above is not None and self.above >= 0:
             return (self.less,)
         return (self.of,) if self.below is not None and self.below <= 0 else (self.of, self.less)
 
     @property
     def claimed(self) -> str:
-        """The claimed range in words: `above 0`, `above -0.05 and below 0.05`."""
+        """Return the claimed range of the difference in words: `above 0`, `above -0.05 and below
+        0.05`."""
         ends = (("above", self.above), ("below", self.below))
         return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
 
@@ -401,11 +418,11 @@ class Experiment(Config):
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """The claims it answers, in the catalogue's order."""
+        """Return the claims that the experiment answers, in the catalogue's order."""
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
-        """True if a run of it gives numbers of this quantity."""
+        """Return True if running the experiment gives numbers of this quantity."""
         return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
@@ -413,13 +430,15 @@ class Experiment(Config):
 
 @cache
 def every_claim() -> tuple[Claim, ...]:
-    """The claims of this suite, read once."""
+    """Return every published claim that this suite ships; the files are read once."""
     return load_claims(CLAIMS)
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Every claim of the folder's CSV files. Raises BadInput with file and line for one that is
-    none."""
+    """Return the claims in the folder's CSV files.
+
+    Raises BadInput with file and line if a row is not a valid claim.
+    """
     return tuple(
         parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
         for path in sorted(folder.glob("*.csv"))
@@ -428,7 +447,10 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by column name. Raises BadInput if it cannot be read."""
+    """Return the rows of a CSV file as dictionaries by column name.
+
+    Raises BadInput if it cannot be read.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file, skipinitialspace=True))
@@ -438,19 +460,19 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @cache
 def every_tolerance() -> tuple[Tolerance, ...]:
-    """The tolerances of measurements, read once."""
+    """Return the tolerances in tolerances.toml; the file is read once."""
     return tuple(Tolerance(**row) for row in read_toml(CLAIMS / "tolerances.toml")["tolerances"])
 
 
 class Quotation(Config):
-    """Words quoted from a document, and where in it they stand."""
+    """A quotation from a document, with the page or section that has it."""
 
     words: str
     place: str
 
 
 class Erratum(Config):
-    """A place where a document disagrees with itself."""
+    """A passage of a published document that contradicts its own numbers or another passage."""
 
     title: str
     document: str
@@ -475,20 +497,21 @@ class Erratum(Config):
 
 
 class Cleared(Quotation):
-    """A sentence that looks like an erratum and is none."""
+    """A sentence that looks like an erratum but is right, with the reason."""
 
     reason: str
 
 
 class Errata(Config):
-    """errata.toml: what was found wrong in documents, and what was not."""
+    """Content of errata.toml: errors found in the published documents, and sentences that were
+    checked and found right."""
 
     errata: tuple[Erratum, ...]
     cleared: tuple[Cleared, ...]
 
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
-    """True if a pattern is the claim's id; `*` stands for any characters."""
+    """Return True if one of the patterns matches the claim's id; `*` stands for any characters."""
     return _expression(tuple(patterns)).match(claim.id) is not None
 
 
@@ -499,28 +522,32 @@ def _expression(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 @cache
 def read_errata() -> Errata:
-    """errata.toml, read once."""
+    """Return the content of errata.toml, which is read once."""
     return load_config(CLAIMS / "errata.toml", Errata)
 
 
 def erratum_of(claim: Claim) -> Erratum | None:
-    """The erratum that a printed number is part of."""
+    """Return the erratum that names this claim; None if there is none."""
     return next(
         (erratum for erratum in read_errata().errata if matches(claim, erratum.claims)), None
     )
 
 
 def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
-    """The first group, such as one of `FACTS` or `NEEDS`, that has the claim's id."""
+    """Return the name of the first group in which a pattern matches the claim's id; None if there
+    is none.
+
+    `FACTS` and `NEEDS` are such groups.
+    """
     return next((group for group, patterns in groups.items() if matches(claim, patterns)), None)
 
 
 @cache
 def load_experiments() -> Mapping[str, Experiment]:
-    """Every experiment by its name, in the order of the papers, read once."""
+    """Return all experiments by name, in the order of the papers; their files are read once."""
 
     def natural(experiment: Experiment) -> list[int | str]:
-        """Sorts figure-6 before figure-11, and years before names."""
+        """Return a sort key that puts figure-6 before figure-11, and years before names."""
         return [
             int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)
         ]
@@ -535,7 +562,7 @@ def load_experiments() -> Mapping[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name. Raises BadInput for any other."""
+    """Return the experiment of this name. Raises BadInput if there is none."""
     experiments = load_experiments()
     if name not in experiments:
         every = f"`mlm-experiment list` shows the {len(experiments)} there are"
@@ -544,7 +571,7 @@ def find_experiment(name: str) -> Experiment:
 
 
 def ablation_of(experiment: Experiment) -> Ablation:
-    """The experiment's ablation. Raises BadInput if it has none."""
+    """Return the experiment's ablation. Raises BadInput if it has none."""
     if experiment.ablation is None:
         names = ", ".join(other.name for other in load_experiments().values() if other.ablation)
         raise BadInput(f"{experiment.name} has no ablation; there are {names}")

@@ -304,7 +304,7 @@ class EffectForecast(FileSchema):
 
     @property
     def made_of(self) -> dict[str, str]:
-        """Digests of the trials that did not diverge, by name."""
+        """Return the digests of the trials of learning rates that did not diverge, by name."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
 
 

@@ -100,13 +100,14 @@ class Verdict:
 
     @property
     def needs(self) -> str:
-        """Means that would answer a claim that was not tried; empty for others."""
+        """Return what it would take to try an untried claim, such as "a cluster"; empty for other
+        claims."""
         return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
 
     @property
     def fact(self) -> str:
-        """The same for verdicts that hold or fail together: on one workload, one sentence or one
-        exhibit."""
+        """Return a text that is equal for verdicts that hold or fail together, because they are
+        about one workload, one sentence or one exhibit."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
         return (
@@ -117,7 +118,7 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """True if a number contradicts the claim; one at reduced scale does not."""
+        """Return True if a number contradicts the claim. A number at reduced scale never does."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 
@@ -177,7 +178,7 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 
 class RunNumbers(NamedTuple):
-    """The numbers of a run, or of a run that a study keeps."""
+    """The records of a sealed run, or of one of the runs that a study keeps, with its manifest."""
 
     path: Path
     manifest: dict[str, Any]
@@ -186,14 +187,16 @@ class RunNumbers(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the run."""
+        """Return the name of the run: its kind of name, a hyphen and eight digits of its
+        identity."""
         return f"{self.manifest['name']}-{self.manifest['identity'][:8]}"
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
-    """Runs with records among the folders, in them, and those of experiments inside of those.
+    """Return the directories that have records: the folders themselves, runs inside them, and runs
+    of experiments inside these.
 
-    Raises BadInput where a folder is not there.
+    Raises BadInput if a folder does not exist.
     """
     places = [RECORDS, f"*/{RECORDS}", f"*/experiment*/{RECORDS}"]
     runs: dict[Path, None] = {}
@@ -208,9 +211,9 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
 
 
 def parts_of(path: Path) -> Iterator[RunNumbers]:
-    """The numbers of a sealed run, of a study those of each run that it keeps.
+    """Yield the records of a sealed run, or of each run that a sealed study keeps.
 
-    Raises IntegrityFailure for numbers of another run.
+    Raises IntegrityFailure if a record belongs to a run that the study does not keep.
     """
     manifest = RunDirectory.open(path).manifest
     own = [record for record in read_records(path / RECORDS) if record.kind != "published"]
@@ -232,7 +235,10 @@ def judge(
     results: Results,
     work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
-    """A verdict for every claim of the experiments, from runs and from what `work` works out."""
+    """Return a verdict for every claim of the experiments.
+
+    The numbers come from the runs in `results` and from what `work` computes and simulates.
+    """
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
     every = [(experiment, work(experiment)) for experiment in experiments]
@@ -260,8 +266,8 @@ def judge(
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
-    """The catalogue's claims that none of the experiments answers, each with the reason that
-    unanswered.toml gives."""
+    """Return a verdict without a number for each claim that none of the experiments answers, with
+    the reason that unanswered.toml gives."""
     answered = {claim.id for experiment in experiments for claim in experiment.claims}
     rows = [(kind, row) for kind, rows in UNANSWERED.items() for row in rows]
     verdicts = []
@@ -274,13 +280,13 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def named(outcome: str) -> str:
-    """An outcome in words."""
+    """Return the outcome with spaces instead of hyphens."""
     return outcome.replace("-", " ")
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Independent facts and, in brackets, rows by scale, or by paper and scale, in the columns of
-    `WORDS`."""
+    """Return a table that counts verdicts by scale, or by paper and scale, with a column for each
+    outcome of `WORDS`: independent facts and, in brackets, claims."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
@@ -294,7 +300,10 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 
 
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
-    """Facts and rows of an outcome; of predictions so many of all."""
+    """Count the verdicts with this outcome, as `facts (claims)`.
+
+    Predictions that came true are counted as `3 of 4 (5 of 7)`, out of all predictions.
+    """
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
     facts = len({verdict.fact for verdict in mine})
     rows = len(mine)
@@ -307,7 +316,7 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """The totals by scale, then by paper and scale, then what stands behind them and apart from
+    """Format the counts of verdicts by scale, then by paper and scale, then sentences that explain
     them."""
     return "\n\n".join(
         [
@@ -321,7 +330,8 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Sentences on what the counts of claims hide."""
+    """Return sentences that explain the counts: what the outcomes mean, how good the predictions
+    are, and what was not tried."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         (
@@ -359,7 +369,8 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 class Skill(NamedTuple):
-    """How one rule predicts the numbers that no fit has seen, each counted once."""
+    """How well one rule predicts the published numbers that no fit has seen; each fact counts
+    once."""
 
     tried: int
     inside: int
@@ -373,8 +384,8 @@ class Skill(NamedTuple):
 
 
 def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
-    """The skill of the cost model and of each simpler rule, by name; empty without a prediction
-    that has baselines."""
+    """Return the skill of the cost model and of each simpler rule, by name; empty if no prediction
+    has baselines."""
     facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:
@@ -401,7 +412,7 @@ def _skill(values: Sequence[float], ranges: Sequence[Range]) -> Skill:
 
 
 def skill_sentence(skill: Mapping[str, Skill]) -> str:
-    """The skill of the cost model beside simpler rules, in words."""
+    """Return a sentence that compares the predictions of the cost model and of simpler rules."""
     ours = skill[COST_MODEL]
     beside = "; ".join(
         f"{name} {rule.inside}, {rule.error:.0f} %, {rule.score:.0f}"
@@ -415,22 +426,28 @@ def skill_sentence(skill: Mapping[str, Skill]) -> str:
 
 
 def interval(record: Record | None) -> Range:
-    """A prediction's interval, of the first row of a ratio without width."""
+    """Return the 90 % interval of a simulated record.
+
+    An end that the record does not state is its value, so that the interval has no width.
+    """
     assert record
     low, high = (record.value if end is None else end for end in (record.low, record.high))
     return Range(record.value, low, high)
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """The table: claim, published value, ours, its kind, verdict, scale, reason; then how many
-    there are of each."""
+    """Format a table with a row for each verdict: claim, published value, our number, its kind,
+    outcome, scale, reason.
+
+    A last line counts the outcomes.
+    """
     heads = ("claim", "published", "ours", "kind", "verdict", "scale", "reason")
     rows = [heads, *(_cells(verdict) for verdict in verdicts)]
     return "\n".join([*aligned(rows), "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
 
 
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
-    """How many verdicts there are of each kind, the commonest first."""
+    """Count the verdicts by outcome in words, the commonest first: `3 confirmed, 1 missed`."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return (
         ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common())
@@ -511,8 +528,10 @@ def _verdict(
 
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
-    """The records at the claim's place, first the one that speaks for it. A twin's x is taken as
-    the same share of its training."""
+    """Return the records with the claim's series, quantity and x; the first one answers the claim.
+
+    On a curve, a twin's x counts as the same share of its own training.
+    """
     mine = (claim.series, claim.quantity)
     at = []
     curve = [
@@ -550,8 +569,10 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    """A row of the table. A number of a smaller model or machine is not shown beside the claim's
-    value."""
+    """Return the cells of a verdict's row.
+
+    The number of a smaller model or machine is shown as a dash.
+    """
     record = verdict.record
     ours = ""
     kind = record.kind if record else ""

@@ -1,6 +1,7 @@
-"""Numbers that follow from the catalogue and the shipped constants alone: closed forms, arithmetic
-of claims, and predictions by the cost model. Verdicts work them out each time, so they do not
-depend on earlier runs. Imports no torch.
+"""Computes the numbers that need no run: closed forms, arithmetic on printed numbers, and
+predictions by the cost model.
+
+Verdicts compute them each time, so they do not depend on earlier runs. Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +40,8 @@ UNKNOWN: Mapping[str, Range] = {}
 
 
 class Worked(NamedTuple):
-    """A number computed or simulated from published ones, with its range and simpler rules'
-    predictions."""
+    """A number that was computed or simulated from published numbers, with its range and the
+    predictions of simpler rules."""
 
     record: Record
     """The digest is of what it was worked out of: numbers of one workload are one prediction."""
@@ -51,8 +52,8 @@ class Worked(NamedTuple):
 
 
 class WorkedOut(NamedTuple):
-    """The numbers computed and simulated for one experiment, the workloads that cannot run, and the
-    clusters of the simulations."""
+    """The numbers that were computed and simulated for one experiment, and the workloads that
+    cannot run."""
 
     numbers: tuple[Worked, ...]
     refused: tuple[Line, ...]
@@ -60,7 +61,7 @@ class WorkedOut(NamedTuple):
 
 
 def work_out(experiment: Experiment) -> WorkedOut:
-    """Compute and simulate everything that the experiment names."""
+    """Compute and simulate every quantity that the experiment names, for each of its workloads."""
     numbers = []
     refused = []
 
@@ -104,7 +105,8 @@ def work_out(experiment: Experiment) -> WorkedOut:
 
 
 def worked_out(experiment: Experiment) -> WorkedOut:
-    """All that follows for the catalogue's experiment of that name, worked out once."""
+    """Return what `work_out` computes for the catalogue's experiment of this name; it is computed
+    once in a process."""
     return _worked_out(experiment.name)
 
 
@@ -114,8 +116,11 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Lines of the part's simulated quantities or of a refusal, with what each was made of, and
-    baselines."""
+    """Yield, for each workload, the lines of its simulated quantities or one line with the reason
+    why it cannot run.
+
+    Beside each line stand the inputs of its digest and the baselines' predictions.
+    """
     if not part.simulated:
         return
     base = workload_rows(part.baseline)[0] if part.baseline else rows[0]
@@ -168,15 +173,18 @@ def _predict(row: Row) -> tuple[Workload, Prediction]:
 
 
 def _slowest(name: str, workload: Workload) -> float:
-    """Seconds of an iteration at a TFLOP/s per GPU by a baseline's rule."""
+    """Return the seconds that a baseline's rule predicts for an iteration at 1 TFLOP/s per GPU."""
     lost = (workload.pp - 1) / (workload.chunks * workload.microbatches) if name == BUBBLE else 0.0
     return flops_of(workload) / (workload.gpus * 1e12) * (1 + lost)
 
 
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
-    """Median rate in TFLOP/s per GPU of the published rows that a fit has seen, by a baseline's
-    rule, and the 5th and the 95th percentile. Rows without a rate, such as ratios, are left out."""
+    """Return the median, the 5th and the 95th percentile of the rates, in TFLOP/s per GPU, that a
+    baseline's rule needs to give the published numbers that a fit has seen.
+
+    Ratios are left out, because they state no rate.
+    """
     rates = []
     for row in fitted_rows(software):
         if row.is_published and row.quantity not in RATIOS:
@@ -193,8 +201,8 @@ def _is_time(row: Observation) -> bool:
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:
-    """Both rules' predictions of the quantity; none under software that no published row was fitted
-    to."""
+    """Return the predictions of the quantity by both baselines, by name; empty if no published row
+    was fitted for the software."""
     if not any(each.is_published for each in fitted_rows(cluster.software)):
         return {}
     ranges = {}

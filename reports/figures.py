@@ -57,17 +57,18 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """Return the last value."""
+        """Return the value of the layer's last point."""
         return self.points[-1].value
 
     @property
     def repeats(self) -> int:
-        """Return the largest count of numbers behind a point."""
+        """Return the largest number of runs that are averaged in one of the layer's points."""
         return max(point.count for point in self.points)
 
     @property
     def has_marker(self) -> bool:
-        """Return False for a limit, which is a line alone."""
+        """Return True if the layer's points have markers; a limit is drawn as a line without
+        them."""
         return LINES[self.kind]["markersize"] > 0
 
 
@@ -84,8 +85,8 @@ class Panel:
 
     @property
     def has_curves(self) -> bool:
-        """Return True for training curves of one kind, which a reader tells apart by their models
-        alone."""
+        """Return True if every layer of the panel is a training curve and all are of one kind of
+        number; the key then names models alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 

@@ -107,8 +107,10 @@ class Kept:
         return trained
 
     def check_no_more(self) -> None:
-        """Raise IntegrityFailure if a training is kept that `of` was never called for; trials may
-        be kept."""
+        """Raise IntegrityFailure if the folder keeps a training that the forecast does not ask for.
+
+        Trials of learning rates may be kept.
+        """
         if unrequested := [
             name
             for name, training in self.trained.items()

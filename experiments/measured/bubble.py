@@ -66,7 +66,7 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
-        """Take a forward pass's time."""
+        """Advance the clock by a forward pass, and count one more activation in flight."""
         ctx.clock = clock
         clock.in_flight += 1
         clock.peak = max(clock.peak, clock.in_flight)
@@ -74,7 +74,7 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Take a backward pass's time."""
+        """Advance the clock by a backward pass, and count one activation less in flight."""
         ctx.clock.in_flight -= 1
         return ctx.clock.pass_on(BACKWARD, gradient), None
 
@@ -91,14 +91,15 @@ class TimedStage(nn.Module):
         self.offset = nn.Parameter(torch.zeros(CONFIG.hidden_size))
 
     def run_stage(self, inputs: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Take a forward pass's time once the input has arrived."""
+        """Wait until the input has arrived, then advance the clock by a forward pass; return the
+        states [s, b, h]."""
         if self.is_first:
             inputs = torch.zeros(CONFIG.seq_length, len(inputs), CONFIG.hidden_size)  # [s, b, h]
         hidden: torch.Tensor = Tick.apply(inputs + self.offset, self.clock)
         return hidden
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Return any scalar of the states."""
+        """Return the mean of the states, a scalar from which backward can start."""
         return hidden.mean()
 
 

@@ -28,7 +28,8 @@ Step = list[str]
 
 
 def say_step(number: int, count: int, what: str) -> None:
-    """Print which of so many steps begins, unless quiet."""
+    """Print the number, the total and the name of the step that begins; print nothing in quiet
+    mode."""
     if not is_quiet():
         print(f"\nstep {number} of {count}: {what}", flush=True)
 

@@ -45,8 +45,11 @@ class Failures(NamedTuple):
         restart: float = RESTART_SECONDS,
         per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     ) -> "Failures":
-        """Return the failures of a job whose fullest rank writes this many bytes of a checkpoint,
-        at `rate` bytes a second."""
+        """Return the time between failures, and the times of checkpoints and restarts, of a job on
+        `gpus` GPUs.
+
+        Its fullest rank writes `written_bytes` of a checkpoint at `rate` bytes a second.
+        """
         mean = 3600 / (per_gpu_hour * gpus) if per_gpu_hour else math.inf
         return cls(mean, written_bytes / rate, restart, written_bytes / COPIED_BYTES_PER_SECOND)
 

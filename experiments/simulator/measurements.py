@@ -64,7 +64,7 @@ class Observation(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Return the name of the paper, or of the set of measurements."""
+        """Return the source of the observation: a paper, or a set of measurements."""
         return self.experiment.partition("/")[0]
 
     @property

@@ -55,7 +55,7 @@ class Parts:
 
     @property
     def total(self) -> Floats:
-        """Time of the iteration."""
+        """Return the seconds of the iterations, the sum of their parts."""
         return self.pipeline + self.gradients + self.optimizer + self.host
 
 

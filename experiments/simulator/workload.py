@@ -250,7 +250,7 @@ class Workloads:
 
     @classmethod
     def of(cls, rows: Sequence[Workload]) -> Self:
-        """Return the columns of workloads that were checked."""
+        """Return checked workloads as columns, one element for each workload."""
         columns = [
             [
                 w.gpus,
