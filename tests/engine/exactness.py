@@ -14,16 +14,21 @@ from mlm_repro.experiments.benchmark import Case, Ratio
 
 LOSS_SCALE = 2.0**16
 """The loss scale that fp16 begins with. It is in the gradients of a real step."""
-FACTORS = (1.0, LOSS_SCALE / 8192, 2.0**-10)
+OF_STEP = LOSS_SCALE / 8192
+"""The loss scale over the tokens of a step's loss."""
+FACTORS = (1.0, OF_STEP, 2.0**-10)
 """Largest gradient that reaches a kernel: also that of a loss over 8,192 tokens, and that of a deep
 layer."""
 
 
 def check_kernels(
-    kind: torch.dtype, shape: KernelShape, names: Collection[str] = ()
+    kind: torch.dtype,
+    shape: KernelShape,
+    names: Collection[str] = (),
+    factors: Collection[float] = FACTORS,
 ) -> list[Case | str]:
     """Compare each kernel's largest error, of output and gradients, with that of its reference in
-    the same precision.
+    the same precision, for gradients as large as each of `factors`.
 
     The errors are against the reference in float64. A sentence follows each kernel whose error is
     larger.
@@ -34,7 +39,7 @@ def check_kernels(
     ):
         doubled = [tensor.detach().double() for tensor in case.tensors]
         errors = []
-        for factor in FACTORS:
+        for factor in factors:
             exact = _results(implementation(case.name, REFERENCE), doubled, case.others, factor)
             theirs = _results(
                 implementation(case.name, REFERENCE), case.tensors, case.others, factor

@@ -19,7 +19,7 @@ from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
 from mlm_repro.experiments.benchmark import Case
-from tests.engine.exactness import check_kernels
+from tests.engine.exactness import OF_STEP, check_kernels
 from tests.engine.recorded_graph import RecordedGraph, record_graphs
 from tests.engine.triton_interpreter import add_in_fp32, interpret, step_as_on_gpu
 
@@ -207,14 +207,48 @@ def test_a_norm_without_dropout_or_without_a_branch_is_its_reference(
         torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("d", [64, 80, 96, 128])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("d", "capability"), [(64, 90), (80, 90), (96, 90), (128, 90), (80, 80), (96, 80)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_heads_of_one_part_and_of_two_are_as_exact_as_the_reference(
-    dtype: torch.dtype, d: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, d: int, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dropout, at the gradients of a real step; queries and keys that fill no tile."""
+    """With dropout, at the gradients of a real step; queries and keys that fill no tile. Before
+    Hopper heads of 80 and 96 are padded to one part."""
     interpret(monkeypatch)
+    from mlm_repro.engine.kernels.gpu import attention
+
+    monkeypatch.setattr(attention, "compute_capability", lambda: capability)
     (case,) = check_kernels(dtype, KernelShape(s=70, b=1, n=1, d=d), ("attention",))
+    assert isinstance(case, Case)
+    assert case.ratios[0].is_reached
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *(("attention", KernelShape(b=1, n=1, d=d, v=1)) for d in (64, 80, 96, 128)),
+        ("bias_gelu", KernelShape(n=1, d=16, v=1)),
+        ("bias_dropout_add", KernelShape(n=1, d=16, v=1)),
+        ("add_norm", KernelShape(s=8, v=1)),
+    ],
+)
+def test_a_kernel_is_as_exact_at_the_size_of_a_real_step(
+    name: str, shape: KernelShape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its gradients, 1,024 positions, and sums of a bias over 8,192 tokens; a norm, whose rows
+    alone are long, at the width of 2.5b. Larger tiles, for the interpreter, add up more in each
+    sum."""
+    interpret(monkeypatch)
+    from mlm_repro.engine.kernels.gpu import attention, bias_dropout_add, bias_gelu
+
+    tiles = (attention.Tiles(256, 256),) * 3
+    monkeypatch.setattr(attention, "tiles_for", lambda *_: tiles)
+    for module in (bias_dropout_add, bias_gelu):
+        monkeypatch.setattr(module, "ROWS", 256)
+    (case,) = check_kernels(dtype, shape, (name,), (OF_STEP,))
     assert isinstance(case, Case)
     assert case.ratios[0].is_reached
 

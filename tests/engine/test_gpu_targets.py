@@ -25,7 +25,7 @@ WHOLE = (96, 160)
 """Head dims at which kernels that know no heads are compiled too: a width of 1,920 and the widest,
 25,600."""
 DTYPES = ("bfloat16", "float16", "float32")
-SAMPLE = [(90, "bfloat16", 96), (80, "float16", 128), (100, "float32", 64)]
+SAMPLE = [(90, "bfloat16", 96), (80, "float16", 128), (100, "float32", 128)]
 """Together every kernel, target and number format; `python -m tests.engine.test_gpu_targets`
 compiles all."""
 ALLOWED_GROWTH = 1.1
@@ -108,11 +108,13 @@ def grown(now: Counts, before: Counts) -> list[tuple[str, str]]:
 
 
 def misfits(case: tuple[int, str, int], kernels: Counts) -> list[str]:
-    """Kernels with too much shared memory; in 16 bits those of attention that use no tensor
-    cores."""
+    """Kernels that spill registers, or have too much shared memory; in 16 bits those of attention
+    that use no tensor cores."""
     capability, dtype, _ = case
     large = [
-        name for name, counts in kernels.items() if counts["shared"] > SHARED_BYTES[capability]
+        name
+        for name, counts in kernels.items()
+        if counts["stack"] or counts["shared"] > SHARED_BYTES[capability]
     ]
     return large + [
         name for name in PRODUCTS if dtype != "float32" and not kernels[name]["tensor_core"]
@@ -120,12 +122,10 @@ def misfits(case: tuple[int, str, int], kernels: Counts) -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_every_kernel_fits_and_attention_uses_tensor_cores() -> None:
+def test_every_kernel_fits_without_spills_and_attention_uses_tensor_cores() -> None:
     assert {name for kernels in compiled().values() for name in kernels} >= KERNELS
     for case, kernels in compiled().items():
         assert misfits(case, kernels) == [], case
-        if case[1] != "float32":
-            assert not any(counts["stack"] for counts in kernels.values()), case
 
 
 def test_what_the_kernels_take_has_not_grown() -> None:
@@ -150,8 +150,6 @@ def test_the_kept_counts_cover_the_matrix() -> None:
     assert kept.keys() == set(product(SHARED_BYTES, DTYPES, HEADS))
     for case, kernels in kept.items():
         assert misfits(case, kernels) == [], case
-        spilling = [name for name, counts in kernels.items() if counts["stack"]]
-        assert case[1] == "float32" or len(spilling) < len(kernels) / 4, case
 
 
 def test_a_training_step_waits_for_a_gpu_at_one_place() -> None:

@@ -72,7 +72,7 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles: dict[Any, dict[str, int]] = {
         bias_gelu: {"ROWS": 4, "COLUMNS": 64, "STEPS": 2},
         bias_dropout_add: {"ROWS": 4, "MASK_BLOCKS": 2, "STEPS": 2},
-        cross_entropy: {"COLUMNS": 64, "CHUNK_BYTES": 4000},
+        cross_entropy: {"ROW_BYTES": 128, "CHUNK_BYTES": 4000},
     }
     for module, sizes in tiles.items():
         for name, size in sizes.items():

@@ -47,11 +47,12 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
     has padding; the second is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
-    not suffice.
+    not suffice. In fp32 a head of 128 has two parts for the same reason.
     """
-    if compute_capability() < HOPPER and dtype != torch.float32:
+    is_wide = dtype == torch.float32
+    if compute_capability() < HOPPER and not is_wide:
         return max(triton.next_power_of_2(d), 16), 0
-    first = max(triton.next_power_of_2(d + 1) // 2, 16)
+    first = max(triton.next_power_of_2(d if is_wide and d >= 128 else d + 1) // 2, 16)
     return first, max(triton.next_power_of_2(d - first), 16) if d > first else 0
 
 
@@ -72,7 +73,7 @@ def tiles_for(d: int, dtype: torch.dtype) -> tuple[Tiles, Tiles, Tiles]:
     """
     width = triton.next_power_of_2(d)
     if dtype == torch.float32:
-        return (Tiles(32, 32, 8, 1),) * 3
+        return Tiles(32, 16, 8, 1), Tiles(32, 16, 8, 1), Tiles(16, 32, 8, 1)
     if width > 128:
         return Tiles(64, 32, 8), Tiles(64, 32, 8), Tiles(16, 64, 8)
     if width == 128 and compute_capability() < HOPPER:
@@ -106,22 +107,8 @@ class _Flash(torch.autograd.Function):
             keys, bits, first_row, threshold, s, n, DRAWN_ROWS
         )
         ctx.factors = (keep_scale, 1.0 / math.sqrt(d))
-        ctx.sizes = (s, b, n)
         tiles, *ctx.tiles = tiles_for(d, qkv.dtype)
-        _forward[triton.cdiv(s, tiles.queries), b * n](
-            qkv,
-            context,
-            sums,
-            bits,
-            *ctx.factors,
-            *ctx.sizes,
-            d,
-            tiles.queries,
-            tiles.keys,
-            *parts_of(d, qkv.dtype),
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
-        )
+        _launch(_forward, tiles.queries, tiles, qkv, context, sums, bits, *ctx.factors)
         ctx.save_for_backward(qkv, context, sums, bits)
         return context
 
@@ -130,35 +117,31 @@ class _Flash(torch.autograd.Function):
         qkv, context, sums, bits = ctx.saved_tensors
         gradient = gradient.contiguous()
         qkv_gradient = torch.empty_like(qkv)
-        s, b, n, _, d = qkv.shape
         # Written by `_to_query` and read by `_to_key_value`, which runs after it.
         inner = torch.empty_like(sums)
-        given: tuple[Any, ...] = (
-            qkv,
-            gradient,
-            context,
-            qkv_gradient,
-            sums,
-            inner,
-            bits,
-            *ctx.factors,
-            *ctx.sizes,
-            d,
-        )
         to_query, to_key = ctx.tiles
-        for kernel, tiles, rows in (
-            (_to_query, to_query, to_query.queries),
-            (_to_key_value, to_key, to_key.keys),
-        ):
-            kernel[triton.cdiv(s, rows), b * n](
-                *given,
-                tiles.queries,
-                tiles.keys,
-                *parts_of(d, qkv.dtype),
-                num_warps=tiles.warps,
-                num_stages=tiles.stages,
-            )
+        given = (gradient, context, qkv_gradient, sums, inner, bits, *ctx.factors)
+        _launch(_to_query, to_query.queries, to_query, qkv, *given)
+        _launch(_to_key_value, to_key.keys, to_key, qkv, *given)
         return qkv_gradient, None
+
+
+def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: object) -> None:
+    """Run a kernel with a program for every head and every `rows` of its queries or keys."""
+    s, b, n, _, d = qkv.shape
+    kernel[triton.cdiv(s, rows), b * n](
+        qkv,
+        *given,
+        s,
+        b,
+        n,
+        d,
+        tiles.queries,
+        tiles.keys,
+        *parts_of(d, qkv.dtype),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
 
 
 @triton.jit

@@ -7,8 +7,8 @@ import triton.language as tl
 
 from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chunks
 
-COLUMNS = 4096
-"""Number of logits that a program reads at a time."""
+ROW_BYTES = 8192
+"""Bytes of a row of logits that a program reads at a time."""
 CHUNK_BYTES = 1 << 30
 """Largest block of logits in memory: ten thousand positions of GPT-2's vocabulary. The weight's
 gradient is added up in fp32 over the blocks, which takes longer than a block's softmax."""
@@ -57,7 +57,7 @@ def log_sum(
         *logits.shape,
         factor,
         is_whole and factor > 0.0,
-        COLUMNS,
+        ROW_BYTES // logits.element_size(),
         num_warps=8,
     )
 
@@ -73,7 +73,15 @@ def softmax_gradient(
 ) -> None:
     """Turn logits into `factor` × (softmax − 1 at the target), in place."""
     _softmax_gradient[(len(logits),)](
-        logits, targets, top, sums, columns, logits.size(1), factor, COLUMNS, num_warps=8
+        logits,
+        targets,
+        top,
+        sums,
+        columns,
+        logits.size(1),
+        factor,
+        ROW_BYTES // logits.element_size(),
+        num_warps=8,
     )
 
 
