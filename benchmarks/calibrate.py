@@ -200,10 +200,8 @@ def predicted(
 ) -> Floats:
     """Return the rule's values of the observed quantities, in order. The datasheet of a row's own
     cluster replaces the machine's."""
-    workloads, seconds = (
-        [observation.workload for observation in observations],
-        np.empty(len(observations)),
-    )
+    workloads = [observation.workload for observation in observations]
+    seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
         (indices,) = np.nonzero(clusters == name)
@@ -400,7 +398,7 @@ def a100_fit() -> Fit:
     apart = [
         *(row for row in observed("2021/table-1") if row.workload not in known),
         *zero_3(),
-        *timed("megatron-2020"),
+        *timed("megatron-2020", "nemo-a100"),
     ]
     source = (
         "fit",
