@@ -98,9 +98,12 @@ class SoftwareConstants(Config, Generic[Number]):
     """Bytes of a gradient's element when it is reduced; 0 if it has a parameter's size."""
     gathered_squares: Number = unmeasured(12.0)
     """Parameters that ZeRO 3 gathers at a time, in h²: 12 of a layer, 4 of its largest product."""
+    host_softmax_seconds: Number = unmeasured(0.0)
+    """Host time that a layer's forward pass takes in addition where softmax is not fused, because a
+    rank's heads times its microbatch are not a multiple of 4; backward takes twice that."""
     tensor_step_seconds: Number = unmeasured(0.0)
-    """Seconds per rank that are added to a collective of a tensor-parallel group larger than a
-    node."""
+    """Latency of a collective of a tensor-parallel group larger than a node, for each doubling of
+    its ranks."""
     memory_error: Number = unmeasured(0.08)
     """Standard deviation of the logarithm of measured over computed memory."""
 

@@ -32,8 +32,9 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
     """
     inside = node_all_reduce_seconds(machine, w.t, sent_bytes) * machine.collective_slowdown
     network = machine.network_bytes_per_second * machine.network_efficiency
-    across = w.t * machine.tensor_step_seconds
-    across = across + 2 * (w.t - 1) / w.t * sent_bytes / network
+    across = np.log2(w.t) * machine.tensor_step_seconds + (
+        2 * (w.t - 1) / w.t * sent_bytes / network
+    )
     return np.where(w.t == 1, 0.0, np.where(w.t <= machine.gpus_per_node, inside, across))
 
 
@@ -46,8 +47,7 @@ def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
     sent = w.b * w.s * w.h * machine.element_bytes * w.message_share
     inside = w.gpus <= machine.gpus_per_node
     adapter = machine.network_bytes_per_second * machine.network_efficiency / machine.gpus_per_node
-    seconds = sent / np.where(inside, machine.link_bytes_per_second, adapter)
-    return np.where(w.p == 1, 0.0, seconds)
+    return (w.p > 1) * sent / np.where(inside, machine.link_bytes_per_second, adapter)
 
 
 def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) -> Floats:
@@ -67,5 +67,4 @@ def data_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats) 
     network = machine.network_bytes_per_second * machine.network_efficiency * used
     inside = node_all_reduce_seconds(machine, w.d, sent_bytes)
     across = 2 * (w.d - 1) / w.d * sent_bytes / network
-    seconds = np.where(w.d * w.t <= machine.gpus_per_node, inside, across)
-    return np.where(w.d == 1, 0.0, seconds)
+    return np.where(w.d == 1, 0.0, np.where(w.d * w.t <= machine.gpus_per_node, inside, across))

@@ -92,8 +92,9 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
     )
     linears = np.where(w.xl == 1, recurrent, linears)
     # By content, and by distance.
-    scored = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl)
-    products = scored + matmul_seconds(machine, w.s, w.width, w.keys_length)
+    products = matmul_seconds(machine, w.s, w.keys_length, w.width) * (1 + w.xl) + (
+        matmul_seconds(machine, w.s, w.width, w.keys_length)
+    )
     slower = np.where(
         w.width % 8 == 0, 1.0, machine.matmul_flops_per_second / machine.vector_flops_per_second
     )
@@ -117,8 +118,7 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         / (machine.matmul_flops_per_second * machine.flash_efficiency)
     )
     core = attention + bytes_seconds(machine, scores * SCORES_FORWARD)
-    core_backward = 2 * attention
-    core_backward = core_backward + bytes_seconds(machine, scores * SCORES_BACKWARD)
+    core_backward = 2 * attention + bytes_seconds(machine, scores * SCORES_BACKWARD)
     if machine.fused_attention:
         core, core_backward = (
             np.where(w.xl == 1, *times)
@@ -130,10 +130,18 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         + core_backward
         + moved(HIDDEN_BACKWARD, DIVIDED_BACKWARD)
         + 2 * all_reduce
+        + accumulated
+        + w.full * forward
+        + w.selective * core
     )
-    backward = backward + accumulated + w.full * forward + w.selective * core
 
-    host = machine.host_layer_seconds + np.where(w.t > 1, 2 * machine.host_collective_seconds, 0.0)
+    # Megatron-LM's fused kernel takes four matrices of scores at a time (`fused_softmax.py`,
+    # `custom_kernel_constraint`).
+    host = (
+        machine.host_layer_seconds
+        + 2 * machine.host_collective_seconds * (w.t > 1)
+        + machine.host_softmax_seconds * (w.b * w.heads / w.t % 4 != 0)
+    )
     return Passes(
         _overlapped(machine, host, forward), _overlapped(machine, host * (2 + w.full), backward)
     )

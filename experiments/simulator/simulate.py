@@ -96,15 +96,15 @@ def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
     layer = layer_passes(machine, w)
     head = head_passes(machine, w)
     message = collectives.stage_message_seconds(machine, w)
-    computed, layer, exposed = layer, *_sharded(machine, w, layer)
-    pipeline = _pipeline_seconds(walks, layer, head, message)
+    sharded, exposed = _sharded(machine, w, layer)
+    pipeline = _pipeline_seconds(walks, sharded, head, message)
     most = np.ceil(w.layers / w.p)
     parameters = (layer_weights(w) * most + (w.v + w.s * (1 - w.xl)) * w.h) / w.t
     gradient_bytes = machine.gradient_bytes or machine.element_bytes
     reduction = collectives.data_all_reduce_seconds(machine, w, parameters * gradient_bytes)
     # Reduced, and gathered.
     times = np.where(w.zero == 1, (1 + machine.element_bytes / gradient_bytes) / 2, 1.0)
-    hidden = machine.gradient_overlap * (most * computed.backward + head.backward)
+    hidden = machine.gradient_overlap * (most * layer.backward + head.backward)
     gradients = np.maximum(times * reduction - hidden, times * reduction / (most + 1))
     gradients = np.where(w.zero == 3, exposed, gradients)
     optimizer = optimizer_seconds(machine, parameters / np.where(w.zero > 0, w.d, 1.0))

@@ -38,6 +38,7 @@ BY_CHANCE = (
     "bigscience",
     "h100",
     "megatron-2020",
+    "nemo-a100",
     "vocab.json",
     "tokenizer.json",
 )

@@ -119,12 +119,18 @@ def test_every_row_of_the_2021_paper_s_table_1_is_predicted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "most"),
-    [("megatron-2020", A100_MACHINE, 0.10), ("bigscience", DEEPSPEED_MACHINE, 0.12)],
+    ("name", "count", "machine", "most"),
+    [
+        ("megatron-2020", 8, A100_MACHINE, 0.10),
+        ("bigscience", 47, DEEPSPEED_MACHINE, 0.12),
+        ("nemo-a100", 21, A100_MACHINE, 0.12),
+    ],
 )
-def test_rows_that_no_fit_has_seen_are_predicted(name: str, machine: Machine, most: float) -> None:
+def test_rows_that_no_fit_has_seen_are_predicted(
+    name: str, count: int, machine: Machine, most: float
+) -> None:
     rows = timed(name)
-    assert len(rows) == {"megatron-2020": 8, "bigscience": 47}[name]
+    assert len(rows) == count
     seen = {row.workload for each in (A100_FIT, DEEPSPEED_FIT) for row in each.rows}
     assert not {row.workload for row in rows} & seen
     assert mean_error(machine, rows) <= most
@@ -141,6 +147,14 @@ def test_each_h100_source_is_predicted_from_the_others(held: dict[str, HeldOut])
     interval = intervals(H100_FIT, {"sources": found})["several_nodes"]
     assert 0.8 <= (interval.coverage or 0) <= 0.97
     assert (interval.score or 0) < (interval.baseline or 0)
+
+
+def test_a_time_of_nemo_follows_from_its_tokens_a_second() -> None:
+    rows = read_rows(HERE / "nemo-a100.csv")
+    for row, each in zip(rows, timed("nemo-a100"), strict=True):
+        assert each.workload.gpus == each.workload.tp * each.workload.dp * each.workload.pp
+        tokens = each.workload.global_batch * each.workload.seq
+        assert each.value == pytest.approx(tokens / float(row["published"]), rel=1e-5)
 
 
 def test_a_time_on_h100s_follows_from_the_published_number() -> None:
@@ -320,5 +334,17 @@ def test_all_reduces_inside_a_server_are_timed() -> None:
 
 def test_what_the_2019_fit_may_not_move_is_the_a100_s() -> None:
     for name in CONSTANTS:
-        if name not in SOFTWARE_OF_2019:
+        if name not in (*SOFTWARE_OF_2019, "host_softmax_seconds"):
             assert getattr(V100_MACHINE, name) == getattr(A100_MACHINE, name)
+
+
+def test_only_software_with_a_fused_softmax_takes_longer_without_it() -> None:
+    """Four matrices of scores fill the fused kernel of 2021. In 2019 there was none, and where all
+    of attention is fused it is not used."""
+    rows = [Workload(8, 64, 1, 1024, heads, 12, 1024, 8, 1, 1, vocab=51200) for heads in (16, 32)]
+    for machine in (A100_MACHINE, V100_MACHINE, H100_MACHINE, machine_of(load_cluster("h200"))):
+        separate, fused = simulated_seconds(machine, rows)
+        free = simulated_seconds(machine.replaced(host_softmax_seconds=0.0), rows)
+        assert fused == free[1]
+        assert bool(separate > 1.05 * free[0]) is (machine is A100_MACHINE)
+        assert machine is A100_MACHINE or separate == free[0]
