@@ -99,7 +99,10 @@ class EvaluatedCheckpoint:
         if window > context:
             beyond = f"a window of {window:,} is beyond the model's context of {context:,}"
             if not self.is_open:
-                raise BadInput(f"{beyond}, where it has no positions")
+                raise BadInput(
+                    f"{beyond}: only rotary positions that are not dynamic go there; give at most"
+                    f" {context:,}"
+                )
             warning = (
                 f"{beyond}: its positions are computed there too, but it was not made for them"
             )

@@ -1,10 +1,11 @@
 """`mlm-eval`: score a checkpoint by named protocols or on a user's text, compare results, identify
 conventions, generate text."""
 
+import gc
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -189,10 +190,16 @@ def compare(
         ),
     ],
     json: Json = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write the table of all models to this .csv file.")
+    ] = None,
 ) -> None:
     """Compare models by their results on the same texts: the paired difference, its 95 % interval
-    and its p value."""
+    and its p value, in a Markdown table."""
     check_place("--json", json, '"differences"')
+    check_place("--csv", csv, "model,task")
+    from rich.box import MARKDOWN
+
     from mlm_repro.evaluation import compare, tables
 
     first, *others = map(compare.read_results, results)
@@ -200,15 +207,16 @@ def compare(
         raise BadInput(
             f"give two or more files of results that have a protocol in common with {results[0]}"
         )
-    pairs = []
-    for other in others:
-        pairs += [(first[name], other[name]) for name in first if name in other]
-    differences = list(starmap(compare.paired_difference, pairs))
-    tables.print_rows(compare.rows([first, *others], differences))
-    tables.print_remarks([result for file in (first, *others) for result in file.values()])
-    _write(
-        json, {"differences": [difference.model_dump(mode="json") for difference in differences]}
-    )
+    compared = [
+        (result, compare.paired_difference(first[name], result))
+        for name, result in chain.from_iterable(other.items() for other in others)
+        if name in first
+    ]
+    rows = compare.rows(first.values(), compared)
+    tables.print_rows(rows, MARKDOWN)
+    tables.print_remarks([*first.values(), *(result for result, _ in compared)])
+    _write(json, {"differences": [change.model_dump(mode="json") for _, change in compared]})
+    _write(csv, compare.as_csv(rows))
 
 
 @app.command()
@@ -395,6 +403,8 @@ def _write(path: Path | None, content: JSON | str) -> None:
 
 def main() -> None:
     """Run the command. A first word that is not a verb is a protocol for `run`."""
+    # By default the collector takes a fifth of the time of importing torch and transformers.
+    gc.set_threshold(100_000)
     keep_large_buffers()
     run_command(app, "run")
 

@@ -5,9 +5,10 @@ example. A window of one tokenizer covers another text than the same window of a
 are never paired across tokenizers.
 """
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -105,17 +106,19 @@ def paired_difference(first: Result, second: Result) -> Difference:
 def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
     """Raise BadInput unless both results scored the same parts: whole articles, or equal windows
     with one tokenizer."""
-    blocks = [
-        [(block.title, block.num_scored) for block in result.blocks] for result in (first, second)
-    ]
-    named = [[title for title, _ in parts] for parts in blocks]
     whole = all(
         block.num_scored == block.num_targets and not block.title.startswith(STRETCH)
         for block in (*first.blocks, *second.blocks)
     )
-    alike = blocks[0] == blocks[1] and first.tokenizer_digest == second.tokenizer_digest
-    windows = {(result.window, result.stride) for result in (first, second)}
-    if named[0] != named[1] or not (whole or (alike and len(windows) == 1)):
+
+    def parts(result: PerplexityResult) -> list[object]:
+        titles = [block.title for block in result.blocks]
+        if whole:
+            return [titles]
+        sizes = [block.num_scored for block in result.blocks]
+        return [titles, sizes, result.window, result.stride, result.tokenizer_digest]
+
+    if parts(first) != parts(second):
         reason = (
             "were not scored on the same parts of the text, since their contexts or vocabularies"
             " differ"
@@ -133,12 +136,9 @@ def _sign_test(better: int, worse: int) -> float:
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
 
-def rows(
-    results: Sequence[Mapping[str, Result]], differences: Sequence[Difference]
-) -> list[list[str]]:
-    """Return a row of headings, then a row for each model and task with its paired difference from
-    the first model."""
-    by_model = {(difference.model, difference.task): difference for difference in differences}
+def rows(first: Iterable[Result], compared: Iterable[tuple[Result, Difference]]) -> list[list[str]]:
+    """Return a row of headings, a row for each of the first model's results, and a row for each
+    result of another model with its paired difference from the first."""
     table = [
         [
             "model",
@@ -147,30 +147,25 @@ def rows(
             "±",
             "accuracy",
             "ln less the first",
-            "95 % interval",
+            "95 % interval from",
+            "to",
             "p",
             "pairs",
         ]
     ]
-    for result in chain.from_iterable(file.values() for file in results):
-        change = by_model.get((result.checkpoint, result.task))
+    for result, change in [*((result, None) for result in first), *compared]:
         share = result.accuracy if isinstance(result, ClozeResult) else None
-        numbers = (result.perplexity, result.spread, share, change and change.log_perplexity)
-        low_high = (
-            " to ".join(f"{end:+.5f}" for end in change.interval)
-            if change and change.interval
-            else ""
-        )
-        shown = ["" if number is None else f"{number:.6g}" for number in numbers]
-        p = f"{change.p:.2g}" if change and change.p is not None else ""
-        table.append(
-            [
-                result.checkpoint,
-                result.task,
-                *shown,
-                low_high,
-                p,
-                str(change.num_pairs if change else ""),
-            ]
-        )
+        cells = [result.perplexity, result.spread, share, *[None] * 5]
+        if change:
+            ends = change.interval or (None, None)
+            cells[3:] = [change.log_perplexity, *ends, change.p, change.num_pairs]
+        shown = ["" if cell is None else f"{cell:.6g}" for cell in cells]
+        table.append([result.checkpoint, result.task, *shown])
     return table
+
+
+def as_csv(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as the text of a CSV file."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue()

@@ -22,7 +22,16 @@ from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.files import Environment
 from mlm_repro.lineage.progress import Progress, announce
 
-COMPUTING = ("transformers", "gguf", "peft", "accelerate", "numba")
+COMPUTING = (
+    "transformers",
+    "gguf",
+    "peft",
+    "accelerate",
+    "numba",
+    "bitsandbytes",
+    "compressed-tensors",
+    "gptqmodel",
+)
 """Packages that compute models of other programs."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
 """Function that builds the task for a checkpoint's tokenizer and context."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
-from rich.box import SIMPLE
+from rich.box import SIMPLE, Box
 from rich.console import Console
 from rich.table import Table
 
@@ -70,9 +70,9 @@ def numbers_of(result: Result) -> dict[str, str]:
     }
 
 
-def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first row has the headings."""
-    table = Table(*rows[0], box=SIMPLE, padding=(0, 1, 0, 0))
+def print_rows(rows: Sequence[Sequence[str]], box: Box = SIMPLE) -> None:
+    """Print a table whose first row has the headings, with the lines of `box`."""
+    table = Table(*rows[0], box=box, padding=(0, 1, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)
     for column in table.columns[1:]:

@@ -59,7 +59,11 @@ def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
         (lambada, f"{lambada['accuracy']:.2%}", ""),
         (passages, f"{passages['accuracy']:.4f} and {passages['perplexity']:.3f}", harness),
     )
-    return [(f"`{score['task']}`", *numbers) for score, *numbers in shown]
+    rows = [(f"`{score['task']}`", *numbers) for score, *numbers in shown]
+    for path in sorted(folder.glob("wikitext2-*.json")):
+        score = json.loads(path.read_text(encoding="utf-8"))
+        rows.append((f"`{score['task']}`", f"{score['perplexity']:.3f}", ""))
+    return rows
 
 
 def _loop_sums(folder: Path) -> dict[str, float]:

@@ -187,7 +187,8 @@ class PretrainedModel(nn.Module):
         A dynamic position depends on the longest input before it; a table of learned positions ends
         with the context.
         """
-        return {rope["rope_type"] for rope in self._ropes} not in (set(), {"dynamic"})
+        kinds = {rope["rope_type"] for rope in self._ropes}
+        return bool(kinds) and "dynamic" not in kinds
 
     @property
     def _ropes(self) -> list[JSON]:
@@ -298,7 +299,7 @@ class Pretrained:
                 f" {MOST_LAYERS:,} are tried"
             )
         config = self._read(library.AutoConfig, "configuration")
-        self._check_kind(library, config)
+        self._check_kind(library, config, stated_config)
         self._check_size(library, config, dtype, device)
         theirs = self._read(library.AutoTokenizer, "tokenizer")
         self.tokenizer = PretrainedTokenizer(theirs, self._digests(False))
@@ -389,11 +390,10 @@ class Pretrained:
             f"the {what} of {self.directory} cannot be read by transformers: {one_line(error)}"
         )
 
-    def _check_kind(self, library: Any, config: Any) -> None:
+    def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
         """Raise BadInput if the model does not predict tokens from earlier ones. Note code that
-        comes with it, which is not run."""
+        comes with it, which is not run and which `stated`, its config.json, names."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        stated = read_object(self.directory / CONFIG) if (self.directory / CONFIG).is_file() else {}
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
             raise BadInput(f"{kind}, which does not predict tokens from earlier ones")

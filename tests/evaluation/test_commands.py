@@ -1,6 +1,7 @@
 """`mlm-eval` on everything: all protocols at once, two checkpoints, a user's own text, others'
 formats."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -107,12 +108,25 @@ def test_two_checkpoints(
     assert words["log_perplexity"] == pytest.approx(math.log(second / first))
     assert words["log_perplexity_standard_error"] > 0
     assert cloze["num_pairs"] == 6
-    assert "ln less the first" in done.out
+    headings, rule, *lines = filter(str.strip, done.out.splitlines())
+    assert headings.startswith("|model")
+    assert set(rule) <= set("|-: ")
+    assert lines[0].count("|") == headings.count("|") == rule.count("|")
     low, high = words["interval"]
     assert low < words["log_perplexity"] < high
     assert 0 <= words["p"] <= 1
-    mlm_eval("compare", kept[0], kept[0], "--json", target, ends=0)
+    table = tmp_path / "compared.csv"
+    mlm_eval("compare", kept[0], kept[0], "--json", target, "--csv", table, ends=0)
     same = json.loads(target.read_text())["differences"]
+    with table.open() as file:
+        rows = [*csv.DictReader(file)]
+    assert len({row["model"] for row in rows}) == 1
+    # Of two models of one name the first has no difference from itself.
+    changes = [row["ln less the first"] for row in rows]
+    assert changes == [""] * len(same) + ["0"] * len(same)
+    assert [row["perplexity"] for row in rows[: len(same)]] == [
+        f"{result['perplexity']:.6g}" for result in results[0].values()
+    ]
     assert {(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same} == {(0, 0)}
     other = json.loads(kept[1].read_text())["results"]["wikitext103"] | {
         "tokenizer_digest": "other"

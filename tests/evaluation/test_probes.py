@@ -145,7 +145,9 @@ def test_rotary_positions_go_beyond_the_context_and_learned_ones_do_not(
     )
     for other in others:
         done = mlm_eval("perplexity", text, "--ckpt", other, *asked, *SETTINGS, ends=2)
-        assert done.error.strip().endswith(f"{said}, where it has no positions")
+        assert done.error.strip().endswith(
+            f"{said}: only rotary positions that are not dynamic go there; give at most 64"
+        )
 
 
 def test_a_model_that_answers_otherwise_the_second_time_is_refused(
@@ -252,6 +254,16 @@ def test_a_model_that_reshapes_its_logits_is_scored_uncut(
     assert evaluated("perplexity", text, "--ckpt", directory)["perplexity"] == pytest.approx(
         expected, rel=1e-6
     )
+
+
+def test_a_model_that_fails_inside_transformers_is_one_sentence(
+    tmp_path: Path, text: Path, mlm_eval: Command
+) -> None:
+    """Its heads share more keys than there are heads, which is found by computing alone."""
+    directory = made(tmp_path / "model", "StableLmConfig", num_key_value_heads=8)
+    done = mlm_eval("perplexity", text, "--ckpt", directory, *SETTINGS, ends=2)
+    assert f"{directory} fails inside transformers: " in done.error
+    assert len(done.error.strip().splitlines()) == 1
 
 
 def test_all_first_tokens_stand_before_a_text(
@@ -390,6 +402,13 @@ def add_tower(directory: Path) -> None:
             "bitsandbytes",
         ),
         (spoil_config(quantization_config={"quant_method": "awq", "bits": 4}), 2, "gptqmodel"),
+        (
+            spoil_config(
+                quantization_config={"quant_method": "compressed-tensors", "format": "dense"}
+            ),
+            2,
+            "compressed-tensors",
+        ),
         (
             spoil_config(quantization_config={"quant_method": "fp8"}),
             0,
@@ -552,12 +571,18 @@ def test_the_store_knows_the_tensors_that_were_loaded_and_the_packages(
 
 
 def test_the_record_names_what_computed_it(
-    tmp_path: Path, text: Path, evaluated: Evaluated
+    tmp_path: Path, text: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlm_repro.evaluation import evaluate
+
+    present = {"transformers", "numba", "gptqmodel", "bitsandbytes", "compressed-tensors"}
+    monkeypatch.setattr(evaluate, "installed", lambda name: "1.0" if name in present else None)
     found = evaluated(
         "perplexity", text, "--ckpt", made(tmp_path / "model", "LlamaConfig"), "--stride", 16
     )
-    assert {"transformers", "gguf", "numba"} <= found["environment"]["packages"].keys()
+    packages = found["environment"]["packages"]
+    assert {name for name, version in packages.items() if version == "1.0"} == present
+    assert not {"gguf", "peft"} & packages.keys()
     assert found["checkpoint"] == "model"
     assert found["backend"] == "transformers: LlamaForCausalLM, sdpa attention"
     assert (found["window"], found["stride"], found["first_tokens"], found["batch_size"]) == (

@@ -3,6 +3,7 @@ where the model is."""
 
 import json
 import math
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from docs.hooks.results import pretrained_rows
 from mlm_repro.evaluation.models.places import SMOLLM2, SMOLLM2_NOTE, SMOLLM2_PACKAGE
+from mlm_repro.evaluation.scoring.probes import PROBES
 from tests.commands import Command
 
 KEPT = Path(__file__).resolve().parents[2] / "results" / SMOLLM2
@@ -39,14 +41,28 @@ def test_other_programs_give_the_digits_that_are_printed() -> None:
         assert theirs.partition(",")[0] in ("", mine)
 
 
+def test_a_kept_score_on_wikitext2_has_a_row_of_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    shutil.copytree(KEPT, folder, ignore=shutil.ignore_patterns("wikitext2-*"))
+    before = pretrained_rows(folder)
+    score = kept("wikitext103-stride1024") | {"task": "wikitext2-gptq", "perplexity": 12.3456}
+    (folder / "wikitext2-gptq.json").write_text(json.dumps(score))
+    assert pretrained_rows(folder) == [*before, ("`wikitext2-gptq`", "12.346", "")]
+
+
 def test_the_kept_scores_are_whole_and_say_what_the_model_is() -> None:
-    for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval"):
+    names = {path.stem for path in KEPT.glob("*.json")} - {"lm-eval"}
+    assert names >= {"wikitext103-stride1024", "lambada", "lambada-lm-eval"}
+    for name in names:
         assert (kept(name)["partial"], kept(name)["environment"]["source"]["dirty"]) == (
             False,
             False,
         )
-        assert kept(name)["warnings"] == [SMOLLM2_NOTE]
+        assert SMOLLM2_NOTE in kept(name)["warnings"]
         assert kept(name)["checkpoint_digest"] == kept("lambada")["checkpoint_digest"]
+        # Records of WikiText-2 are later than the probes.
+        is_probed = PROBES.keys() <= kept(name).get("checked", {}).keys()
+        assert is_probed or not name.startswith("wikitext2")
 
 
 @pytest.mark.skipif(
