@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 # Protocols and not `TrainConfig`, because `engine/config.py` imports this module to turn samples
 # into iterations.
 class TrainedBefore(Protocol):
-    """Progress of the run that this run continues."""
+    """Finished iterations and samples of an earlier run that a new run continues."""
 
     @property
     def iteration(self) -> int: ...

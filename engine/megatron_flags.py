@@ -50,7 +50,7 @@ class Translation(NamedTuple):
 
     config: RunConfig
     data: list[str]
-    """Flags about the data, which `mlm-data run` prepares and `data.dataset` names."""
+    """Flags about the data. `mlm-data run` prepares it, and `data.dataset` names the result."""
     without_effect: list[str]
     missing: list[str]
     """Sentences about flags that have no counterpart and leave the training the same but for
@@ -388,8 +388,8 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return each flag's values by its current name; a repeated flag overrides. Raises BadInput for
-    a word before the first flag."""
+    """Return each flag's values by the flag's current name; a repeated flag has its last values.
+    Raises BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:

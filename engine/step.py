@@ -24,7 +24,7 @@ from mlm_repro.lineage.errors import Diverged
 from mlm_repro.lineage.progress import announce
 
 SHORT_SECONDS = 0.5
-"""A rehearsed iteration that takes less is timed four times, a longer one once."""
+"""A rehearsed iteration shorter than this is timed four times, a longer one once."""
 
 
 class NotFinite(Diverged):
@@ -40,7 +40,7 @@ class Gradient:
     norm: float
     """Norm of the whole gradient, before clipping."""
     signals: int
-    """Sum of the ranks' signals."""
+    """Sum over the ranks of the number `signal` that each gave to `TrainingStep.gradient`."""
 
     @property
     def is_finite(self) -> bool:

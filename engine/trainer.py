@@ -81,10 +81,10 @@ class Trainer:
         """Samples in the updates so far; skipped iterations do not count."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.rehearsed_seconds = math.nan
-        """Estimated seconds of an iteration, for the first line that a user reads; NaN before
-        `prepare`."""
+        """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
+        reads; NaN before `prepare`."""
         self.validations: list[Validation] = []
-        """Validations so far, on the first rank."""
+        """Validations so far, on ranks other than the first only this session's."""
         self.stop_requested = False
         self.saved = time.monotonic()
         self.is_save_due = self.is_ready = False
@@ -280,8 +280,8 @@ class Trainer:
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run one optimizer step; return its metrics, the guards' warnings, and True if a rank was
-        asked to stop."""
+        """Run iteration `number`, from 0; return its line of the metrics, the guards' warnings, and
+        True if a rank was asked to stop."""
         for guard in self.guards:
             guard.before(number)
         start = time.monotonic()

@@ -18,14 +18,14 @@ from mlm_repro.lineage.variables import is_first_rank
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 _CLAIMS: list[tuple[Path, int]] = []
-"""Locks of claimed output paths, each with the id of the process that claimed it: a forked process
-leaves its parent's alone."""
+"""Lock file of each claimed output path, with the id of the process that claimed it. A forked
+process does not release its parent's locks."""
 UNFINISHED = (
     r"\.(iter_\d{{7}}\.partial|"
     r"manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 )
-"""Regular expression, to be formatted with the marks of their holders, of the names of unfinished
-and of replaced files and directories."""
+"""Regular expression of the names of unfinished and of replaced files and directories; `format`
+inserts the marks of the commands that left them."""
 
 
 class NoLocks(BadInput):
@@ -211,8 +211,8 @@ def _remove_leftovers(directory: Path, marks: list[str]) -> None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Return False if the locked file is no longer the one at `path`, because its former holder
-    removed it."""
+    """Return True if the open file `descriptor` is still the one at `path`, False if the lock's
+    former holder has removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -59,12 +59,12 @@ CHECKPOINT = {
 
 
 def core(name: str) -> Any:
-    """Import a module of the package."""
+    """Import and return a module of megatron.core, by its name there."""
     return import_module(f"megatron.core.{name}")
 
 
 class OnCpu(TorchFunctionMode):
-    """Function mode that runs on the CPU what asks for `cuda`."""
+    """Function mode of torch in which calls that ask for `cuda` run on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -157,7 +157,8 @@ def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `exchange` with lists where arguments are tensors of sizes."""
+    """Call `exchange` with each keyword argument that is a tensor, such as sizes, turned into a
+    list."""
     return exchange(
         *args,
         **{
@@ -213,8 +214,8 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
-    """Return the values that a class or a function has parameters for; the parameters differ from
-    release to release."""
+    """Return the values whose names are parameters of `taker`, a class or a function; its
+    parameters differ from release to release."""
     return {
         name: value for name, value in values.items() if name in inspect.signature(taker).parameters
     }
@@ -274,8 +275,8 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
 
 
 def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> JSON:
-    """Return the sharded state of model, optimizer and schedule, by these names: to be saved, or
-    with `is_loading` to be filled from a checkpoint."""
+    """Return the sharded states under `model`, `optimizer` and `scheduler`: to be saved, or with
+    `is_loading` to be filled from a checkpoint."""
     model = gpt.sharded_state_dict(metadata=CHECKPOINT)
     states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
     return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}
@@ -336,14 +337,15 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Return the class of the package's configuration that has these fields."""
+    """Return Megatron-Core's class of configuration that has these fields: the one for multi-latent
+    attention, or the common one."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Return the settings of a rank, with the fields that the work sets, by the package's own
-    names."""
+    """Return all of Megatron-Core's settings for a rank, by its own names, from the configuration,
+    the layout and the fields that the work sets."""
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]
@@ -493,7 +495,8 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
+        """Build Megatron-Core's dataset of `count` samples over the token files: a GPTDataset, or a
+        BlendedDataset for several files."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]

@@ -22,9 +22,9 @@ PARTS: dict[str, JSON] = {
     "sp": {"sequence_parallel": True},
     "zero1": {"shard_optimizer": True},
 }
-"""Settings that each unnumbered part of a layout name stands for."""
+"""Part of a layout's name that has no number → the settings that it stands for."""
 NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
-"""Keys of the section `parallel` that a name sets."""
+"""Keys of `[parallel]` that the name of a layout can set."""
 
 
 class ParityLayout(ParallelConfig):
@@ -37,7 +37,7 @@ class ParityLayout(ParallelConfig):
     fsdp: int = 1
     """Ranks over which parameters and batches are divided; `dp` counts copies of such groups."""
     mb: int = 0
-    """Sequences of a microbatch; 0 for the usual number."""
+    """Sequences per microbatch; 0 for the configuration's number."""
 
     @property
     def world_size(self) -> int:

@@ -51,7 +51,7 @@ class Reference(NamedTuple):
 
 
 UNKNOWN = Reference({}, {})
-"""Reference of a training that is itself the first."""
+"""Empty reference, for a training that gives the reference itself."""
 
 
 @dataclass
@@ -60,10 +60,10 @@ class Computed:
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)
-    """The tensors themselves, if the reference is unknown or they are asked for."""
+    """Tensors of the rank, kept if the reference is empty or the caller asks for them."""
     differences: list[TensorDifference] = field(default_factory=list)
     initial: list[TensorPart] = field(default_factory=list)
-    """Parameters as they were built."""
+    """Parameters of the rank before any weights are loaded."""
     planted: dict[str, float] = field(default_factory=dict)
     """Squared norm that the optimizer finds for a gradient that is 1 in one parameter, by
     parameter."""
@@ -76,8 +76,8 @@ class Computed:
     def take(
         self, engine: Engine, reference: Reference, keeps: bool = False
     ) -> Callable[[TensorPart], None]:
-        """Return the function by which the engine's recorder hands over tensors: it compares them
-        with the reference, and keeps them if asked or if there is no reference."""
+        """Return a function that is given each recorded tensor: it compares it with the reference,
+        and adds it to `parts` if `keeps` or if the reference is empty."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:

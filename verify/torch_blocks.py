@@ -53,7 +53,8 @@ class Fields(Config):
     tied: bool = False
     """True if the embedding is the head."""
     reduce_dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
-    """Type in which FSDP2 reduces gradients, such as float16; by default their own."""
+    """Number format in which FSDP2 reduces gradients, such as float16; by default the gradients'
+    own."""
     gradient_divide_factor: float = 0.0
     """Number that FSDP2 divides gradients by; 0 for its own mean."""
     schedule: str = "1F1B"
@@ -166,7 +167,8 @@ class Builder:
     batch: Mapping[str, torch.Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Build this rank. Raises BadInput for a layout that these blocks cannot run."""
+        """Build this rank's model and its training step. Raises BadInput for a layout that these
+        blocks cannot run."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
@@ -195,7 +197,9 @@ class Builder:
             "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
         }
         if self.fields.tied:
-            raise BadInput("the plan does not divide an embedding that is the head")
+            raise BadInput(
+                "torch's blocks with tp cannot have the embedding as head: --with tied=False"
+            )
         if sequence_parallel:
             plan["norm"] = SequenceParallel()
         for name in model.layers:
@@ -277,7 +281,7 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the parts of the model that one of `of` stages has."""
+        """Return the model of stage `number` of `of` stages, made of parts of the whole model."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         per = LAYERS // of

@@ -3,7 +3,7 @@
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel
 rank), index.json, memory-*.safetensors (for a model with memory), config.json (model, twin rule,
 layout), state.json (iteration, optimizer steps, loss scale, recent losses, elapsed time),
-statistics.json (four numbers for each tensor), probe.json (the loss on a few samples), lineage.json
+statistics.json (five numbers for each tensor), probe.json (the loss on a few samples), lineage.json
 (the run, its inputs, the earlier checkpoints), tokenizer/ and the completion marker.
 """
 
@@ -47,7 +47,8 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe has the first validation sequences, at most 8 and at most 64 tokens of each."""
+"""The probe's samples are the first validation sequences, at most 8, and at most 64 tokens of
+each."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
 """Largest relative difference of a loss that another layout, machine or library makes, by number
 format."""
@@ -149,7 +150,8 @@ class CheckpointWriter:
         mesh: ParallelMesh,
         streams: StreamMemory | None = None,
     ) -> None:
-        """Make room for the copy, which is kept from one checkpoint to the next."""
+        """Choose the tensors that this rank writes, and allocate host memory for their copies,
+        which every checkpoint reuses."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -200,12 +202,13 @@ class CheckpointWriter:
 
     @property
     def is_ready(self) -> bool:
-        """True if this rank waits for the others, to go on with the checkpoint that is written."""
+        """True if this rank's thread has finished the current step of writing the checkpoint. When
+        it has on every rank, `go_on` does not wait."""
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
-        """Copy the state to the host. Owners send the writers their elements, so every rank calls
-        it."""
+        """Copy weights and optimizer state to the host. Ranks send their parts of a tensor to the
+        rank that writes it, so every rank calls this."""
         for name, _, _, whole in [*self._optimizer.written(), *self._weights]:
             if (tensor := whole()) is not None:
                 self._copies[name].copy_(tensor)
@@ -224,8 +227,8 @@ class CheckpointWriter:
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
-        """Wait for the work of all ranks and continue; return the checkpoint if it is complete,
-        else None.
+        """Wait until every rank has finished the current step of writing the checkpoint, and start
+        the next step. Return the checkpoint's iteration and digests after the last step, else None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
         cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for a tensor
@@ -242,7 +245,7 @@ class CheckpointWriter:
         return None
 
     def close(self) -> None:
-        """Give up a checkpoint that is not complete; it leaves nothing behind."""
+        """Give up a checkpoint that is not complete, and remove its files."""
         if self._steps is not None:
             self._is_given_up = True
             self._steps.close()
@@ -327,8 +330,9 @@ def _complete(
     probe: Probe | None,
     everyone: list[WrittenFile],
 ) -> Ancestor:
-    """Write, on the first rank, the files about all ranks' files; seal the checkpoint and give it
-    its name."""
+    """Write index, configuration, progress and lineage of a checkpoint, seal it, give it its name
+    and remove old checkpoints. Return its iteration and digests. Only the first rank calls it,
+    after all ranks have written their tensors."""
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -385,8 +389,8 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden
-    name."""
+    """Remove all complete checkpoints but the newest `keep`. Each is first renamed to a hidden
+    name, so that a kill leaves no half checkpoint under its own name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -459,7 +463,7 @@ def start_from(
     """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
-            raise IntegrityFailure(f"{path} has changed since the run began that starts from it")
+            raise IntegrityFailure(f"{path} has changed since the run that starts from it began")
     if is_whole:
         return load_checkpoint(path, parameters, optimizer)[0]
     _check_files(path, optimizer.mesh, is_read=lambda name: True)
@@ -546,6 +550,7 @@ def _read_state(path: Path) -> TrainingState:
 
 
 def read_probe(path: Path) -> Probe | None:
-    """Return the probe stored with a checkpoint; None for imported weights."""
+    """Return the samples and the loss stored with a checkpoint as its probe; None if it has no
+    probe, as imported weights."""
     place = path / PROBE
     return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

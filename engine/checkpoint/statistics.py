@@ -29,17 +29,17 @@ Numbers = tuple[float, float, float, int, int]
 """(sum of squares, minimum, maximum, count of non-finite numbers, checksum) of a tensor or of a
 rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
-"""The numbers of no element."""
+"""Numbers of a tensor without elements, from which `merge` starts."""
 Loaded = dict[str, tuple[ShardedParameter, Numbers]]
-"""Parameters by the name of a tensor, with the numbers of what was read."""
+"""Name of a tensor → its parameter, and the numbers of the elements that this rank has read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measure(
     tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
 ) -> Numbers:
-    """Return the numbers of a tensor. Minimum and maximum leave out non-finite elements; they are 0
-    without any other.
+    """Return sum of squares, minimum, maximum, count of non-finite numbers and checksum of a
+    tensor. Minimum and maximum leave out non-finite elements, and are 0 if no element is finite.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     """

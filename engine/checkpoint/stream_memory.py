@@ -51,8 +51,8 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Return the states on the host, by layer and stream; empty but on the first
-        tensor-parallel rank, which writes for all."""
+        """Return the states on the host by layer and stream. Only the first tensor-parallel rank
+        writes them; on the others the result is empty."""
         return {
             f"{layer}.{place}": states[:, row].cpu().contiguous()
             for places, layers in self._states.items()

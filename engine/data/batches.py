@@ -27,7 +27,7 @@ class Microbatch:
 
 
 Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
-"""(sample numbers, indices in the global batch) → the microbatch."""
+"""Function (sample numbers, their indices in the global batch) → microbatch."""
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
@@ -62,8 +62,8 @@ class TrainingOrder:
 def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of each of a rank's microbatches, in order; its share of the global batch
-    is contiguous."""
+    """Yield, for each microbatch of a data-parallel rank, the indices of its sequences in the
+    global batch. A rank's share of the batch is contiguous."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -76,7 +76,7 @@ class ValidationOrder:
     num_samples: int
     take: Take
     are_streams: ClassVar[bool] = False
-    """True if microbatches with the same indices follow each other in the text."""
+    """True if successive microbatches with the same indices continue the same text."""
 
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int

@@ -110,5 +110,5 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(
-                f"{where} is written as another model: {name} differs by at most {largest:.1e}"
+                f"{where} does not hold the checkpoint's model: {name} is off by {largest:.1e}"
             )

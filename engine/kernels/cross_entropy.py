@@ -136,8 +136,8 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """Return the loss of `chunked` by a device's loops. In fp16 the loss scale and 1/n multiply the
-    gradients in fp32."""
+    """Return the loss of `chunked`, with a device's `loops` over rows of logits. In fp16 the loss
+    scale and 1/n multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 

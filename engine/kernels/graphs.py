@@ -10,8 +10,8 @@ import torch
 
 
 class Captured:
-    """CUDA graphs of a function: one of its first call in an iteration, and one of any later call,
-    which may add to the first one's results."""
+    """CUDA graphs of a function that is called for each microbatch: one of the first call in an
+    iteration, and one of any later call, which may add to the first one's results."""
 
     def __init__(
         self,
@@ -19,8 +19,8 @@ class Captured:
         function: Callable[[torch.Tensor], torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Call `begin`, and `function` of a factor twice, so that everything is compiled and
-        loaded; then capture it.
+        """Call `begin`, and twice `function(factor)`, so that everything is compiled and loaded;
+        then capture two calls as graphs.
 
         `function` reads `inputs`, which become zero: a replay that did not copy its own would be
         seen.

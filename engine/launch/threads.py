@@ -24,7 +24,7 @@ from mlm_repro.engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
 _Number = tuple[int, int, int]
-"""Identity of a message: sender, receiver, and the number of earlier messages between them."""
+"""Key of a message: sender, receiver, and the number of earlier messages between them."""
 
 
 class RanksFailed(RuntimeError):
@@ -34,9 +34,9 @@ class RanksFailed(RuntimeError):
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
         self.sentence = sentence
-        """The first line."""
+        """First line of the error's text."""
         self.lost = lost
-        """True if the rank ended, or was silent, without a word of its program."""
+        """True if the rank ended or fell silent without an error of its program."""
 
 
 class ThreadRank(NamedTuple):
@@ -129,7 +129,7 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until this rank has been woken and `is_ready()` is true."""
+        """Let other ranks compute until this rank is woken and `is_ready()` is true."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -158,7 +158,7 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as ended, and let the others notice a deadlock."""
+        """Mark a rank as ended. If all remaining ranks wait, end them with a deadlock's error."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 

@@ -54,8 +54,8 @@ class PipelineInput:
     places: tuple[int, ...] = ()
     """Indices of its sequences in the global batch; empty outside of training."""
     mean_targets: Tensor | None = None
-    """Mean number of targets per microbatch over the whole global batch, a scalar; None to divide
-    by the number of its own."""
+    """Mean number of targets per microbatch over the whole global batch, a scalar that divides the
+    loss; None to divide by the microbatch's own number of targets."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that change from microbatch to microbatch, apart from a BERT's pairs

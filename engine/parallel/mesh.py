@@ -26,8 +26,8 @@ MIN = dist.ReduceOp.MIN
 
 
 class Waiting:
-    """Seconds that this rank has spent in communication, which on CPUs is mostly waiting for the
-    others."""
+    """Context manager that adds up the seconds that this rank spends in communication, on CPUs
+    mostly waiting for the others."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -41,13 +41,13 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Communication in progress."""
+    """Interface of a communication in progress."""
 
     def wait(self) -> object:
         """Wait until the communication is complete."""
 
     def is_completed(self) -> bool:
-        """True if the communication is complete."""
+        """Return True if the communication is complete."""
 
 
 class _Done:
@@ -97,7 +97,7 @@ class Axis(ABC):
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's part, along dim 0, of the sum over the axis."""
+        """Return this rank's share, along dim 0, of the sum over the axis."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
@@ -217,14 +217,14 @@ class ParallelMesh:
     pp: Axis
     dp: Axis
     embedding: Axis
-    """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks
-    between."""
+    """Axis of the first and last pipeline rank, which share the tied embedding; of size 1 on the
+    ranks between."""
     device: torch.device
     sequence_parallel: bool = False
     """True if activations outside tensor-parallel regions are divided along the sequence over the
     tp axis."""
     world: Axis = LoneAxis()
-    """Every rank, by its global number."""
+    """Axis of all ranks, by their global numbers."""
 
     @property
     def sequence_rank(self) -> int:
@@ -246,7 +246,7 @@ class ParallelMesh:
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Context manager for a block without collectives, which succeeds on every rank or on none:
-        one rank's failure is raised on all."""
+        a UserError or OSError of one rank is raised on all."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
         failure = None

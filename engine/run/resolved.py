@@ -52,8 +52,8 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
-"""Names of the input from which a run starts: a checkpoint for its weights alone, or a run that it
-continues."""
+"""Names that a starting point has among a run's inputs: `init_from` for a checkpoint's weights
+alone, `continues` for a run that is continued."""
 SCHEMA = 1
 """Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
 a key changes."""
@@ -66,8 +66,8 @@ FIRST_RELEASE = {
     "init_from": None,
     "continues": None,
 }
-"""Values of `[train]` that the first release left out of its manifests. Its fp16 began at another
-loss scale."""
+"""Values of `[train]` that hold for a manifest of the first release, which left them out. Its fp16
+began at another loss scale."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StartingPoint:
 
     kind: str
     place: Path
-    """The checkpoint, or a run whose newest checkpoint is meant."""
+    """Path of the checkpoint, or of a run whose newest checkpoint is meant."""
     digest: str
 
 
@@ -88,10 +88,11 @@ class ResolvedRun:
     config: RunConfig
     """The configuration with the vocabulary of its dataset."""
     dataset: DatasetFacts | None
-    """None if the configuration names no dataset. Such a run can be described but not trained."""
+    """Dataset of the run; None if the configuration names no dataset. Such a run can be described
+    but not trained."""
     layout: Layout
     origin: StartingPoint | None = None
-    """None for a run that starts from random weights."""
+    """Checkpoint that the run starts from; None for random weights."""
     begun: RunDirectory | None = None
     """The directory in which to resume; None for a run whose directory follows from its
     settings."""
@@ -347,8 +348,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
-            f"{source} has no {FILE_NAME} that a dataset could be made with: import it from where"
-            " it has one"
+            f"{source} has no {FILE_NAME} to make a dataset with: import the weights from a"
+            " directory that has one"
         )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
@@ -404,7 +405,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
         )
     if (precision := stated.get("precision")) != config.train.precision:
         raise BadInput(
-            f"{run} was trained in {precision}, and its optimizer's state continues in that alone"
+            f"{run} was trained in {precision}, and its optimizer continues in that alone: set"
+            " train.precision to it"
         )
     iteration = iteration_of(resolve_checkpoint(directory.path))
     samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)

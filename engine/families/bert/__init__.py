@@ -49,8 +49,9 @@ def pairs_of(samples: PairSamples) -> Take:
 
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
-    """Return the word table of a tokenizer's directory. Without a tokenizer, for random tokens,
-    every fourth token ends a sentence."""
+    """Return which tokens of a tokenizer's directory begin words, end sentences or are special.
+    Without a tokenizer, for random tokens, every token begins a word and every fourth ends a
+    sentence."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
     all_tokens = np.ones(vocab_size, np.bool_)

@@ -207,7 +207,7 @@ class BERT(StageModel):
 
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
-    """Return the batch's sentence pairs. A batch without any has one segment per sequence and no
-    padding."""
+    """Return the batch's sentence pairs. For a batch without pairs, return one segment per sequence
+    and no padding."""
     zeros = torch.zeros_like(batch.tokens)
     return batch.pairs or SentencePairs(zeros, zeros == 0, zeros[:, 0])

@@ -190,7 +190,8 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
+        """Return the attention's output [s, b, h] for x [s, b, h], a memory [m, b, h] of earlier
+        inputs and the encoding [k, h] of distances."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
@@ -248,7 +249,8 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """[s, b, h] and a memory [m, b, h] of this layer's earlier inputs → [s, b, h]."""
+        """Return the layer's output [s, b, h] for x [s, b, h] and a memory [m, b, h] of the layer's
+        earlier inputs."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
         x = self.attention_layernorm(
