@@ -83,8 +83,8 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """Return the phases after `iteration` iterations and `taken` samples. A ramp shorter than its
-    batches skips some sizes."""
+    """Return the phases of batch size after `iteration` iterations and `taken` samples. A ramp
+    shorter than its batches skips some sizes."""
     phases = []
     for step in range(steps):
         # A step whose samples are taken already has no iterations: a large batch passed over it.

@@ -77,7 +77,7 @@ class BertConfig(FamilySection):
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its
     Figure 7 (a)."""
     layer_norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """Number that is added to the variance; the published BERT has 1e-12."""
+    """Number that layer norms add to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
         """Raise ValueError if the context has no room for a pair."""
@@ -145,7 +145,7 @@ class ModelConfig(Config):
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
-    """Attention heads; each is `hidden_size / num_heads` wide."""
+    """Number of attention heads; each is `hidden_size / num_heads` wide."""
     seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: PositiveInt = 50257
@@ -609,10 +609,10 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Turn lengths in samples or tokens, such as "300e9 tokens", into iterations; an incomplete
-        last batch is not counted.
+        """Turn lengths stated in samples or tokens, such as "300e9 tokens", into iterations; of the
+        training's length, an incomplete last batch is not counted.
 
-        Warm-up and fall become whole batches, not rounded where `clock` is "samples".
+        Warm-up and fall are rounded to whole batches, except where `clock` is "samples".
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

@@ -162,7 +162,8 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Return the sum of the losses and the norm of the gradient; the weights stay."""
+        """Compute the gradient of microbatches, and return the sum of the losses and the gradient's
+        norm; the weights stay."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()

@@ -60,8 +60,7 @@ class Diverged(UserError):
 
 
 class HardwareMissing(UserError):
-    """The machine cannot run the work, which was only planned, or a rank did not start: exit code
-    4."""
+    """This machine lacks hardware that the work needs, or a rank did not start: exit code 4."""
 
     exit_code = 4
 

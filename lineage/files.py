@@ -208,7 +208,7 @@ class Environment(FileSchema):
 
     mlm_repro: str = ""
     source: JSON = Field(default_factory=dict)
-    """The commit of the code; `dirty` is True if files differed from the commit."""
+    """Commit of the code; `dirty` is True if files differed from the commit."""
     python: str = ""
     platform: str = ""
     cpu: str = ""

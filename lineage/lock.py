@@ -29,7 +29,7 @@ inserts the marks of the commands that left them."""
 
 
 class NoLocks(BadInput):
-    """A file system without locks, such as NFS without its lock service: exit code 2."""
+    """The file system has no locks, such as NFS without its lock service: exit code 2."""
 
 
 @contextmanager

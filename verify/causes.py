@@ -62,7 +62,7 @@ def parameter_of(tensor: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List names without their layer numbers, at most four of them."""
+    """Return the names without their layer numbers as a list in words, at most four of them."""
     short = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 

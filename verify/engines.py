@@ -129,11 +129,12 @@ class Engine:
         """Import the engine's packages before ranks are forked."""
 
     def parameters(self) -> Named:
-        """Parameters in the order of the forward pass."""
+        """Return pairs of name and parameter, in the order of the forward pass."""
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Buffers that belong to a checkpoint and are the same on every layout."""
+        """Return pairs of name and buffer, for the buffers that belong to a checkpoint and are the
+        same on every layout."""
         return ()
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
@@ -156,7 +157,7 @@ class Engine:
         raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        """Optimizer state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
+        """Return the optimizer's state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
         return ()
 
     def save(self, directory: Path) -> None:

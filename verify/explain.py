@@ -55,7 +55,7 @@ class Beyond(NamedTuple):
     allowed: float
     detail: str
     row: int | None = None
-    """The row of the word embedding that is farthest off."""
+    """Row of the word embedding that is farthest off; None for another value."""
 
     def __str__(self) -> str:
         off = f"{self.what} of iteration {self.iteration} is {self.distance:.2g} from float64"
@@ -79,10 +79,11 @@ class Judged:
         """Largest relative distance so far from the float64 replay of the replay in the run's own
         format, by iteration."""
         self.number: Beyond | None = None
-        """The first recorded number that rounding does not explain."""
+        """The first recorded number that rounding does not explain; None if there is no such
+        number."""
         self.tensors: list[Beyond] = []
-        """The tensors of the first checkpoint that rounding does not explain, in the order of
-        computation."""
+        """Tensors that rounding does not explain, in the order of computation, of the first
+        checkpoint that has such tensors."""
         self.spread: dict[int, dict[str, float]] = {}
         """Relative difference that rounding explains, by iteration of a checkpoint and by
         tensor."""
@@ -216,8 +217,8 @@ class Judged:
         )
 
     def _kinds(self) -> list[str]:
-        """Return the known faults with which a replay gives every number and every tensor of this
-        run."""
+        """Return the kinds of known faults with which a replay gives every number and every tensor
+        of this run."""
         rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(

@@ -224,7 +224,8 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
 def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
-    """Wrap the module in DistributedDataParallel; return it with its optimizer and its schedule."""
+    """Wrap the module in Megatron-Core's DistributedDataParallel; return it with its optimizer and
+    its schedule."""
     distributed = core("distributed")
     optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
@@ -240,7 +241,8 @@ def distribute(
 
 
 def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the buffers that its checkpoints hold, such as the biases of experts."""
+    """Return pairs of name and buffer, for the buffers that Megatron-Core's checkpoints hold, such
+    as the biases of experts."""
     saved = gpt.state_dict()
     return ((name, value) for name, value in gpt.named_buffers() if name in saved)
 
@@ -283,14 +285,14 @@ def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> 
 
 
 def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Write the package's own distributed checkpoint; every rank calls it."""
+    """Write Megatron-Core's own distributed checkpoint; every rank calls it."""
     path.mkdir(parents=True, exist_ok=True)
     torch.distributed.barrier()
     core("dist_checkpointing").save(checkpoint_of(gpt, optimizer, schedule, False), str(path))
 
 
 def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Load the package's own distributed checkpoint."""
+    """Load Megatron-Core's own distributed checkpoint."""
     content = core("dist_checkpointing").load(
         checkpoint_of(gpt, optimizer, schedule, True), str(path)
     )
@@ -430,8 +432,8 @@ class MegatronCore(Engine):
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the package, so that forked ranks have it. Raises BadInput if it is missing or its
-        names changed."""
+        """Import Megatron-Core, so that forked ranks have it. Raises BadInput if it is missing or
+        its names changed."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -518,8 +520,8 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Return shards at the offsets that the package's checkpoints state; with our names if the
-        samples come from our files."""
+        """Return shards at the offsets that Megatron-Core's checkpoints state; with our names if
+        the samples come from our files."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

@@ -33,9 +33,10 @@ class ParityLayout(ParallelConfig):
     dp: int = 1
     cp: int = 1
     ep: int = 1
-    """Expert parallelism, over the data-parallel ranks."""
+    """Degree of expert parallelism, over the data-parallel ranks."""
     fsdp: int = 1
-    """Ranks over which parameters and batches are divided; `dp` counts copies of such groups."""
+    """Number of ranks over which parameters and batches are divided; `dp` counts copies of such
+    groups."""
     mb: int = 0
     """Sequences per microbatch; 0 for the configuration's number."""
 

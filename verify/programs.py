@@ -157,8 +157,8 @@ class Program(Engine):
 
 
 class InDouble(TorchFunctionMode):
-    """Function mode that computes in float64 where a program asks for fp32, as norms do, so that
-    nothing rounds."""
+    """Function mode of torch that computes in float64 where a program asks for fp32, as norms do,
+    so that nothing rounds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]

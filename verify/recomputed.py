@@ -135,8 +135,8 @@ class RunCheck:
         self.broken += other.broken
 
     def files(self, place: Path) -> Comparisons:
-        """Check that a directory has the files, keys and name of its kind, and that the directories
-        within belong to it."""
+        """Yield the differences of a directory's files, keys and name from the rules of its kind,
+        and the directories within, to be checked in turn."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)

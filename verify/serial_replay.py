@@ -34,7 +34,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.run import RunDirectory
 
 Numbers = dict[str, float]
-"""The numbers of an iteration, in the order in which they are computed."""
+"""Name of a number of an iteration → the number, in the order in which they are computed."""
 OF_A_STEP = (
     "batch_size",
     "samples",
@@ -92,7 +92,7 @@ class RecordedRun:
 
     @property
     def iterations(self) -> range:
-        """Numbers of the recorded iterations. Unless the run continues another at a later
+        """Recorded iterations, counted from 1. Unless the run continues another at a later
         iteration, 0 is among them, for the weights before the first update."""
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 

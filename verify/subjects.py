@@ -30,7 +30,7 @@ TABLES = read_toml(Path(__file__).with_name("small.toml"))
 MODEL = TABLES["model"]
 """Sizes of the model, which `--with` may change."""
 TRAIN = TABLES["train"]
-"""A recipe whose steps clip."""
+"""Training recipe in whose steps the gradient is clipped."""
 LAYOUTS = (
     "(tensor_model|pipeline_model|context|expert_model)_parallel_size"
     "|sequence_parallel|use_distributed_optimizer"

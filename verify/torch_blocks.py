@@ -51,7 +51,7 @@ class Fields(Config):
     """Fields of the small model that `--with` sets."""
 
     tied: bool = False
-    """True if the embedding is the head."""
+    """True if the word embedding is the output head too."""
     reduce_dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
     """Number format in which FSDP2 reduces gradients, such as float16; by default the gradients'
     own."""

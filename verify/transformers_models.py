@@ -97,7 +97,7 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
 
 
 def literal(text: str) -> Any:
-    """Return the value of a Python literal; other text as it is."""
+    """Return the value of a text that is a Python literal; any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -54,7 +54,7 @@ TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure"
 format."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Name of a rank's file, its SHA-256, and its part of the index."""
+"""Name of a rank's file in a checkpoint, its SHA-256, and its part of the index."""
 
 
 class Probe(FileSchema):
@@ -99,7 +99,7 @@ class Probe(FileSchema):
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
-    """Return layout, numerics identity and threads of this process."""
+    """Return the layout, the numerics identity and the threads of this process as JSON."""
     return {
         **vars(layout),
         **numerics_identity(device.type == "cuda"),
@@ -113,7 +113,7 @@ class Ancestor(NamedTuple):
     iteration: int
     digest: str
     weights: str
-    """Digest of its model files alone."""
+    """Digest of the checkpoint's model files alone."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True if a checkpoint is not complete yet."""
+        """True while a checkpoint is being written."""
         return self._steps is not None
 
     @property

@@ -162,8 +162,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return the entry of a tensor of this shape. Raises IntegrityFailure if the index has none or
-    a wrong one."""
+    """Return a tensor's entry in the index. Raises IntegrityFailure if the index has no such entry
+    or one of another shape."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]

@@ -122,7 +122,8 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
 ) -> None:
-    """Read back a file of tensors, or of this rank's parts of parameters, and compare.
+    """Read a written file of tensors back and compare it with the numbers taken before. With
+    `parameters`, the tensors are this rank's parts of them.
 
     Raises IntegrityFailure naming the first tensor that differs.
     """

@@ -62,7 +62,8 @@ class StreamMemory:
         }
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write this rank's states into a checkpoint."""
+        """Write this rank's states into a checkpoint, as a file of its own; no states give no
+        file."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:

@@ -23,7 +23,7 @@ class Microbatch:
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
     pairs: Sequence[PairSample] = ()
-    """A BERT's samples: besides tokens, their targets, token types and lengths."""
+    """Samples of a BERT: besides tokens, their targets, token types and lengths."""
 
 
 Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
@@ -54,7 +54,8 @@ class TrainingOrder:
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
-        """Return the number of the sample at an index of the global batch."""
+        """Return the number, counted through the training, of the sample at an index of the
+        iteration's global batch."""
         return self.schedule.samples_before(iteration) + place
 
 

@@ -458,7 +458,7 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return the recipe as a line, then a line for each held-out set."""
+    """Return a result as text: the task and recipe in a line, then a line for each held-out set."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

@@ -89,7 +89,8 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card: the fields that the hub reads, and the checkpoint's digest."""
+    """Write the model card README.md, with the fields that the hub reads and the checkpoint's
+    digest."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)

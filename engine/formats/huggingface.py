@@ -68,10 +68,10 @@ class Format(NameMap):
     """Name in this format of a layer's last norm, with which our next layer begins; empty if the
     layers' norms match ours."""
     inner: str
-    """Key of the MLP's inner width."""
+    """Key of config.json for the MLP's inner width."""
     default_inner: int | None = None
     dropout: str
-    """Key of the dropout probability."""
+    """Key of config.json for the dropout probability."""
     sizes: dict[str, str]
     """Our sizes → keys of config.json."""
     tied: dict[str, str]

@@ -380,8 +380,8 @@ class _Region:
         the undivided layers'."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute this rank's part. `rows` is the number of rows of its whole
-        weight."""
+        """Make a module compute this rank's part, divided as `how` says. `rows` is the number of
+        rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]

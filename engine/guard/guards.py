@@ -30,7 +30,7 @@ SPIKE_WINDOW = 128
 LEAST = 64
 """Number of iterations that must be known before one is called a spike."""
 DEVIATIONS = 6.0
-"""Standard deviations above the mean that make a spike."""
+"""Number of standard deviations above the mean from which on a value is a spike."""
 
 
 def guards_of(
@@ -327,7 +327,8 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
-    """Say which ranks differ from which. The smaller group counts as the one that differs."""
+    """Return a phrase that says which ranks differ from which. The smaller group counts as the one
+    that differs."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
@@ -337,6 +338,6 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """List the first numbers with commas, and say how many more there are."""
+    """Return the first numbers, separated by commas, and how many more there are."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

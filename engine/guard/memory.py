@@ -122,8 +122,8 @@ class OutOfMemory(HardwareMissing):
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
-    """Turn a failed allocation into OutOfMemory. One rank first prints what a rank needs and which
-    changes need less."""
+    """Context manager: turn a failed allocation into OutOfMemory. One rank first prints what a rank
+    needs and which changes need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -15,14 +15,15 @@ from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
-"""Largest block of logits in memory."""
+"""Largest block of logits in memory, in bytes."""
 HALF_SCALE = 2.0**15
 """Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not
 underflow."""
 
 
 class VocabAxis(Protocol):
-    """The axis over which the vocabulary is divided, with the parts of `Axis` that a loss needs."""
+    """Interface of the axis over which the vocabulary is divided: the parts of `Axis` that a loss
+    needs."""
 
     @property
     def size(self) -> int:
@@ -33,7 +34,7 @@ class VocabAxis(Protocol):
         """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
-        """Sum, or reduce by `op`, in place."""
+        """Sum a tensor over the axis in place, or reduce it by `op`."""
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -219,7 +220,8 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return total + a·b, added in fp32; a·b if there is no total yet."""
+    """Return total plus the matrix product of a and b, added in fp32; the product alone if there is
+    no total yet."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.
@@ -227,7 +229,7 @@ def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) 
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a·b in the dtype of a and b, but in fp32 for fp16."""
+    """Return the matrix product of a and b in their dtype, but in fp32 for fp16."""
     if a.dtype != torch.float16:
         return multiply(a, b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()

@@ -39,8 +39,8 @@ REPORT_SECONDS = 5.0
 FLIGHT_RECORDS = "2000"
 """Number of collectives that NCCL's flight recorder remembers, and dumps when one does not end."""
 LOCAL_RANKS = "LOCAL_RANK", "SLURM_LOCALID"
-"""Variables with a rank's number on its machine: torchrun sets the first, `srun` alone the
-second."""
+"""Environment variables with a rank's number on its machine: torchrun sets the first, `srun` alone
+the second."""
 STACK_SIGNAL = signal.SIGQUIT
 """Signal that makes a rank print its stack."""
 PEER_GONE = (

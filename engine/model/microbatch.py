@@ -52,7 +52,7 @@ class PipelineInput:
     pairs: SentencePairs | None = None
     """Parts and padding, for a BERT; None if a sequence is one part without padding."""
     places: tuple[int, ...] = ()
-    """Indices of its sequences in the global batch; empty outside of training."""
+    """Indices of the microbatch's sequences in the global batch; empty outside of training."""
     mean_targets: Tensor | None = None
     """Mean number of targets per microbatch over the whole global batch, a scalar that divides the
     loss; None to divide by the microbatch's own number of targets."""

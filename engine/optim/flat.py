@@ -128,7 +128,8 @@ class FlatOptimizer(ABC):
         mesh: ParallelMesh,
         shard: bool = False,
     ) -> None:
-        """Divide the state over the data-parallel ranks (ZeRO stage 1) if `shard` is set."""
+        """Group the parameters by weight decay. With `shard` the state is divided over the
+        data-parallel ranks (ZeRO stage 1)."""
         self.mesh = mesh
         self.train = train
         owners = mesh.dp if shard else LoneAxis()

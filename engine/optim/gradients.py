@@ -60,7 +60,7 @@ class GradientReducer:
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)
-    """Parameters that have had a gradient in this iteration."""
+    """Identities (`id`) of the parameters that have had a gradient in this iteration."""
 
     def __post_init__(self) -> None:
         for group in self.groups:

@@ -101,7 +101,7 @@ class Axis(ABC):
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return every rank's value in rank order, on every rank."""
+        """Return the values of all ranks of the axis, in rank order, on every rank."""
 
     def barrier(self) -> None:
         """Wait for every rank of the axis."""
@@ -234,7 +234,7 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """This rank's time in communication, over all axes."""
+        """Timer of this rank's communication, over all axes."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 

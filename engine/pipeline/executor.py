@@ -102,7 +102,7 @@ class PartitionedModel:
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
         """Replay microbatches of this shape as CUDA graphs from now on. An earlier pass must have
-        asked for every dropout site."""
+        used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))

@@ -40,7 +40,7 @@ class Interval(NamedTuple):
 
 # A backward pass has two products for each one of a forward pass.
 DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
-"""Assumed duration of a chunk's passes, in units of a forward pass."""
+"""Assumed duration of a chunk's forward and backward pass, in units of a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Lowered:
 
     @property
     def bubble(self) -> float:
-        """Idle over ideal time of the busiest rank."""
+        """Idle time of the busiest rank, divided by the time that it computes."""
         busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
         return self.makespan / busiest - 1.0
 

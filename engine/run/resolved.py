@@ -166,7 +166,7 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
-        """The manifest of this run as it would begin."""
+        """Manifest with which this run would begin."""
         described = self.config.model_dump(mode="json")
         settings = settings_of(self.config)
         return asked_for(
@@ -280,7 +280,7 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """Describe the remaining work: iterations, FLOPs and ranks."""
+        """Return the remaining work as a phrase: iterations, FLOPs and ranks."""
         train = self.config.train
         ranks = self.layout.world_size
         left = train.iterations - iterations_done

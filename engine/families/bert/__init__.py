@@ -39,7 +39,8 @@ class BertForms(ClosedForms):
 
 
 def pairs_of(samples: PairSamples) -> Take:
-    """Return a function that builds a microbatch of sentence pairs from their sample numbers."""
+    """Return a function (sample numbers, indices in the global batch) → microbatch of sentence
+    pairs."""
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]

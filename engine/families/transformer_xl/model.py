@@ -38,7 +38,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):
-    """Word embedding at full width, divided over the tensor-parallel axis."""
+    """Word embedding at full width, divided over the tensor-parallel axis, which is the output head
+    too."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
