@@ -617,8 +617,7 @@ class RunConfig(Config):
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):
             return values
-        texts = {key: train[key] for key in COUNTED if isinstance(train.get(key), str)}
-        matches = {key: LENGTH.fullmatch(text) for key, text in texts.items()}
+        matches = {key: LENGTH.fullmatch(str(train.get(key))) for key in COUNTED}
         lengths = {key: match for key, match in matches.items() if match}
         if not lengths:
             return values

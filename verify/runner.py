@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -134,7 +135,7 @@ class Outcome:
     def whole(self) -> dict[Key, Array]:
         """Whole tensors, by iteration and name, assembled from the parts on each rank. Raises
         IntegrityFailure if parts overlap or leave holes."""
-        return assemble(part for rank in self.ranks for part in rank.parts)
+        return assemble(chain.from_iterable(rank.parts for rank in self.ranks))
 
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
@@ -183,9 +184,8 @@ def compare_layout(
         traceback.print_exc()
         notes = " ".join(getattr(error, "__notes__", ()))
         failure = f"{notes}: {type(error).__name__}: {error}".splitlines()[0]
-    rows = (
-        merge((row for rank in ranks for row in rank.differences), reference.whole) if ranks else []
-    )
+    differences = chain.from_iterable(rank.differences for rank in ranks)
+    rows = merge(differences, reference.whole) if ranks else []
     rows.sort(key=lambda row: (row.iteration, order[row.tensor]))
     return Outcome(layout, ranks, rows, failure, time.monotonic() - start, lost)
 

@@ -185,11 +185,10 @@ class SerialReplay(Trainer, Guard):
             has = {name: getattr(line, name) for name in OF_A_STEP}
             numbers = {name: math.inf if has[name] is None else has[name] for name in OF_A_STEP}
             self.scaler.update(overflow=overflows)
-        again = (
-            self._validate(iteration, line.samples, line.kind)
-            for line in self.recorded.validations[iteration]
-        )
-        return numbers | {_named(line): line.loss for line in again}
+        for recorded in self.recorded.validations[iteration]:
+            validation = self._validate(iteration, recorded.samples, recorded.kind)
+            numbers[_named(validation)] = validation.loss
+        return numbers
 
     def before(self, number: int) -> None:
         """Set the loss scale to the one that the run recorded for the iteration."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -177,11 +178,9 @@ class CheckpointWriter:
             ]
             if written
         ]
-        tensors = [
-            (name, dtype, p.local.shape)
-            for _, dtype, mine in self._files
-            for name, p in mine.items()
-        ]
+        tensors = []
+        for _, dtype, mine in self._files:
+            tensors.extend([(name, dtype, p.local.shape) for name, p in mine.items()])
         sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in tensors]
         # One buffer, the wider numbers first: page-locked by torch, each tensor would take a power
         # of two of bytes.
@@ -275,7 +274,7 @@ class CheckpointWriter:
                 yield (work := beside.submit(self._write_files, unfinished, streams))
                 with mesh.all_or_none():
                     written = work.result()
-                everyone = [file for files in mesh.world.gather_objects(written) for file in files]
+                everyone = list(chain.from_iterable(mesh.world.gather_objects(written)))
                 about = partial(
                     _complete, run, path, unfinished, config, state, tokenizer, probe, everyone
                 )

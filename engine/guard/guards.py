@@ -332,7 +332,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
-    others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]
+    others = [rank for rank in ranks if rank not in same]
     doubt = "" if count > len(others) else "; which of them is right cannot be told"
     return f"rank {joined(others)} differs from rank {joined(same)}{doubt}"
 

@@ -251,12 +251,12 @@ class FlatOptimizer(ABC):
         """
         self.steps = steps
         for group in self.groups:
-            for name, part in ((name, part) for name, part in group.state.items() if name in names):
-                fill(
-                    [
-                        (parameter, name, max(group.own.start - start, 0), own)
-                        for (parameter, start, _), own in zip(
-                            group.starts(), group.pieces(part), strict=True
-                        )
-                    ]
-                )
+            for name in names:
+                if (part := group.state.get(name)) is not None:
+                    parts = zip(group.starts(), group.pieces(part), strict=True)
+                    fill(
+                        [
+                            (parameter, name, max(group.own.start - start, 0), own)
+                            for (parameter, start, _), own in parts
+                        ]
+                    )

@@ -89,12 +89,10 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     """
     tp = config.parallel.tp
     pp = config.parallel.pp
-    num_heads = config.model.num_heads
-    padded_vocab_size = config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches
     for size, what in (
-        (num_heads, "attention heads"),
-        (padded_vocab_size, "vocabulary rows"),
+        (config.model.num_heads, "attention heads"),
+        (config.model.padded_vocab_size, "vocabulary rows"),
         (ranks, "ranks"),
     ):
         if size % tp:
@@ -138,7 +136,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
-            f"the interleaved schedule wants multiples of pp = {pp} microbatches, and the growing"
+            f"the interleaved schedule needs multiples of pp = {pp} microbatches, and the growing"
             f" batch has {batch_in_microbatches // dp} for each data-parallel rank, or a multiple"
             " of that"
         )
