@@ -33,7 +33,7 @@ class _Phase(NamedTuple):
     iteration: int
     """First iteration of the phase, from 0."""
     sample: int
-    """Samples before the phase."""
+    """Number of samples taken before the phase."""
     batch_size: int
 
 

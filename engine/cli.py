@@ -377,11 +377,9 @@ def main() -> None:
 
 
 def program() -> None:
-    """Entry point of `python -m mlm_repro.engine.cli`.
-
-    A rank ends at once, because leftover threads of the libraries can abort a process that ends in
-    the ordinary way.
-    """
+    """Run `mlm-train` as `python -m mlm_repro.engine.cli`, by which torchrun starts ranks. A rank
+    ends at once, because leftover threads of the libraries can abort a process that ends in the
+    ordinary way."""
     try:
         main()
     except SystemExit as end:

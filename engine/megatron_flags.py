@@ -154,7 +154,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags by name, and the set of names that were read."""
+    """Flags by name, and the set of flag names that were read, so that the others can be
+    reported."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)

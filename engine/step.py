@@ -36,7 +36,7 @@ class Gradient:
     """Results of forward and backward, before the weights change; the same on every rank."""
 
     loss: float
-    """Mean over the sequences of the global batch."""
+    """Mean loss over the sequences of the global batch."""
     norm: float
     """Norm of the whole gradient, before clipping."""
     signals: int

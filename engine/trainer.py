@@ -78,7 +78,7 @@ class Trainer:
         self.state = TrainingState()
         self.recent = RecentIterations()
         self.updated_samples = 0
-        """Samples in the updates so far; skipped iterations do not count."""
+        """Number of samples in the updates so far; skipped iterations do not count."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.rehearsed_seconds = math.nan
         """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
@@ -445,8 +445,8 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations made no update: {why}")
 
     def _console(self, line: Step) -> str:
-        """Format an iteration for the progress line: loss, gradient norm, learning rate and the
-        speed of all ranks together."""
+        """Return an iteration as text for the progress line: loss, gradient norm, learning rate and
+        the speed of all ranks together."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -146,7 +146,8 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 
 @contextmanager
 def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Iterator[Path]:
-    """Yield an empty temporary sibling that becomes `path` when the block ends without an error.
+    """Context manager: yield an empty temporary sibling that becomes `path` when the block ends
+    without an error.
 
     An existing directory at `path` is replaced only then, or, if this call `claims` the name,
     refused at once with FileExistsError. On an error the temporary directory is removed. With

@@ -34,8 +34,8 @@ class NoLocks(BadInput):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of `directory` during the block. Before and after it, remove what killed
-    writers left there.
+    """Context manager: hold the lock of `directory` during the block. Before and after it, remove
+    what killed writers left there.
 
     Raises BadInput if another process holds the lock. The lock ends with the process.
     """
@@ -132,7 +132,7 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Reserve an output path during the block, as `claim` does."""
+    """Context manager: reserve an output path during the block, as `claim` does."""
     claim(path)
     try:
         yield
@@ -232,8 +232,8 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `out`. Raises BadInput if `out` exists, lies in a
-    sealed directory or cannot be written."""
+    """Context manager: yield a temporary directory that becomes `out`. Raises BadInput if `out`
+    exists, lies in a sealed directory or cannot be written."""
     from safetensors import SafetensorError
 
     check_output(out)

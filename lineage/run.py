@@ -149,10 +149,10 @@ class RunDirectory:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Hold the directory's lock during the block. Raises BadInput if another process holds it.
+        """Context manager: hold the directory's lock during the block.
 
-        After BadInput in the block, the manifest and the directory that `begin` made are removed,
-        unless the directory holds other files.
+        Raises BadInput if another process holds it. After BadInput in the block, the manifest and
+        the directory that `begin` made are removed, unless the directory holds other files.
         """
         try:
             with locked(self.path):

@@ -22,10 +22,10 @@ class LayoutFinding(Config):
     probe: str
     parameter: str
     value: float
-    """Measured number: a count of elements, or the largest difference from the serial run or
+    """Measured value: a number of elements, or the largest difference from the serial run or from
     another copy."""
     expected: float
-    """The required count, or the largest difference that rounding explains."""
+    """Required number of elements, or the largest difference that rounding explains."""
     where: str = ""
     ratio: float | None = None
     """Factor by which the serial gradient comes nearest to the layout's."""

@@ -87,7 +87,7 @@ class StepResult(NamedTuple):
     """Loss, gradient norm and learning rate that an engine reports for an iteration."""
 
     loss: float
-    """Mean over the global batch, before the update."""
+    """Mean loss over the global batch, before the update."""
     norm: float
     """Norm of the whole gradient, before clipping."""
     rate: float
@@ -195,7 +195,8 @@ class Engine:
         return norms
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """Train one iteration, recording its tensors if a recorder is given."""
+        """Train one iteration and return its numbers, recording its tensors if a recorder is
+        given."""
         if recorder:
             recorder.iteration = iteration
         loss = self.backward(iteration, recorder)
@@ -253,7 +254,7 @@ class Engine:
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
-        """Set each shard of this rank's parameters to `value_of(shard)`."""
+        """Set each shard of this rank's parameters to the tensor `value_of(shard)`."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.
@@ -369,7 +370,7 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
-    """Context manager: the training on the dataset's files, or else on random tokens."""
+    """Context manager: yield the training on the dataset's files, or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None

@@ -158,7 +158,8 @@ class Judged:
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration with the replays."""
+        """Compare the checkpoint of an iteration with the replays, and keep the tensors that
+        rounding does not explain."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
@@ -205,7 +206,8 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Describe the fault: where it is seen first, the checkpoint after it, and its kind."""
+        """Return a sentence about the fault: where it is seen first, the checkpoint after it, and
+        its kind."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -336,8 +338,8 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
 
 
 def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Replay each run with its own settings, side by side, until they end or a fault has been
-    seen."""
+    """Replay each run with its own settings, side by side, until they end or a fault has been seen;
+    return the comparisons."""
     iterations = sum(len(run.steps) for run in runs)
     announce(
         f"replays up to {iterations} iterations in float64 and as many in each run's own format, on"

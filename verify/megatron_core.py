@@ -111,7 +111,7 @@ def make_it_run_on_cpus() -> None:
 def plain_layer_norm(
     make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 ) -> torch.nn.Module:
-    """Build the package's layer norm, from a configuration that passes its check of sequence
+    """Build Megatron-Core's layer norm, from a configuration that passes its check of sequence
     parallelism."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
@@ -122,8 +122,8 @@ def plain_layer_norm(
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Build the package's core attention for the whole sequence; values may have another head size
-    than keys."""
+    """Build Megatron-Core's core attention for the whole sequence; values may have another head
+    size than keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -249,7 +249,7 @@ def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
-    for the parameters while the package describes its checkpoint."""
+    for the parameters while Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
     held = {}
     by_storage = {}
@@ -304,7 +304,7 @@ def backward(
     model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]
 ) -> None:
     """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
-    forward and backward, as the package's training loop does.
+    forward and backward, as Megatron-Core's training loop does.
 
     Calls `take` with each microbatch's masked losses [b, s]. A mean is over the tokens of all
     context-parallel ranks.

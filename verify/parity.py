@@ -74,8 +74,8 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a configuration of this engine with the layout set. Raises BadInput for a size of
-        microbatches."""
+        """Return a configuration of this engine with the layout set. Raises BadInput if the layout
+        sets the size of microbatches."""
         if self.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})

@@ -179,7 +179,7 @@ class HeldTraining:
     """Function that is given a layout and returns a model, a model and its optimizer, or a
     Program."""
     batch: Any = None
-    """Tensors whose first dim is the row; None for a program with its own `gradient`."""
+    """Batch of tensors whose first dim is the row; None for a program with its own `gradient`."""
     loss: Loss = own_loss
     microbatches: int = 1
     """Number of microbatches on every rank."""

@@ -198,8 +198,8 @@ def on_ranks(
     reference: Reference = UNKNOWN,
     *args: Any,
 ) -> Outcome:
-    """Run one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank
-    fails otherwise."""
+    """Train on one layout and return the outcome. Raises BadInput if the engine refuses the
+    configuration, Diverged if a rank fails otherwise."""
     outcome = compare_layout(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)

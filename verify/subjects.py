@@ -28,7 +28,7 @@ from mlm_repro.verify.transformers_models import literal
 
 TABLES = read_toml(Path(__file__).with_name("small.toml"))
 MODEL = TABLES["model"]
-"""Sizes of the model, which `--with` may change."""
+"""Sizes of the small model that is trained; `--with` may change them."""
 TRAIN = TABLES["train"]
 """Training recipe in whose steps the gradient is clipped."""
 LAYOUTS = (

@@ -35,7 +35,7 @@ LENGTH = 12
 ROWS = 8
 LAYERS = 4
 CLIP = 0.1
-"""Largest norm of the gradient."""
+"""Norm above which the gradient is clipped."""
 ROUNDINGS = 8
 """Units of rounding by which a gradient may be off if it is reduced in a shorter type."""
 KINDS = {
@@ -81,7 +81,7 @@ class Attention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and an MLP, each after a norm."""
+    """Decoder block: attention and an MLP, each after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, norm and head; a pipeline stage has some of them."""
+    """Decoder of embedding, blocks, norm and head; a pipeline stage has some of them."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()

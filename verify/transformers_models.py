@@ -27,8 +27,8 @@ LENGTH = 12
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """Context manager: the training of a small model of `model_type`, saved with its own initial
-    values, which each rank loads for its layout.
+    """Context manager: yield the training of a small model of `model_type`, saved with its own
+    initial values, which each rank loads for its layout.
 
     Raises BadInput for an architecture, or a field of its configuration, that transformers does not
     have.

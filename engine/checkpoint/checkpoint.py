@@ -59,14 +59,14 @@ WrittenFile = tuple[str, str, JSON]
 
 
 class Probe(FileSchema):
-    """Samples and the loss of the saved model on them."""
+    """Stored samples, and the saved model's loss on them."""
 
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
     ]
     """[samples, length + 1] token ids."""
     loss: float
-    """Mean cross-entropy without dropout."""
+    """Mean cross-entropy of the samples, without dropout."""
     precision: str
     computed_on: JSON
     """Layout, numerics identity and threads, on which the bits of the loss may depend."""
@@ -122,18 +122,19 @@ class TrainingState:
     """Progress of a run, and the checkpoints that it came from."""
 
     iteration: int = 0
-    """Iterations finished."""
+    """Number of iterations finished."""
     optimizer_steps: int = 0
-    """Updates made; fewer than iterations where fp16 overflowed or a spike was skipped."""
+    """Number of updates made; fewer than iterations where fp16 overflowed or a spike was
+    skipped."""
     seconds: float = 0.0
-    """Training time so far, over all sessions."""
+    """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
     updated_samples: int | None = None
-    """Samples of the updates; None where an earlier release wrote the checkpoint."""
+    """Number of samples in the updates; None where an earlier release wrote the checkpoint."""
 
 
 class CheckpointWriter:

@@ -77,7 +77,7 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """Combine the numbers of the parts of a tensor."""
+    """Return a tensor's numbers, combined from the numbers of its parts."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 

@@ -61,8 +61,8 @@ class StreamMemory:
         return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write this rank's states into a checkpoint, as a file of its own; no states give no
-        file."""
+        """Write this rank's states into a checkpoint as a file; do nothing if there are no
+        states."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:

@@ -211,10 +211,7 @@ class Recorder:
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
     """Return a weight w perturbed to w(1 + δ), with δ drawn uniformly from ± the unit round-off of
-    its number format.
-
-    Name and draw alone decide δ.
-    """
+    its number format. The weight's name and the number of the draw alone decide δ."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)

@@ -82,8 +82,8 @@ class ValidationOrder:
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield this rank's share of about `num_samples` sequences, `batch_size` together where the
-        order allows it."""
+        """Yield this rank's microbatches of about `num_samples` sequences, `batch_size` in each
+        where the order allows it."""
         # Every dp-th sequence, so that the shares of ranks differ by one at most.
         own = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(own), batch_size):

@@ -30,7 +30,7 @@ SPIKE_WINDOW = 128
 LEAST = 64
 """Number of iterations that must be known before one is called a spike."""
 DEVIATIONS = 6.0
-"""Number of standard deviations above the mean from which on a value is a spike."""
+"""Number of standard deviations above the mean beyond which a value is a spike."""
 
 
 def guards_of(

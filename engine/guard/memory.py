@@ -159,8 +159,8 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return a table in GiB: the closed form of the largest rank, and its total with each
-    remedy."""
+    """Return a table in GiB: the closed form of the largest rank, and the largest rank's total with
+    each remedy."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]

@@ -138,7 +138,7 @@ class _Blocked(torch.autograd.Function):
 
 
 blocked = _Blocked.apply
-"""Attention like `reference`, one block of queries at a time.
+"""Differentiable function like `reference`, which computes one block of queries at a time.
 
 One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv
 2205.14135).

@@ -73,8 +73,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 vocab_parallel_cross_entropy = _CrossEntropy.apply
-"""Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64); (logits, targets,
-vocab_size, axis).
+"""Differentiable function (logits, targets, vocab_size, axis) → loss of each target, [n], from
+logits [n, v/t], in fp32 (fp64 stays fp64).
 
 Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are
 all-reduced; logits are never gathered (2019 paper, Section 3). Backward overwrites the saved

@@ -1,7 +1,7 @@
 """A function of tensors as CUDA graphs, which a GPU replays while shapes stay.
 
-`torch.cuda.graph` forbids that the host waits, copies or decides: inputs lie in tensors of their
-own, to which what differs between calls is copied.
+`torch.cuda.graph` forbids that the host waits, copies or decides: inputs therefore lie in tensors
+of their own, into which each call copies its values.
 """
 
 from collections.abc import Callable, Sequence

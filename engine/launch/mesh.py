@@ -159,7 +159,8 @@ def leave_ranks() -> None:
 
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
-    """Turn the libraries' errors for a peer that has ended or does not answer into RankLost."""
+    """Context manager: turn the libraries' errors for a peer that has ended or does not answer into
+    RankLost."""
     try:
         yield
     except RuntimeError as error:

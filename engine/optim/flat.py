@@ -62,7 +62,8 @@ class FlatGroup:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """This owner's part of the optimizer's state, by name, as checkpoints keep it."""
+        """This owner's part of the optimizer's state, as checkpoints keep it: name of a state →
+        flat tensor."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
@@ -179,7 +180,7 @@ class FlatOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip, update the master weights and copy them to the model's."""
+        """Clip the gradient, update the master weights and copy them to the model's."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient

@@ -54,11 +54,11 @@ class PipelineStage:
     """One stage of the pipeline: its layers, and whether it is the first or the last."""
 
     layers: range
-    """Global numbers of its transformer layers."""
+    """Global numbers of the stage's transformer layers."""
     is_first: bool = True
-    """True if it holds the embedding."""
+    """True if the stage holds the embedding."""
     is_last: bool = True
-    """True if it holds the final layer norm and the output head."""
+    """True if the stage holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:

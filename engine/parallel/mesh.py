@@ -74,22 +74,22 @@ class Axis(ABC):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
-        """Reduce in place over the axis, and return the tensor."""
+        """Reduce a tensor in place over the axis, by default to the sum, and return it."""
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
-        """Begin to sum in place over the axis."""
+        """Begin to sum a tensor in place over the axis; return the work to wait for."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
 
     @abstractmethod
     def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
-        """Begin to sum in place on one rank of the axis; the others' values are undefined
-        afterwards."""
+        """Begin to sum a tensor in place on one rank of the axis, and return the work to wait for;
+        the others' values are undefined afterwards."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy one rank's values to every rank of the axis, in place."""
+        """Copy one rank's tensor to every rank of the axis, in place."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:

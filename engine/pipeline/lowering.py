@@ -52,7 +52,7 @@ class Lowered:
 
     @property
     def makespan(self) -> float:
-        """Time from the first forward to the last backward."""
+        """Time from the first forward to the last backward pass, in units of a forward pass."""
         return max(intervals[-1].end for intervals in self.timeline)
 
     @property
@@ -63,8 +63,8 @@ class Lowered:
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Insert every message where the producing computation ends, walking all ranks in time
-    together.
+    """Return each rank's program: its passes, and every message where the computation that produces
+    it ends. All ranks are walked in time together.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is

@@ -18,7 +18,7 @@ from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
-"""Numbers of an event file are fp32; larger numbers are in metrics.jsonl alone."""
+"""Largest number in an event file, which is fp32; larger numbers are in metrics.jsonl alone."""
 
 
 class Session(NamedTuple):
@@ -61,7 +61,8 @@ def start_tensorboard(run: Path) -> Session:
 
 
 LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard}
-"""Name in the configuration → logger. Its extra and its library have the same name."""
+"""Name of a logger in the configuration → function that begins its session. Its extra and its
+library have the same name."""
 
 
 def open_loggers(names: Iterable[str]) -> dict[str, Start]:

@@ -56,7 +56,7 @@ from mlm_repro.lineage.run import MANIFEST
 
 # The guards' SPIKE_WINDOW, which cannot be imported without torch.
 WINDOW = 128
-"""Iterations whose loss and gradient norm a checkpoint keeps."""
+"""Number of last iterations whose loss and gradient norm a checkpoint keeps."""
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 Bits = NDArray[np.signedinteger[Any]]

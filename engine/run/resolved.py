@@ -104,7 +104,7 @@ class ResolvedRun:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens that the whole training reads."""
+        """Number of tokens that the whole training reads."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property
@@ -232,8 +232,8 @@ class ResolvedRun:
             )
 
     def describe(self) -> str:
-        """Describe the run for a dry run: its configuration, the digest of its settings that are
-        not defaults, and its costs."""
+        """Return the text of a dry run: the configuration, the digest of its settings that are not
+        defaults, and its costs."""
         memory = self.memory
         whole = self.flops()
         causal = self.flops(causal=True)
@@ -420,8 +420,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """Return one rank per GPU, or per processor core without GPUs, as many as divide the batch; at
-    least tp × pp."""
+    """Return the number of ranks: one per GPU, or per processor core without GPUs, as many as
+    divide the batch; at least tp × pp."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches

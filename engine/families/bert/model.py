@@ -68,7 +68,7 @@ class BidirectionalAttention(SelfAttention):
 
 
 class ExactMLP(MLP):
-    """h → 4h → h with exact GeLU."""
+    """MLP, h → 4h → h, with exact GeLU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)

@@ -54,7 +54,7 @@ class TiedEmbedding(nn.Module):
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """States [..., h] → this rank's logits [..., v/t]."""
+        """Return this rank's logits [..., v/t] for states [..., h]."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities of all words: [..., h] → [..., v]."""
+        """Return the log-probabilities [..., v] of all words for states [..., h]."""
         first = self.bounds[1]
         head = self._head(hidden)
         clusters = range(1, len(self.words))
