@@ -39,7 +39,7 @@ EXACT = ("batch_size", "samples", "loss_scale", "skipped")
 UNIT = 2.0**-53
 """Unit round-off of float64."""
 SAME = 1e-10
-"""Largest relative difference between two float64 replays of the same computation."""
+"""Largest allowed relative difference between two float64 replays of the same computation."""
 FAR = 20
 """Minimum number of iterations that are replayed beyond a fault to reach the next checkpoint; after
 a late fault, as many are replayed as before it."""

@@ -13,7 +13,8 @@ from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 
 TOLERANCE = 1e-10
-"""Largest absolute difference from the serial run, in float64, of any element of any tensor."""
+"""Largest allowed absolute difference from the serial run, in float64, of any element of any
+tensor."""
 
 PARTS: dict[str, JSON] = {
     **{name: {"schedule": name} for name in get_args(ScheduleName)},

@@ -24,8 +24,8 @@ Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
 
 
 EXACT = 1e-9
-"""Largest difference of an element in float64, in multiples of the largest element of the serial
-tensor."""
+"""Largest allowed difference of an element in float64, in multiples of the largest element of the
+serial tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:

@@ -51,8 +51,8 @@ SAMPLES, LENGTH = 8, 64
 """The probe's samples are the first validation sequences, at most 8, and at most 64 tokens of
 each."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Largest relative difference of a loss that another layout, machine or library makes, by number
-format."""
+"""Largest allowed relative difference between the probe's stored loss and the loss of another
+layout, machine or library, by number format."""
 
 WrittenFile = tuple[str, str, JSON]
 """Name of a rank's file in a checkpoint, its SHA-256, and its part of the index."""

@@ -22,7 +22,8 @@ from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import parse_document, read_object
 
 ROUNDING = 1e-9
-"""Relative difference of a sum of squares in float64 when its parts are added in another order."""
+"""Largest allowed relative difference between sums of squares in float64 whose parts are added in
+another order."""
 PART = 1 << 18
 """Numbers that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int, int]

@@ -166,7 +166,7 @@ class Embedding(nn.Module):
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
-    """Create a table [rows, columns] without values, which `initialize` fills."""
+    """Return an embedding table [rows, columns] without values, which `initialize` fills."""
     # Not `nn.Embedding(rows, columns)`: torch's own initial values import its compiler on `meta`,
     # which took seconds of every command.
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
