@@ -60,7 +60,8 @@ class Diverged(UserError):
 
 
 class HardwareMissing(UserError):
-    """This machine lacks hardware that the work needs, or a rank did not start: exit code 4."""
+    """This machine lacks hardware that the work needs, so that it was at most planned, or a rank
+    did not start: exit code 4."""
 
     exit_code = 4
 
