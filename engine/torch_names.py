@@ -1,5 +1,5 @@
-"""Functions of torch whose names differ between versions, under their newest names, and tests of
-which number formats the processor computes in.
+"""Functions of torch whose names differ between versions, under their newest names, and whether
+this processor is fast with oneDNN and multiplies bf16.
 
 The rest of the product uses only names that every supported version has, and never compares
 versions.
