@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 # Protocols and not `TrainConfig`, because `engine/config.py` imports this module to turn samples
 # into iterations.
 class TrainedBefore(Protocol):
-    """Progress of the run that this run continues."""
+    """Finished iterations and samples of an earlier run that a new run continues."""
 
     @property
     def iteration(self) -> int: ...
@@ -33,7 +33,7 @@ class _Phase(NamedTuple):
     iteration: int
     """First iteration of the phase, from 0."""
     sample: int
-    """Samples before the phase."""
+    """Number of samples taken before the phase."""
     batch_size: int
 
 
@@ -83,8 +83,8 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """Return the phases after `iteration` iterations and `taken` samples. A ramp shorter than its
-    batches skips some sizes."""
+    """Return the phases of batch size after `iteration` iterations and `taken` samples. A ramp
+    shorter than its batches skips some sizes."""
     phases = []
     for step in range(steps):
         # A step whose samples are taken already has no iterations: a large batch passed over it.

@@ -360,8 +360,8 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Announce the bytes that a conversion reads and writes. An interrupted conversion then says
-    that it begins anew."""
+    """Print how many bytes a conversion reads and at most writes. From here on, the message about
+    an interruption says that the command begins anew."""
     from mlm_repro.lineage.digest import bytes_below
 
     check_is_there(directory, "directory")
@@ -370,17 +370,16 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the command `mlm-train`. A first word that is not a verb is the model of `run`."""
+    """Run the command line of `mlm-train`. A first argument that is not a verb is taken as the
+    model to `run`."""
     keep_large_buffers()
     run_command(app, "run")
 
 
 def program() -> None:
-    """Entry point of `python -m mlm_repro.engine.cli`.
-
-    A rank ends at once, because leftover threads of the libraries can abort a process that ends in
-    the ordinary way.
-    """
+    """Run `mlm-train` as `python -m mlm_repro.engine.cli`, by which torchrun starts ranks. A rank
+    ends at once, because leftover threads of the libraries can abort a process that ends in the
+    ordinary way."""
     try:
         main()
     except SystemExit as end:

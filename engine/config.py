@@ -46,14 +46,15 @@ Batches = Annotated[
     # 3.0 and 3 are one setting, and must not make two runs.
     AfterValidator(lambda n: int(n) if n % 1 == 0 else n),
 ]
-"""Number of batches, an int if they are whole."""
+"""A number of batches, at least 0; an int if it is whole."""
 
 
 class FamilySection(Config):
     """Base of a family's own options, and the limits of that family."""
 
     special_tokens: ClassVar[int] = 0
-    """Entries that are added to the vocabulary of a tokenizer that has no such tokens."""
+    """Number of special tokens that this family adds to the vocabulary of a dataset's tokenizer,
+    which has none."""
     divides_sequence: ClassVar[bool] = True
     """True if sequence parallelism can divide the activations."""
 
@@ -64,7 +65,7 @@ class FamilySection(Config):
 # A section although it is empty: an option that stood in the base class would apply to every
 # family, in silence.
 class GPT2Config(FamilySection):
-    """Options of a GPT-2; it has none beside the shape."""
+    """Options of a GPT-2. It has no options: the keys of `[model]` describe it."""
 
 
 class BertConfig(FamilySection):
@@ -76,7 +77,7 @@ class BertConfig(FamilySection):
     """`rearranged`: x + f(LN(x)), the 2019 paper's Figure 7 (b); `original`: LN(x + f(x)), its
     Figure 7 (a)."""
     layer_norm_epsilon: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """Number that is added to the variance; the published BERT has 1e-12."""
+    """Number that layer norms add to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
         """Raise ValueError if the context has no room for a pair."""
@@ -106,7 +107,7 @@ class TransformerXLConfig(FamilySection):
         """Raise ValueError for heads that are too wide, cutoffs that do not rise, or widths that do
         not divide."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
-            raise ValueError(f"all heads together may not be wider than {LARGEST_SIZE:,}")
+            raise ValueError(f"num_heads × head_dim is above {LARGEST_SIZE:,}")
         cutoffs = list(self.cutoffs)
         if cutoffs != sorted({*cutoffs}) or not all(
             0 < cutoff < model.vocab_size for cutoff in cutoffs
@@ -144,7 +145,7 @@ class ModelConfig(Config):
     hidden_size: Size
     """Width of the residual stream, `h`."""
     num_heads: PositiveInt
-    """Attention heads; each is `hidden_size / num_heads` wide."""
+    """Number of attention heads; each is `hidden_size / num_heads` wide."""
     seq_length: Size = 1024
     """Tokens of context, `s`; positions are learned."""
     vocab_size: PositiveInt = 50257
@@ -228,8 +229,8 @@ class TrainConfig(Config):
     import` makes one of Hugging Face's or Megatron-LM's weights. The tokenizer and `[model]` must
     be the same."""
     continues: Seam | None = None
-    """End of an earlier run that this one continues with its optimizer, as `--continue RUN`
-    asks."""
+    """End of an earlier run that this run continues, with its optimizer; `--continue RUN` sets
+    it."""
     iterations: PositiveInt = 300_000
     """Optimizer steps, counted from the start of a continued run. Here, in the schedule's lengths
     and in the intervals below, `"300e9 tokens"` and `"183105 samples"` are turned into
@@ -408,8 +409,8 @@ class TrainConfig(Config):
 
     @model_serializer(mode="wrap")
     def _write_dependent_defaults(self, handler: Callable[[Any], JSON]) -> JSON:
-        """Write settings whose default depends on the machine or on other settings, even where they
-        equal it."""
+        """Return the section's values for a file, always with `precision` and `warmup_iterations`,
+        whose defaults depend on the machine or on other settings."""
         # A run's identity leaves out what equals its default. These defaults differ between
         # machines and recipes, and a resumed run must not find another one.
         return {
@@ -420,8 +421,8 @@ class TrainConfig(Config):
 
     @property
     def batch_in_microbatches(self) -> int:
-        """Microbatches of an iteration over all data-parallel ranks; if the batch grows, their
-        common divisor."""
+        """Number of microbatches of an iteration over all data-parallel ranks. If the batch grows,
+        it is the greatest common divisor of these numbers."""
         # The greatest common divisor, so that what divides it divides every size of the batch.
         start, increment, _ = self.rampup_batch_size or (0, 0, 0)
         return math.gcd(self.global_batch_size, start, increment) // self.microbatch_size
@@ -527,7 +528,8 @@ class DataSection(Config):
 
 
 FORMER_RECORDS = ("tensorboard", "noise_scale", "trust_ratio")
-"""Switches of earlier versions, which changed no result and may be false in their files."""
+"""Keys of `[record]` in earlier versions, which changed no result. A file may still set them to
+false."""
 
 
 class RecordConfig(Config):
@@ -552,7 +554,8 @@ class RecordConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _drop_earlier_switches(cls, values: Any) -> Any:
-        """Drop switches that runs of earlier versions wrote, such as `tensorboard = false`."""
+        """Return the section's values without keys of earlier versions that are false, such as
+        `tensorboard = false`."""
         if not isinstance(values, dict):
             return values
         return {
@@ -592,7 +595,7 @@ class RunConfig(Config):
         "n_head": "model.num_heads",
         "n_embd": "model.hidden_size",
     }
-    """Keys as other programs call them."""
+    """Key of another program → our key or advice, which the message about an unknown key names."""
     name: str
     """First part of the name of the run's directory."""
     model: ModelConfig
@@ -606,16 +609,15 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Turn lengths in samples or tokens, such as "300e9 tokens", into iterations; an incomplete
-        last batch is not counted.
+        """Turn lengths stated in samples or tokens, such as "300e9 tokens", into iterations; of the
+        training's length, an incomplete last batch is not counted.
 
-        Warm-up and fall become whole batches, not rounded where `clock` is "samples".
+        Warm-up and fall are rounded to whole batches, except where `clock` is "samples".
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):
             return values
-        texts = {key: train[key] for key in COUNTED if isinstance(train.get(key), str)}
-        matches = {key: LENGTH.fullmatch(text) for key, text in texts.items()}
+        matches = {key: LENGTH.fullmatch(str(train.get(key))) for key in COUNTED}
         lengths = {key: match for key, match in matches.items() if match}
         if not lengths:
             return values

@@ -189,7 +189,7 @@ def written_bytes(
 
 
 def _stages_of_ranks(model: ModelConfig, parallel: ParallelConfig) -> list[list[PipelineStage]]:
-    """Return each pipeline rank's stages, one for each of its chunks."""
+    """Return the stages that each pipeline rank holds, one for each of its chunks."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     return [stages[rank :: parallel.pp] for rank in range(parallel.pp)]
 

@@ -53,7 +53,8 @@ class ClosedForms:
         return 5 * self.s
 
     def head_columns(self) -> float:
-        """Return the average number of output-head columns that a position is multiplied by."""
+        """Return how many columns of the output head a position is multiplied by, averaged over
+        positions."""
         return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
@@ -90,10 +91,11 @@ class Family:
     """module:class of the model. The class also builds a single pipeline stage."""
     closed_forms: type[ClosedForms]
     training_order: Callable[[RunConfig, TokenFiles, int, Path | None], "TrainingOrder"]
-    """(run, token files, iterations, directory of the token files' tokenizer) → the samples of each
-    iteration."""
+    """Function (run, token files, iterations, directory of the token files' tokenizer) → the
+    samples of each iteration."""
     validation_order: Callable[[RunConfig, TokenFiles, Path], "ValidationOrder"]
-    """(run, token files, tokenizer) → the sequences of the validation split."""
+    """Function (run, token files, tokenizer's directory) → the order of the validation split's
+    sequences."""
 
     def model_class(self) -> "type[StageModel]":
         """Import and return the model's class."""

@@ -114,7 +114,7 @@ def check_entries(
     and shape."""
     if unexpected := sorted(index.keys() - shapes.keys()):
         which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
-        raise IntegrityFailure(f"{directory}: {which}: another model's?")
+        raise IntegrityFailure(f"{directory}: {which}: is it another model's?")
     for name, shape in shapes.items():
         shards.entry_of(directory, index, name, shape)
 

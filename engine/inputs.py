@@ -33,8 +33,8 @@ class TrainingInputs:
         tokenizer: Path | None,
         mesh: ParallelMesh,
     ) -> None:
-        """Take token files with their weights; a BERT also needs the directory of their
-        tokenizer."""
+        """Make the order of samples from token files with their weights, and the memory of streams.
+        A BERT also needs the directory of the files' tokenizer."""
         self._config = config
         self._mesh = mesh
         self._batches = family_of(config.model).training_order(config, parts, iterations, tokenizer)

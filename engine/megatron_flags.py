@@ -50,7 +50,7 @@ class Translation(NamedTuple):
 
     config: RunConfig
     data: list[str]
-    """Flags about the data, which `mlm-data run` prepares and `data.dataset` names."""
+    """Flags about the data. `mlm-data run` prepares it, and `data.dataset` names the result."""
     without_effect: list[str]
     missing: list[str]
     """Sentences about flags that have no counterpart and leave the training the same but for
@@ -154,7 +154,8 @@ def from_megatron(words: Sequence[str]) -> Translation:
 
 
 class _Given:
-    """Flags by name, and the set of names that were read."""
+    """Flags by name, and the set of flag names that were read, so that the others can be
+    reported."""
 
     def __init__(self, flags: dict[str, list[str]]) -> None:
         self.flags = dict(flags)
@@ -388,8 +389,8 @@ def _schedule_flags(train: TrainConfig) -> dict[str, str]:
 
 
 def _flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return each flag's values by its current name; a repeated flag overrides. Raises BadInput for
-    a word before the first flag."""
+    """Return each flag's values by the flag's current name; a repeated flag has its last values.
+    Raises BadInput for a word before the first flag."""
     flags = {}
     values = []
     for word in words:

@@ -8,12 +8,12 @@ from mlm_repro.lineage.lock import check_is_there
 TRACKER = "latest_checkpointed_iteration.txt"
 """File of a Megatron-LM save directory that names the newest iteration."""
 METADATA = ".metadata"
-"""File of a distributed checkpoint."""
+"""Name of a distributed checkpoint's file of metadata."""
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-"""Files of a Hugging Face directory."""
+"""Names of the configuration, of the weights and of their index in a Hugging Face directory."""
 BIN = "pytorch_model.bin"
 PLAN = "plan.json"
-"""File of a model that `shard-hf` divided."""
+"""Name of the file that describes a model divided by `shard-hf`."""
 
 
 def is_megatron(directory: Path) -> bool:

@@ -43,12 +43,12 @@ class Dropout:
     # The model's own dict on a GPU (`PartitionedModel.sites`): a site that one pass asks for is in
     # the table of the next microbatch.
     rows: dict[str, int] = field(default_factory=dict, compare=False)
-    """Row of each site in `table`. A site joins when its mask is first asked for."""
+    """Row of each site in `table`. A site gets its row when its mask is first used."""
     table: Tensor = field(default_factory=lambda: torch.empty(0), compare=False)
     """Keys of the known sites on a GPU, [sites, b] int64; empty on a CPU."""
 
     def keys(self, site: str) -> tuple[int, ...]:
-        """Return the site's key for each sequence of the microbatch."""
+        """Return the random keys of a dropout site, one for each sequence of the microbatch."""
         return tuple(key_of(self.seed, self.iteration, sample, site) for sample in self.samples)
 
     def mask(self, site: str, first_row: int = 0) -> DropoutMask:

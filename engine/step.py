@@ -24,7 +24,7 @@ from mlm_repro.lineage.errors import Diverged
 from mlm_repro.lineage.progress import announce
 
 SHORT_SECONDS = 0.5
-"""A rehearsed iteration that takes less is timed four times, a longer one once."""
+"""A rehearsed iteration shorter than this is timed four times, a longer one once."""
 
 
 class NotFinite(Diverged):
@@ -36,11 +36,11 @@ class Gradient:
     """Results of forward and backward, before the weights change; the same on every rank."""
 
     loss: float
-    """Mean over the sequences of the global batch."""
+    """Mean loss over the sequences of the global batch."""
     norm: float
     """Norm of the whole gradient, before clipping."""
     signals: int
-    """Sum of the ranks' signals."""
+    """Sum over the ranks of the number `signal` that each gave to `TrainingStep.gradient`."""
 
     @property
     def is_finite(self) -> bool:
@@ -162,7 +162,8 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Return the sum of the losses and the norm of the gradient; the weights stay."""
+        """Compute the gradient of microbatches, and return the sum of the losses and the gradient's
+        norm; the weights stay."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()

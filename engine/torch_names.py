@@ -1,5 +1,5 @@
-"""Names of torch that differ between versions, under their newest spelling, and what the processor
-can do.
+"""Functions of torch whose names differ between versions, under their newest names, and whether
+this processor is fast with oneDNN and multiplies bf16.
 
 The rest of the product uses only names that every supported version has, and never compares
 versions.

@@ -82,8 +82,8 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """Yield the run's directory, in which no other command trains meanwhile, and the mesh of the
-    started ranks.
+    """Context manager: yield the run's directory, in which no other command trains meanwhile, and
+    the mesh of the started ranks.
 
     Raises BadInput, on every rank, if ranks were given different work or another command trains the
     run already, RanksMissing if one does not come or is lost.

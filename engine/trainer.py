@@ -78,13 +78,13 @@ class Trainer:
         self.state = TrainingState()
         self.recent = RecentIterations()
         self.updated_samples = 0
-        """Samples in the updates so far; skipped iterations do not count."""
+        """Number of samples in the updates so far; skipped iterations do not count."""
         self.guards = guards_of(config, self.step, self.memory, self.recent)
         self.rehearsed_seconds = math.nan
-        """Estimated seconds of an iteration, for the first line that a user reads; NaN before
-        `prepare`."""
+        """Seconds of an iteration, as the rehearsal estimates them for the first line that a user
+        reads; NaN before `prepare`."""
         self.validations: list[Validation] = []
-        """Validations so far, on the first rank."""
+        """Validations so far, on ranks other than the first only this session's."""
         self.stop_requested = False
         self.saved = time.monotonic()
         self.is_save_due = self.is_ready = False
@@ -280,8 +280,8 @@ class Trainer:
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run one optimizer step; return its metrics, the guards' warnings, and True if a rank was
-        asked to stop."""
+        """Run iteration `number`, from 0; return its line of the metrics, the guards' warnings, and
+        True if a rank was asked to stop."""
         for guard in self.guards:
             guard.before(number)
         start = time.monotonic()
@@ -445,8 +445,8 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations made no update: {why}")
 
     def _console(self, line: Step) -> str:
-        """Format an iteration for the progress line: loss, gradient norm, learning rate and the
-        speed of all ranks together."""
+        """Return an iteration as text for the progress line: loss, gradient norm, learning rate and
+        the speed of all ranks together."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

@@ -15,8 +15,8 @@ DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
 
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
-    """Shrink a published recipe to its twin, by the rule that `describe_scale` states. Raises
-    BadInput for a growing batch."""
+    """Return the twin of a published recipe, shrunk by the rule that `describe_scale` states.
+    Raises BadInput for a growing batch."""
     if config.train.rampup_batch_size:
         raise BadInput(
             "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"
@@ -64,8 +64,8 @@ def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
 
 
 def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisation, ") -> str:
-    """State the rule of a twin as a sentence. `rates` says what else sets the learning rates,
-    `kept` what else stays the same."""
+    """Return a sentence that states the rule of a twin. `rates` says what else sets the learning
+    rates, `kept` what else stays the same."""
     return (
         f"A twin is the published recipe with hidden size and vocabulary ÷ {scale.hidden_size} and"
         f" ÷ {scale.vocab_size}, heads ÷ {scale.num_heads}, layers ÷ {scale.num_layers} (rounded"
@@ -77,11 +77,12 @@ def describe_scale(scale: TwinScale, rates: str = "", kept: str = "initialisatio
 
 
 def initial_deviation(width: int) -> float:
-    """Return the initial standard deviation of a small model's weights, which at a width of 1024 is
-    the 355M model's."""
+    """Return the initial standard deviation of the weights of a small model of this width: 0.02 ·
+    √(1024/width), the 355M model's 0.02 at its width of 1024."""
     return 0.02 * math.sqrt(1024 / width)
 
 
 def twin_seconds(flops: float, ranks: int) -> float:
-    """Estimate the seconds that a twin trains for `flops` operations on `ranks` ranks."""
+    """Return an estimate of the seconds that a twin trains for `flops` operations on `ranks`
+    ranks."""
     return flops / (TWIN_FLOPS * ranks)

@@ -2,7 +2,8 @@
 
 
 def __getattr__(name: str) -> str:
-    """Find `VERSION` at its first use, because finding it takes longer than many commands."""
+    """Return `VERSION`, found at its first use because finding it takes longer than many commands.
+    Raises AttributeError for any other name."""
     if name != "VERSION":
         raise AttributeError(name)
     from mlm_repro.lineage.extras import installed

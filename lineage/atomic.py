@@ -16,14 +16,14 @@ JSON = dict[str, Any]
 """An object of JSON: values by name."""
 
 HOLDER = "MLM_HOLDER"
-"""Environment variable with the mark of the command that locked a run, which its child processes
-inherit."""
+"""Name of the environment variable with the mark of the command that locked a run. Its child
+processes inherit it."""
 OVERWRITE = "MLM_OVERWRITE"
-"""Environment variable with the option `--overwrite`."""
+"""Name of the environment variable that the option `--overwrite` sets."""
 MARKER = "COMPLETE"
 """Name of the file that seals a directory."""
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
-"""Error numbers with which a file system that has no links refuses one."""
+"""Error numbers of an attempt to make a link on a file system that has no links."""
 MOST_BYTES = 256 << 20
 """Largest file that is read whole, in bytes."""
 
@@ -39,8 +39,8 @@ def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file. Raises OSError as `open_file` does, and for more than `most`
-    bytes."""
+    """Return a file's content in bytes. Raises OSError as `open_file` does, and if the file has
+    more than `most` bytes."""
     with open_file(path) as file:
         if os.fstat(file.fileno()).st_size > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -65,8 +65,8 @@ def read_json(path: Path) -> Any:
 
 
 def is_stream(path: Path) -> bool:
-    """Return True for a device, a pipe or a link to a file: a path that is written to, not
-    replaced."""
+    """Return True if `path` is an existing device, pipe or link to a file. Such a path is written
+    to, not replaced."""
     return path.exists() and not path.is_dir() and (path.is_symlink() or not path.is_file())
 
 
@@ -112,7 +112,7 @@ def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
 
 
 def _put(temporary: Path, path: Path) -> None:
-    """Give a file its name. Raises FileExistsError if the name is taken.
+    """Give a finished temporary file the name `path`. Raises FileExistsError if the name is taken.
 
     A file system may have no links (exFAT, SMB, many of FUSE). There, if two commands begin the
     same work at the same instant, the second overwrites the first's file; the lock that follows
@@ -146,7 +146,8 @@ def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
 
 @contextmanager
 def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Iterator[Path]:
-    """Yield an empty temporary sibling that becomes `path` when the block ends without an error.
+    """Context manager: yield an empty temporary sibling that becomes `path` when the block ends
+    without an error.
 
     An existing directory at `path` is replaced only then, or, if this call `claims` the name,
     refused at once with FileExistsError. On an error the temporary directory is removed. With

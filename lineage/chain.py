@@ -27,7 +27,7 @@ T = TypeVar("T")
 CHECKPOINTS = "checkpoints"
 """Folder of a run that holds its checkpoints."""
 LINEAGE, CONFIG, STATE, INDEX = "lineage.json", "config.json", "state.json", "index.json"
-"""Names of the JSON files of a checkpoint that are read here."""
+"""Names of the files of a checkpoint that this module reads."""
 
 
 def checkpoint_path(run: Path, iteration: int) -> Path:
@@ -89,7 +89,8 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def read_newest(path: Path, read: Callable[[Path], T]) -> T:
-    """Return `read` of a checkpoint, or of the newest one in a run directory.
+    """Return read(path of a checkpoint), for the checkpoint at `path` or the newest one in the run
+    directory `path`.
 
     If a training removes the checkpoint while it is read, the one that is newest by then is read.
     """
@@ -117,8 +118,8 @@ def broken_links(run: Path) -> list[str]:
 
 
 def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each contradiction in a manifest: its digest of the configuration, its
-    identity, its settings, its attempts. `name` is the run's name."""
+    """Yield a sentence for each contradiction within a manifest: in its digest of the
+    configuration, its identity, its settings or its attempts. `name` is the run's name."""
     config = manifest["config"]
     if sha256_json(config) != manifest["config_digest"]:
         yield f"{name}: the configuration in {MANIFEST} is not the one its digest was made of"
@@ -155,8 +156,8 @@ def _states(full: Any, partial: Any) -> bool:
 
 
 def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each contradiction: iteration and name, and run, inputs, attempt or
-    configuration and the manifest."""
+    """Yield a sentence for each contradiction of a checkpoint: between its iteration and its name,
+    and between its run, inputs, attempt or configuration and the manifest."""
     lineage = read_object(path / LINEAGE)
     iteration = read_object(path / STATE).get("iteration")
     if path.name != f"iter_{iteration:07d}":
@@ -204,8 +205,8 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
-    """Yield a sentence for each two iterations with the same weights. Removed ancestors count
-    too."""
+    """Yield a sentence for each pair of iterations whose checkpoints have the same weights. Removed
+    checkpoints, of which the newest one keeps digests, count too."""
     seen: dict[str, str] = {}
     if checkpoints:
         for ancestor in read_object(checkpoints[-1] / LINEAGE)["ancestors"]:

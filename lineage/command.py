@@ -37,9 +37,9 @@ NO_WAY = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOT
 """Error numbers of a path that this user cannot use: no permission, a loop of links, a name that is
 too long or taken, a file where a folder should be."""
 NO_HOME = "Could not determine home directory."
-"""Message of pathlib for a missing home."""
+"""Text of pathlib's error for a user without a home directory."""
 CIRCLE = "Symlink loop from "
-"""Message of pathlib before Python 3.13 for a loop of links."""
+"""Beginning of pathlib's error, before Python 3.13, for a loop of links."""
 BARS_OF_LIBRARIES = (
     "TQDM_DISABLE",
     "HF_HUB_DISABLE_PROGRESS_BARS",
@@ -168,7 +168,8 @@ class _Output(io.TextIOWrapper):
             self._lose(error)
 
     def close(self) -> None:
-        """Leave the bytes below open: they belong to the stream that was taken."""
+        """Flush, and leave the underlying file open: it belongs to the standard stream that this
+        object replaced."""
         self.flush()
 
     def _lose(self, error: OSError) -> int:
@@ -225,8 +226,8 @@ def _escaped(text: str) -> str:
 
 
 def _unforeseen(error: Exception) -> UserError:
-    """Turn an error of an option, memory, disk, path or unfit torch into a user's error, and any
-    other error into a Fault.
+    """Return the error to report for an unforeseen exception: a user's error for an option, memory,
+    disk, path or unfit torch, else a Fault.
 
     With `--debug` a Fault's traceback goes to a temporary file.
     """
@@ -276,7 +277,7 @@ class _CtrlC(BaseException):
 
 
 def _stop(command: int, number: int, frame: object) -> NoReturn:
-    """Raise `_CtrlC` in the command itself and ignore further stops.
+    """Signal handler: raise `_CtrlC` in the command itself and ignore further stops.
 
     A process that was forked from the command raises it for SIGINT alone. Any other signal ends the
     forked process at once.
@@ -295,8 +296,8 @@ def _ignore_stops() -> None:
 
 
 def _stop_again(ignored: Any) -> None:
-    """Raise a stop once more, 10 ms later: Python drops an exception that a finalizer or a callback
-    raises."""
+    """Hook for exceptions that Python drops, as in a finalizer or a callback: raise a dropped stop
+    again 10 ms later, and report any other exception."""
     if issubclass(ignored.exc_type, _CtrlC):
         signal.signal(signal.SIGALRM, partial(_stop, os.getpid()))
         signal.setitimer(signal.ITIMER_REAL, 0.01)

@@ -31,8 +31,8 @@ LONGEST_CHAIN = 20
 """Largest number of files in a chain of `extends`."""
 MOST_BYTES = 1 << 20
 DEEP = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){64}""")
-"""Matches a key inside of 64 tables, which is refused: tomllib's time rises with the square of the
-depth."""
+"""Matches a key inside of more than 63 tables, which is refused: tomllib's time rises with the
+square of the depth."""
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
@@ -91,7 +91,7 @@ def parse_config(values: JSON, model: type[ConfigT], where: str) -> ConfigT:
             raise BadInput(f"{where} has an integer of more than 63 bits")
         return model.model_validate(values)
     except RecursionError as error:
-        raise BadInput(f"{where} has values inside of too many others") from error
+        raise BadInput(f"{where} has values that are nested too deeply") from error
     except ValidationError as error:
         raise BadInput(f"{where}: {_sentence(error, model)}") from error
 

@@ -22,8 +22,8 @@ from mlm_repro.lineage.progress import Progress
 ENTRY = ("bytes", int), ("sha256", str)
 """Keys of a file's entry in a completion marker, with their types."""
 DERIVED = ("report", "wandb", "mlflow")
-"""Folders whose content is derived from other files; libraries change the last two, for example on
-upload."""
+"""Folders that a seal does not cover: their content is derived from other files. Libraries change
+the last two, for example on upload."""
 
 
 def sha256_file(path: Path) -> str:
@@ -91,8 +91,8 @@ def sealed_files(directory: Path) -> dict[str, JSON]:
 def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
-    """Return the directory with this digest: `place`, a sibling of it, or one in `folders`; None if
-    none of them has it.
+    """Return the first directory with this digest among `place`, its siblings and the directories
+    in `folders`; None if no directory has it.
 
     The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that
     was built anew.

@@ -8,13 +8,13 @@ STOPS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIG
 """Signals that stop a command. A second one changes nothing. A signal other than SIGINT that was
 ignored at the start, as under nohup, stays ignored."""
 KEEPS_NOTHING = "MLM_KEEPS_NOTHING"
-"""Environment variable that a command sets if it leaves no finished work from which it could
-continue."""
+"""Name of the environment variable that a command sets if it keeps no finished work from which it
+could continue."""
 
 
 def afterwards() -> str:
-    """Return the words for what the same command does after an interruption: it begins anew or
-    continues."""
+    """Return the end of a message about an interruption: that the same command begins anew, or that
+    it continues."""
     return "begins anew" if KEEPS_NOTHING in os.environ else "continues from what was finished"
 
 
@@ -60,8 +60,8 @@ class Diverged(UserError):
 
 
 class HardwareMissing(UserError):
-    """The machine cannot run the work, which was only planned, or a rank did not start: exit code
-    4."""
+    """This machine lacks hardware that the work needs, so that it was at most planned, or a rank
+    did not start: exit code 4."""
 
     exit_code = 4
 

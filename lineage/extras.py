@@ -13,7 +13,7 @@ TORCH_RANGE = ">=2.11,<2.16"
 
 
 class ExtraMissing(BadInput):
-    """A library of an extra is not installed."""
+    """A library that an extra installs is missing: exit code 2."""
 
 
 def install_command(extra: str) -> str:

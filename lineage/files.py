@@ -105,7 +105,7 @@ def parse_document(values: Any, model: type[SchemaT], name: str) -> SchemaT:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"]) or "the whole file"
         raise IntegrityFailure(
-            f"{name} is not what it should be: {where}: {first['msg']}"
+            f"{name} does not fit its schema: {where}: {first['msg']}"
         ) from error
 
 
@@ -115,7 +115,8 @@ def one_line(error: object) -> str:
 
 
 def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator[str]:
-    """Yield one sentence for each field, at any depth, whose stated and recomputed values differ.
+    """Yield one sentence for each field, at any depth, whose stated value `said` and recomputed
+    value `gives` differ.
 
     Floats may differ by `SAME`. A sentence names the field by `where`, and `by` introduces the
     recomputed value.
@@ -144,7 +145,8 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
 
 
 class Remade(NamedTuple):
-    """A stated value and its recomputed counterpart, for `unlike` to compare."""
+    """Comparison of a stated value `said` with its recomputed counterpart `gives`, which `unlike`
+    makes."""
 
     where: str
     said: object
@@ -153,38 +155,39 @@ class Remade(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Something that a check of a run would need and that is not on this machine, or that is never
-    recomputed."""
+    """Comparison that a check of a run left out, because something is not on this machine or is
+    never recomputed."""
 
     name: str
     ever: bool = True
-    """False for something that is never recomputed, True for something that is missing here."""
+    """True if something is missing here, False if it is never recomputed."""
 
 
 class Parent(NamedTuple):
-    """A directory that a run was made from, or that lies in it, and that is checked in turn down to
-    its leaves."""
+    """Directory to check in turn, down to its leaves: one that a run was made from, or one that
+    lies in the run."""
 
     place: Path
     name: str = ""
     """Name of the input in the manifest; empty if the manifest states no digest of it."""
     digest_of: Callable[[Path], str] = read_digest
     strictly: bool = True
-    """True if what this directory lacks counts as lacking in the run too, False if it is only
-    reported as not recomputed."""
+    """True if comparisons that this directory lacks count as lacking in the run too, False if they
+    are only reported as not recomputed."""
 
 
 Comparisons = Iterator[str | Remade | Absent | Parent]
 
 
 def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str = GIVES) -> Remade:
-    """Pair the fields that a document states with the `values` that they must have."""
+    """Return the comparison of a document's fields with `values`, the values that they must have by
+    name."""
     return Remade(where, {name: getattr(result, name) for name in values}, {**values}, by)
 
 
 def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """Yield a sentence for each key of a document that its schema lacks or reads as another value.
-    Raises IntegrityFailure if the document does not fit the schema at all."""
+    """Yield a sentence for each key of a document that its schema does not have or reads as another
+    value. Raises IntegrityFailure if the document does not fit the schema at all."""
     values = parse_json(
         json.dumps(values),
         lambda pairs: {key: entry for key, entry in pairs if key not in RETIRED_KEYS},
@@ -205,7 +208,7 @@ class Environment(FileSchema):
 
     mlm_repro: str = ""
     source: JSON = Field(default_factory=dict)
-    """The commit of the code; `dirty` is True if files differed from the commit."""
+    """Commit of the code; `dirty` is True if files differed from the commit."""
     python: str = ""
     platform: str = ""
     cpu: str = ""
@@ -215,7 +218,7 @@ class Environment(FileSchema):
     packages: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict)
     numerics: dict[str, str] = Field(default_factory=dict)
-    """Software and hardware that the bits of a result depend on."""
+    """Software and hardware, by name, that the bits of a result depend on."""
     argv: list[str] = Field(default_factory=list)
 
     @property
@@ -285,7 +288,8 @@ class Manifest(FileSchema):
     attempts: list[Attempt] = Field(default_factory=list)
     """All processes that worked on a training, each with the digest of the one before."""
     layouts: list[Attempt] = Field(default_factory=list)
-    """Layouts of a training that began under a version which recorded no attempts."""
+    """Attempts as earlier versions recorded them: layouts alone, without a digest of the attempt
+    before."""
 
     @property
     def layouts_in_turn(self) -> list[Attempt]:

@@ -37,9 +37,9 @@ PIECES = (
     rf"(model|optimizer|memory)-{NAME}\.safetensors|"
     rf"(statistics|probe|tokenizer/tokenizer(_config)?)\.json"
 )
-"""Matches the files of a checkpoint other than its configuration and progress."""
+"""Matches the names of a checkpoint's files, except its configuration and progress."""
 OUTSIDE = re.compile(r"(.*/)?\..*|(wandb|mlflow)/.*")
-"""Matches hidden files and the files of logging libraries, which no seal covers."""
+"""Matches paths that no seal covers: hidden files, and the files of logging libraries."""
 ALWAYS_FREE = (
     "manifest.json created",
     "manifest.json environment",
@@ -54,20 +54,23 @@ class Kind(NamedTuple):
     files: Mapping[str, type[FileSchema] | None]
     """Required files by name, each with its schema, or None if it is not a JSON document."""
     others: str = "(?!)"
-    """Regular expression of the names of optional files."""
+    """Regular expression that matches the names of optional files."""
     name: Callable[[JSON], str] = lambda config: NAME
-    """Function from a configuration to the regular expression of the run's name."""
+    """Function from a configuration to the regular expression that matches the run's name."""
     outside: frozenset[str] = frozenset()
     """Sections of the configuration that the identity does not cover."""
     settings: Callable[[JSON], JSON] = lambda config: config
     """Function from a configuration to the values that differ from their defaults, which the
     identity covers."""
     schema: int = 1
-    """Current version of the kind's schema. Settings under another version are not recomputed."""
+    """Version of the settings' meaning that this program knows. Settings under another version are
+    not recomputed."""
     free: tuple[str, ...] = ()
-    """Files, each with keys, that no check can contradict; `mlm-verify run` prints them."""
+    """Files, each with the keys in it that no check can contradict; `mlm-verify run` prints
+    them."""
     made: tuple[Callable[[Path], Comparisons], ...] = ()
-    """Checks that recompute files of the directory from one another and from the run's inputs."""
+    """Functions that are given the directory and yield comparisons: its files are recomputed from
+    one another and from the run's inputs."""
 
 
 def differing(model: type[BaseModel], values: JSON) -> JSON:
@@ -77,8 +80,8 @@ def differing(model: type[BaseModel], values: JSON) -> JSON:
 
 
 def parts_within(run: Path) -> list[Path]:
-    """Return the sealed directories inside of a run and all folders in its `checkpoints`, sorted,
-    without hidden ones."""
+    """Return, sorted, the directories inside of a run that are sealed or stand in its
+    `checkpoints`, without hidden ones."""
     markers = (marker.parent for marker in run.rglob(MARKER))
     directories = {*markers, *(path for path in (run / CHECKPOINTS).glob("*") if path.is_dir())} - {
         run
@@ -144,7 +147,8 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
 
 
 def _is_name_for(link: Path) -> bool:
-    """Return True if the link is a run's short name, which points at the run beside it."""
+    """Return True if the path is a link to a run beside it, under the run's name without its
+    digest."""
     target = os.readlink(link)
     return bool(re.fullmatch(rf"{re.escape(link.name)}-[0-9a-f]{{8}}", target))
 
@@ -169,8 +173,8 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return the top-level names of hidden files and of the folders of logging libraries, without
-    the lock."""
+    """Return the top-level names of files that no seal covers, the lock excepted: hidden files and
+    folders of logging libraries."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

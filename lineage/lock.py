@@ -18,24 +18,24 @@ from mlm_repro.lineage.variables import is_first_rank
 LOCK = ".lock"
 _HELD: dict[Path, int] = {}
 _CLAIMS: list[tuple[Path, int]] = []
-"""Locks of claimed output paths, each with the id of the process that claimed it: a forked process
-leaves its parent's alone."""
+"""Lock file of each claimed output path, with the id of the process that claimed it. A forked
+process does not release its parent's locks."""
 UNFINISHED = (
     r"\.(iter_\d{{7}}\.partial|"
     r"manifest\.json\.partial-([0-9a-f]{{8}}-)?\d+|.+\.(partial|old|link)-({})\d+)"
 )
-"""Regular expression, to be formatted with the marks of their holders, of the names of unfinished
-and of replaced files and directories."""
+"""Regular expression of the names of unfinished and of replaced files and directories; `format`
+inserts the marks of the commands that left them."""
 
 
 class NoLocks(BadInput):
-    """A file system without locks, such as NFS without its lock service: exit code 2."""
+    """The file system has no locks, such as NFS without its lock service: exit code 2."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of `directory` during the block. Before and after it, remove what killed
-    writers left there.
+    """Context manager: hold the lock of `directory` during the block. Before and after it, remove
+    what killed writers left there.
 
     Raises BadInput if another process holds the lock. The lock ends with the process.
     """
@@ -132,7 +132,7 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Reserve an output path during the block, as `claim` does."""
+    """Context manager: reserve an output path during the block, as `claim` does."""
     claim(path)
     try:
         yield
@@ -211,8 +211,8 @@ def _remove_leftovers(directory: Path, marks: list[str]) -> None:
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
-    """Return False if the locked file is no longer the one at `path`, because its former holder
-    removed it."""
+    """Return True if the open file `descriptor` is still the one at `path`, False if the lock's
+    former holder has removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -232,8 +232,8 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `out`. Raises BadInput if `out` exists, lies in a
-    sealed directory or cannot be written."""
+    """Context manager: yield a temporary directory that becomes `out`. Raises BadInput if `out`
+    exists, lies in a sealed directory or cannot be written."""
     from safetensors import SafetensorError
 
     check_output(out)

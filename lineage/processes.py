@@ -14,10 +14,11 @@ from mlm_repro.lineage.errors import STOPS, Fault, Interrupted, UserError
 
 T = TypeVar("T")
 PR_SET_PDEATHSIG = 1
-"""Constant of Linux's <sys/prctl.h>, for which Python has no name."""
+"""Number of the prctl option of Linux by which a process asks for a signal when its parent ends;
+Python has no name for it."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 NATIVE = "native"
-"""Name of the threads that `heard` starts; `is_at_work` finds them by it."""
+"""Name of the threads in which `heard` runs calls; `is_at_work` finds them by it."""
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
@@ -28,8 +29,8 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
-    """Block these signals until the end of the block. A process that is started in it keeps them
-    blocked until it calls `hear_stops`.
+    """Context manager: block these signals during the block. A process that is started in it keeps
+    them blocked until it calls `hear_stops`.
 
     A child that is stopped before its handlers are set would otherwise end with a traceback, or by
     the signal.
@@ -70,8 +71,8 @@ def ended_by(status: int) -> str:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Call `handler` once, with the number of the first stop signal; restore the former handlers at
-    the end of the block.
+    """Context manager: call `handler` once, with the number of the first stop signal; restore the
+    former handlers at the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """

@@ -146,7 +146,8 @@ class Progress:
         sys.stderr.flush()
 
     def _erase(self) -> None:
-        """Remove the bar, with control characters that `run_command` escapes in any other text."""
+        """Remove the bar from the terminal. Its control characters bypass the stream that escapes
+        them."""
         if self._is_drawn and sys.__stderr__:
             sys.__stderr__.write("\r\x1b[2K")
             sys.__stderr__.flush()

@@ -65,8 +65,8 @@ def stamp_of(path: Any) -> str:
 def answers_on_files(
     name: str, made_of: str, answer_on: Callable[[Path], Any]
 ) -> Iterator[Callable[[Path], Any]]:
-    """Yield a function that returns `answer_on(path)`, a JSON value, and computes it only if the
-    file changed since the cached answer.
+    """Context manager: yield a function that returns `answer_on(path)`, a JSON value, and computes
+    it only if the file changed since the cached answer.
 
     New answers are cached when the block ends without an error.
     """

@@ -40,9 +40,9 @@ class RunDirectory:
 
     path: Path
     is_new: bool = field(default=False, compare=False)
-    """True if this call began the run."""
+    """True if the call that returned this object began the run."""
     made_directory: bool = field(default=False, compare=False)
-    """True if this call also made the directory."""
+    """True if the call that returned this object made the directory."""
 
     @classmethod
     def begin(
@@ -128,8 +128,8 @@ class RunDirectory:
         return run
 
     def note_attempt(self, iteration: int, parallel: JSON, ranks: int) -> None:
-        """Append an attempt to the manifest: this process continues a training from an iteration,
-        at a layout on some ranks."""
+        """Append an attempt to the manifest: this process continues a training from `iteration`, at
+        the layout `parallel` on `ranks` ranks."""
         values = read_object(self.path / MANIFEST)
         here = describe_environment()
         attempts = values.get("attempts") or values.get("layouts", [])
@@ -149,10 +149,10 @@ class RunDirectory:
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Hold the directory's lock during the block. Raises BadInput if another process holds it.
+        """Context manager: hold the directory's lock during the block.
 
-        After BadInput in the block, the manifest and the directory that `begin` made are removed,
-        unless the directory holds other files.
+        Raises BadInput if another process holds it. After BadInput in the block, the manifest and
+        the directory that `begin` made are removed, unless the directory holds other files.
         """
         try:
             with locked(self.path):
@@ -260,7 +260,7 @@ class RunDirectory:
     def link(self, yields: bool = False) -> None:
         """Make `<root>/<name>` a link to this run, unless a real file has that name.
 
-        A run that `yields` leaves the name to a complete run. Prints a note if the file system has
+        If `yields`, a link to a complete run stays as it is. Prints a note if the file system has
         no links. Raises BadInput if this user may not write there.
         """
         link = self.path.parent / self.manifest["name"]
@@ -350,6 +350,6 @@ def identity_in(manifest: Mapping[str, Any]) -> str:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Return True for an unfinished manifest, and for the work folder or lock of a run without a
-    manifest."""
+    """Return True if a run that was begun and given up may have left `path`: an unfinished
+    manifest, the work folder or the lock."""
     return path.name.startswith(f".{MANIFEST}.partial-") or path.name in (".work", LOCK)

@@ -6,8 +6,8 @@ from mlm_repro.lineage.errors import BadInput
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
 DOOR = "MLM_DOOR"
-"""Descriptor of the socket, open to this machine alone, at which rank 0 meets the ranks that it was
-started with."""
+"""Name of the environment variable with the descriptor of a socket, open to this machine alone, at
+which rank 0 meets the ranks that it was started with."""
 LEAST = {
     "RANK": 0,
     "LOCAL_RANK": 0,
@@ -25,8 +25,8 @@ MOST = 1_000_000
 
 
 def number(name: str) -> int | None:
-    """Return the value of a variable in LEAST, or None if it is not set. Raises BadInput on every
-    rank if it is not a number from its least value to MOST."""
+    """Return the value of an environment variable that LEAST names, or None if it is not set.
+    Raises BadInput on every rank if it is not an integer from its minimum in LEAST to MOST."""
     text = os.environ.get(name)
     if text is None:
         return None
@@ -41,8 +41,8 @@ def number(name: str) -> int | None:
 
 
 def check_numbers() -> None:
-    """Raise BadInput, on every rank, if a variable of LEAST is unusable or RANK is not below
-    WORLD_SIZE."""
+    """Raise BadInput, on every rank, if an environment variable that LEAST names is unusable or
+    RANK is not below WORLD_SIZE."""
     values = {name: number(name) for name in LEAST}
     if (values["RANK"] or 0) >= (values["WORLD_SIZE"] or 1):
         sentence = (

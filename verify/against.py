@@ -29,7 +29,7 @@ from mlm_repro.verify.runner import UNKNOWN, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
 MOST = 1e9
-"""Largest reported ratio of a difference to its tolerance; also reported for NaN."""
+"""Largest ratio of a difference to its tolerance that is reported; it also stands for NaN."""
 ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
@@ -104,7 +104,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
 
 
 def _tokens(config: RunConfig) -> str:
-    """Return the number and the source of the training tokens, in words."""
+    """Return the training tokens in words: their number and source, or that they are random."""
     if not config.data.dataset:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)
@@ -116,8 +116,8 @@ def _tokens(config: RunConfig) -> str:
 def _case(
     quantity: str, name: str, curves: list[list[StepResult]], theirs: str, layers: int
 ) -> Case:
-    """Compare one quantity's curves: ours, theirs, and theirs with perturbed weights, which give
-    the tolerance. Raises Diverged if a curve is not finite."""
+    """Return the comparison of one quantity's curves: ours, theirs, and theirs with perturbed
+    weights, which give the tolerance. Raises Diverged if a curve is not finite."""
     ours, others, *moved = [[getattr(step, quantity) for step in steps] for steps in curves]
     if not np.isfinite([ours, others]).all():
         raise Diverged(f"the {name} is no longer a number in one of the two trainings")
@@ -156,8 +156,8 @@ def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
 def shared_work(
     config: RunConfig, layout: str, iterations: int, engine: str = "megatron-core"
 ) -> Iterator[tuple[Work, ParityLayout]]:
-    """Context manager: the training that two engines are given, and its layout. Raises BadInput if
-    the other `engine` cannot run it.
+    """Context manager: yield the training that two engines are given, and its layout. Raises
+    BadInput if the other `engine` cannot run it.
 
     The vocabulary has no padding rows, because other engines include them in the softmax. The
     schedule of 2019, which Megatron-Core no longer has, becomes a cosine.

@@ -12,7 +12,7 @@ from mlm_repro.engine.compare.tensors import Array, TensorPart, assemble
 from mlm_repro.lineage.config import Config
 
 CLOSE = 1e-3
-"""Share of the serial gradient that an explanation may leave over."""
+"""Share of a gradient's norm by which it may miss an explanation that counts as right."""
 
 
 class LayoutFinding(Config):
@@ -22,19 +22,19 @@ class LayoutFinding(Config):
     probe: str
     parameter: str
     value: float
-    """Measured number: a count of elements, or the largest difference from the serial run or
+    """Measured value: a number of elements, or the largest difference from the serial run or from
     another copy."""
     expected: float
-    """The required count, or the largest difference that rounding explains."""
+    """Required number of elements, or the largest difference that rounding explains."""
     where: str = ""
     ratio: float | None = None
     """Factor by which the serial gradient comes nearest to the layout's."""
     kind: str = ""
-    """Likely kind of fault, as the numbers look."""
+    """Likely kind of fault in words, as the numbers suggest."""
     alike: tuple[str, ...] = ()
-    """Other parameters with the same fault."""
+    """Names of other parameters with the same fault."""
     folded: tuple[str, ...] = ()
-    """Sentences about what follows from it, or may follow."""
+    """Sentences about further findings that follow from this one, or may follow."""
 
     def __str__(self) -> str:
         if self.probe == "dropout":
@@ -62,7 +62,7 @@ def parameter_of(tensor: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List names without their layer numbers, at most four of them."""
+    """Return the names without their layer numbers as a list in words, at most four of them."""
     short = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", parameter_of(name)) for name in names))
     return ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
 
@@ -74,7 +74,7 @@ def fold(
     gradients: Sequence[Sequence[TensorPart]],
     shares: Mapping[str, Sequence[Array]],
 ) -> list[LayoutFinding]:
-    """Fold findings into one for each cause.
+    """Return one finding for each cause, with the findings that follow from it folded into it.
 
     `backward` are parameters in the order in which a backward pass reaches them. `serial`,
     `gradients` (by rank) and `shares` (after each microbatch) are gradients of the first iteration.
@@ -139,8 +139,8 @@ SPREADS = "what comes before it in the model differs too"
 def _first(
     alike: Sequence[LayoutFinding], kind: str = "", folded: Sequence[LayoutFinding] = ()
 ) -> Any:
-    """Return the first of several like findings, with the names of the others; None if there are no
-    findings."""
+    """Return the first of several like findings, with the other parameters' names and the sentences
+    of `folded`; None if there are no findings."""
     if not alike:
         return None
     return alike[0].model_copy(
@@ -159,8 +159,8 @@ def _gradients(
     gradients: Sequence[Sequence[TensorPart]],
     shares: Mapping[str, Sequence[Array]],
 ) -> Iterator[tuple[list[str], float | None, str]]:
-    """Yield groups of parameters whose gradients are wrong in the same way, with the first one's
-    ratio and the kind of fault."""
+    """Yield (parameters, ratio, kind) for each group of gradients that are wrong in the same way:
+    the first one's ratio to the serial gradient, and the kind of fault in words."""
     if not names:
         return
     by_name: dict[str, list[list[TensorPart]]] = {name: [] for name in names}
@@ -215,7 +215,8 @@ def _is_near(value: Array, serial: Array) -> bool:
 
 
 def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
-    """Explain whole copies that differ between ranks; return "" for equal copies and for parts."""
+    """Describe in words how whole copies of a gradient differ between ranks; return "" for equal
+    copies and for parts."""
     copies = [
         parts[0].value
         for parts in ranks
@@ -234,7 +235,8 @@ def _of_copies(ranks: Sequence[Sequence[TensorPart]], serial: Array) -> str:
 
 
 def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
-    """Explain a multiple of the serial gradient; return "" for any other gradient."""
+    """Describe in words a gradient that is a multiple of the serial one; return "" for any other
+    gradient."""
     if _is_near(whole, serial):
         apart = float(np.linalg.norm(whole - serial)) / float(np.linalg.norm(serial))
         return f"off by {apart:.1g} of its size"
@@ -255,8 +257,8 @@ def _of_multiple(whole: Array, serial: Array, ratio: float) -> str:
 
 
 def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
-    """Explain a sum of multiples of the microbatches' gradients; return "" for any other gradient.
-    `shares` are the sums after each microbatch."""
+    """Describe in words a gradient that is a sum of multiples of the microbatches' gradients;
+    return "" for any other gradient. `shares` are the serial sums after each microbatch."""
     if len(shares) < 2:
         return ""
     sums = np.stack([np.ravel(share) for share in shares], 1)
@@ -269,7 +271,8 @@ def _of_microbatches(whole: Array, shares: Sequence[Array]) -> str:
 
 
 def _of_rows(whole: Array, serial: Array) -> str:
-    """Explain a difference in one contiguous range of rows; return "" for any other difference."""
+    """Describe in words a gradient that differs from the serial one in one contiguous range of
+    rows; return "" for any other gradient."""
     rows = np.flatnonzero(
         np.abs(whole - serial).reshape(len(serial), -1).max(1) > CLOSE * np.abs(serial).max()
     )

@@ -81,7 +81,7 @@ def run(
     for number, attempt in enumerate(check.manifest.attempts if check.manifest else (), 1):
         print(f"attempt {number} {attempt}")
     if not (is_folder or check.manifest):
-        check.absent.append(f"the run that this {check.word} is of")
+        check.absent.append(f"the run that this {check.word} belongs to")
     print(
         f"compared: digests of {len(inner) + 1 - is_folder} sealed directories;"
         f" {'; '.join(check.compared)}"
@@ -101,8 +101,8 @@ def run(
 
 
 def _refuse(broken: list[str]) -> None:
-    """Print every difference but the last to stderr, and raise IntegrityFailure with the last. Do
-    nothing without a difference."""
+    """Raise IntegrityFailure with the last of these sentences, and print the ones before it to
+    stderr. Do nothing without a sentence."""
     for sentence in broken[:-1]:
         print(f"broken: {sentence}", file=sys.stderr)
     if broken:

@@ -35,7 +35,7 @@ from mlm_repro.engine.step import build_step
 from mlm_repro.verify.parity import ParityLayout
 
 Weights = dict[str, torch.Tensor]
-"""Whole tensors by their names in this engine."""
+"""Whole weights by their names in this suite's engine."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class Work:
     initial: Weights | None = None
     """Initial weights; by default the engine draws them from the seed."""
     first_rate: int = 1
-    """Schedule step of the first update; 0 in Megatron-Core."""
+    """Step of the learning rate's schedule at the first update; 0 in Megatron-Core."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the other program's configurations that are set by their own names."""
+    """Values of fields of the other program's configurations, by the program's own names."""
     spec: Callable[[Any], Any] | None = None
-    """Function that returns Megatron-Core's layers for its configuration; by default the fields
-    decide."""
+    """Function from Megatron-Core's configuration to its description of the layers; by default the
+    configuration decides."""
 
     def inputs(self, config: RunConfig, mesh: ParallelMesh) -> TrainingInputs:
-        """Return a rank's training samples."""
+        """Return the microbatches of one rank for every iteration of the training."""
         tokens = [(TokenFile(prefix), weight) for prefix, weight in self.tokens]
         return TrainingInputs(config, self.iterations, tokens, self.tokenizer, mesh)
 
@@ -84,19 +84,19 @@ class Shard(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Numbers that an engine reports for an iteration."""
+    """Loss, gradient norm and learning rate that an engine reports for an iteration."""
 
     loss: float
-    """Mean over the global batch, before the update."""
+    """Mean loss over the global batch, before the update."""
     norm: float
     """Norm of the whole gradient, before clipping."""
     rate: float
 
 
 Named = Iterable[tuple[str, torch.Tensor]]
-"""Tensors of a rank by the engine's own names."""
+"""Pairs of name and tensor on one rank; the names are the engine's own."""
 Kind = Callable[[Work, ParityLayout], "Engine"]
-"""Builds an engine on one rank. Raises BadInput for an unsupported layout."""
+"""Function that builds an engine on one rank. Raises BadInput for an unsupported layout."""
 
 
 class Engine:
@@ -104,39 +104,42 @@ class Engine:
     all."""
 
     names, place = NameMap(outputs={}, parameters={}), RankPlace()
-    """Names of the modules whose outputs are recorded, and this rank's coordinates."""
+    """Map of the names of modules whose outputs are recorded, and this rank's coordinates."""
     patches: tuple[str, ...] = ()
-    """Descriptions of the changes that let it run on CPUs."""
+    """Descriptions of the changes to the program that let it run on CPUs."""
     where: str = ""
-    """This rank's coordinates, in a sentence; by default its number."""
+    """This rank's coordinates as a phrase for messages; empty to name the rank's number."""
     work: Work
     shares: Mapping[str, list[Array]] = MappingProxyType({})
     """Gradient of each parameter after each microbatch of the first iteration; of a serial Program
     alone."""
     module = torch.nn.Module()
-    """The model; its modules say where torch's dropout is called."""
+    """Model of this rank. A call of torch's dropout is recorded under the module of it that makes
+    the call."""
     counts_norm = True
-    """True if its step returns the norm of the gradient."""
+    """True if the engine's step returns the norm of the gradient."""
     drops_at_zero = True
-    """True if masks are compared where the rate of dropout is 0, too."""
+    """True if dropout masks are compared even where the dropout rate is 0."""
 
     def __init__(self, work: Work, layout: ParityLayout) -> None:
-        """Build this rank. Raises BadInput for an unsupported layout."""
+        """Build the engine on this rank. Raises BadInput for an unsupported layout."""
 
     @classmethod
     def prepare(cls) -> None:
         """Import the engine's packages before ranks are forked."""
 
     def parameters(self) -> Named:
-        """Parameters in the order of the forward pass."""
+        """Return pairs of name and parameter, in the order of the forward pass."""
         return self.module.named_parameters()
 
     def buffers(self) -> Named:
-        """Buffers that belong to a checkpoint and are the same on every layout."""
+        """Return pairs of name and buffer, for the buffers that belong to a checkpoint and are the
+        same on every layout."""
         return ()
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Return the shards of tensors with the names and shapes of parameters, as views."""
+        """Return this rank's shards of the given tensors, which have the names and shapes of
+        parameters, as views."""
         raise NotImplementedError
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
@@ -145,15 +148,16 @@ class Engine:
         raise NotImplementedError
 
     def gradients(self) -> Named:
-        """Reduced gradients, not yet clipped."""
+        """Return the reduced gradients by parameter, not yet clipped."""
         return ()
 
     def update(self, iteration: int) -> tuple[float, float]:
-        """Clip and update; return the gradient norm and the learning rate."""
+        """Clip the gradient and update the weights; return the gradient norm and the learning
+        rate."""
         raise NotImplementedError
 
     def state(self) -> Iterable[tuple[str, str, torch.Tensor]]:
-        """Optimizer state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
+        """Return the optimizer's state as (parameter, `exp_avg` or `exp_avg_sq`, tensor)."""
         return ()
 
     def save(self, directory: Path) -> None:
@@ -166,21 +170,20 @@ class Engine:
         raise NotImplementedError
 
     def norm(self) -> float:
-        """Return the gradient norm as the program's own step does. The training cannot continue
-        afterwards."""
+        """Return the gradient norm as the program's own step finds it. The step changes the
+        weights, so the training cannot continue afterwards."""
         return self.update(0)[0]
 
     def gradient_of(self, parameter: str) -> torch.Tensor:
-        """Return the tensor in which the optimizer finds the gradient of the parameter of this
-        name."""
+        """Return the tensor from which the optimizer reads the gradient of the named parameter."""
         raise NotImplementedError
 
     @torch.no_grad()
     def planted(self, tensors: Iterable[str]) -> dict[str, float]:
-        """Plant a gradient that is 1 in one parameter and 0 elsewhere, for each of `tensors`, and
-        return the norms that the program's own step finds.
+        """Set the gradient to 1 in one parameter and to 0 elsewhere, for each of `tensors` in turn,
+        and return the norms that the program's own step finds, by name.
 
-        Every rank calls it, for whole parameters.
+        Every rank calls it, with the names of whole parameters.
         """
         shards = self.shards(dict(self.parameters()))
         norms = {}
@@ -192,7 +195,8 @@ class Engine:
         return norms
 
     def step(self, iteration: int, recorder: Recorder | None = None) -> StepResult:
-        """Train one iteration, recording its tensors if a recorder is given."""
+        """Train one iteration and return its numbers, recording its tensors if a recorder is
+        given."""
         if recorder:
             recorder.iteration = iteration
         loss = self.backward(iteration, recorder)
@@ -230,12 +234,12 @@ class Engine:
         return steps
 
     def recorder(self, take: Callable[[TensorPart], None]) -> Recorder:
-        """Build a recorder of this engine."""
+        """Return a recorder of this engine's tensors, which gives each to `take`."""
         return Recorder(self.names, take, self.place, self.work.config.model.num_heads)
 
     def show(self, recorder: Recorder, kind: str, named: Named) -> None:
-        """Record the shards of tensors with the names and shapes of parameters; `kind` begins their
-        names."""
+        """Record this rank's shards of the given tensors, which have the names and shapes of
+        parameters; `kind` begins the recorded names."""
         for shard in self.shards(dict(named)):
             if shard.value.numel():
                 recorder.show(kind + shard.key, shard.value, shard.start)
@@ -250,7 +254,7 @@ class Engine:
 
     @torch.no_grad()
     def assign(self, value_of: Callable[[Shard], torch.Tensor]) -> None:
-        """Set each shard of this rank's parameters to `value_of(shard)`."""
+        """Set each shard of this rank's parameters to the tensor `value_of(shard)`."""
         named = dict(self.parameters())
         # Into copies first: an engine's shards may be views of a transformed tensor, not of the
         # parameter itself.
@@ -336,7 +340,7 @@ class Ours(Engine):
         )
 
     def _watch(self, chunk: Any, firsts: list[int], recorder: Any) -> Callable[[], None]:
-        """Record a chunk's modules and its loss, which is not the output of a module. Return a
+        """Record the outputs of a chunk's modules, and its loss, which no module returns. Return a
         function that ends the recording."""
         end_hooks = recorder.watch(chunk, firsts)
         batch_loss = chunk.batch_loss
@@ -366,7 +370,7 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
-    """Context manager: the training on the dataset's files, or else on random tokens."""
+    """Context manager: yield the training on the dataset's files, or else on random tokens."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None

@@ -35,14 +35,14 @@ OF_TENSORS = 256
 """Units in the last place by which a tensor may differ in any case: Adam moves an element whose
 gradient is nearly 0 as far as any other, to a side that rounding chooses."""
 EXACT = ("batch_size", "samples", "loss_scale", "skipped")
-"""Numbers that no rounding changes."""
+"""Recorded quantities that no rounding changes."""
 UNIT = 2.0**-53
 """Unit round-off of float64."""
 SAME = 1e-10
-"""Largest relative difference between two float64 replays of the same computation."""
+"""Largest allowed relative difference between two float64 replays of the same computation."""
 FAR = 20
-"""Number of iterations, or the number that a fault was found in if it is larger, that are replayed
-to reach a checkpoint after it."""
+"""Minimum number of iterations that are replayed beyond a fault to reach the next checkpoint; after
+a late fault, as many are replayed as before it."""
 
 
 class Beyond(NamedTuple):
@@ -51,19 +51,19 @@ class Beyond(NamedTuple):
     iteration: int
     what: str
     distance: float
-    """Distance from float64; of a tensor, the norm of the difference."""
+    """Distance of the recorded value from float64; for a tensor, the norm of the difference."""
     allowed: float
     detail: str
     row: int | None = None
-    """The row of the word embedding that is farthest off."""
+    """Row of the word embedding that is farthest off; None for another value."""
 
     def __str__(self) -> str:
-        off = f"{self.what} of iteration {self.iteration} is {self.distance:.2g} beside float64"
-        return f"{off}, and rounding explains {self.allowed:.2g}{self.detail}"
+        off = f"{self.what} of iteration {self.iteration} is {self.distance:.2g} from float64"
+        return f"{off}, and rounding explains at most {self.allowed:.2g}{self.detail}"
 
 
 class Judged:
-    """A run, compared with the replay of its own settings."""
+    """Comparison of a run with the float64 replay of its own settings, iteration by iteration."""
 
     def __init__(self, run: RecordedRun, start: Start) -> None:
         self.run = run
@@ -74,16 +74,19 @@ class Judged:
         self.native = SerialReplay(run, start, precision, True)
         self.unit = UNIT if precision == "fp64" else UNIT_FP32
         self.numbers: dict[int, Numbers] = {}
-        """The numbers that float64 gives, by iteration."""
+        """Numbers of the float64 replay, by iteration."""
         self.bounds: dict[int, Numbers] = {}
-        """Relative distance from float64 of the replay in the run's own format, by iteration."""
+        """Largest relative distance so far from the float64 replay of the replay in the run's own
+        format, by iteration."""
         self.number: Beyond | None = None
-        """The first recorded number that rounding does not explain."""
+        """The first recorded number that rounding does not explain; None if there is no such
+        number."""
         self.tensors: list[Beyond] = []
-        """The tensors of the first checkpoint that rounding does not explain, in the order of
-        computation."""
+        """Tensors that rounding does not explain, in the order of computation, of the first
+        checkpoint that has such tensors."""
         self.spread: dict[int, dict[str, float]] = {}
-        """Relative difference of a checkpoint's tensor that rounding explains."""
+        """Relative difference that rounding explains, by iteration of a checkpoint and by
+        tensor."""
 
     @property
     def last(self) -> int:
@@ -92,20 +95,23 @@ class Judged:
 
     @property
     def fault(self) -> Beyond | None:
-        """The first number or tensor beyond rounding."""
+        """The earliest recorded number or tensor that rounding does not explain; None if there is
+        no such value."""
         beyond = [first for first in (self.number, *self.tensors[:1]) if first]
         return min(beyond, key=lambda first: first.iteration, default=None)
 
     @property
     def is_over(self) -> bool:
-        """True if a fault was found, and a checkpoint after it was compared or is far away."""
+        """True if the replay may end: a fault was found, and a checkpoint after it was compared or
+        is far away."""
         if not self.number:
             return bool(self.tensors)
         needed = max(FAR, self.number.iteration - self.start.iteration)
         return bool(self.tensors) or self.last >= self.number.iteration + needed
 
     def iterate(self, iteration: int) -> None:
-        """Train an iteration in both replays, and judge the iteration `SEEN_AHEAD` before it."""
+        """Replay an iteration in float64 and in the run's own format, and judge the recorded
+        iteration `SEEN_AHEAD` before it. Compare the iteration's checkpoint, if there is one."""
         numbers = self.truth.numbers(iteration)
         loose = self.native.numbers(iteration)
         # Bounds never fall: what rounding has once moved stays moved.
@@ -124,7 +130,7 @@ class Judged:
             self._take_checkpoint(iteration)
 
     def end(self) -> None:
-        """Judge the last iterations too."""
+        """Judge the last `SEEN_AHEAD` iterations, after which no iteration follows."""
         for iteration in sorted(self.numbers)[-SEEN_AHEAD:]:
             self._judge(iteration)
 
@@ -148,11 +154,12 @@ class Judged:
             allowed = part * abs(numbers[name])
             # Not `distance > allowed`, which a NaN would pass.
             if not distance <= allowed:
-                detail = f": {recorded[name]:.9g} for {numbers[name]:.9g}"
+                detail = f": {recorded[name]:.9g} instead of {numbers[name]:.9g}"
                 yield Beyond(iteration, name.replace("_", " "), distance, allowed, detail)
 
     def _take_checkpoint(self, iteration: int) -> None:
-        """Compare the checkpoint of an iteration with the replays."""
+        """Compare the checkpoint of an iteration with the replays, and keep the tensors that
+        rounding does not explain."""
         others = self.native.tensors()
         spread = {
             tensor: float((others[tensor].double() - true).norm() / true.norm())
@@ -199,7 +206,8 @@ class Judged:
                 yield Beyond(iteration, tensor, float(off.norm()), allowed, detail, row)
 
     def sentence(self) -> str:
-        """Describe the fault: where it is seen first, the checkpoint after it, and its kind."""
+        """Return a sentence about the fault: where it is seen first, the checkpoint after it, and
+        its kind."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -211,8 +219,8 @@ class Judged:
         )
 
     def _kinds(self) -> list[str]:
-        """Return the known faults with which a replay gives every number and every tensor of this
-        run."""
+        """Return the kinds of known faults with which a replay gives every number and every tensor
+        of this run."""
         rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(
@@ -237,7 +245,8 @@ class Judged:
 
 
 def _pool(name: str) -> str:
-    """Return the pool of a number, whose distances are taken together: all losses are one."""
+    """Return the name under which a number's distances are collected: "loss" for every loss, else
+    its own name."""
     return "loss" if "validation" in name else name
 
 
@@ -329,8 +338,8 @@ def _common_start(first: RecordedRun, second: RecordedRun, parting: int) -> int 
 
 
 def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
-    """Replay each run with its own settings, side by side, until they end or a fault has been
-    seen."""
+    """Replay each run with its own settings, side by side, until they end or a fault has been seen;
+    return the comparisons."""
     iterations = sum(len(run.steps) for run in runs)
     announce(
         f"replays up to {iterations} iterations in float64 and as many in each run's own format, on"

@@ -37,7 +37,7 @@ PROBES = {
         " stop"
     ),
 }
-"""Statement that each probe proves where it finds nothing."""
+"""Name of a probe → the statement that it proves if it finds nothing."""
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -54,11 +54,11 @@ class LayoutsReport(Config):
     """Number of compared tensors by layout."""
     findings: list[LayoutFinding]
     cannot_run: dict[str, str]
-    """Reason by layout, in the program's own words."""
+    """Layout → reason that it cannot run, in the program's own words."""
     not_asked: dict[str, str]
-    """Reason by layout that its checkpoints were not compared."""
+    """Layout → reason that its checkpoints were not compared."""
     lost: dict[str, str] = Field(default_factory=dict)
-    """How a rank was lost, by layout; the layout is in `cannot_run` or `not_asked` too."""
+    """Layout → how a rank was lost; the layout is in `cannot_run` or `not_asked` too."""
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:

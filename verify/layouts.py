@@ -87,7 +87,7 @@ def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
             print(table_row(examined.outcome, result))
             for what, why in (
                 ("cannot run", examined.cannot_run),
-                ("checkpoints were not asked", examined.not_asked),
+                ("checkpoints were not compared", examined.not_asked),
             ):
                 if why and not (tried and why == tried[0].not_asked):
                     print(f"  {what}: {why}")
@@ -219,8 +219,9 @@ def after_checkpoint(
     begun: Path | None,
     saved: Path | None,
 ) -> Computed:
-    """Load a checkpoint, or take one step; save a checkpoint, and take the further steps, on one
-    rank."""
+    """Load the checkpoint `begun`, or take the first step if it is None; save a checkpoint at
+    `saved` unless that is None; then take the further steps on this rank and compare their
+    tensors."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:
@@ -235,8 +236,8 @@ def after_checkpoint(
 
 
 def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
-    """Return whole weights to start from: the initial ones, with noise added to tensors whose
-    elements are all equal, such as norms and biases."""
+    """Return the initial weights, whole, with noise added to tensors whose elements are all equal,
+    such as norms and biases."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for (_, name), value in assemble(initial).items():
@@ -248,7 +249,8 @@ def with_noise(initial: Sequence[TensorPart], seed: int) -> Weights:
 
 
 def reason(sentence: str) -> str:
-    """Return the part of a sentence about failed ranks that is the program's own."""
+    """Return a sentence about failed ranks without the words that this suite puts before the
+    program's own."""
     return sentence.partition("failed: ")[2].removeprefix("BadInput: ") or sentence
 
 
@@ -317,8 +319,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
     def through_checkpoints(
         layout: ParityLayout, folder: Path
     ) -> tuple[list[LayoutFinding], str, bool]:
-        """Compare the training after a serial checkpoint on the layout, and after the layout's own
-        serially.
+        """Compare trainings across a checkpoint: from a serial checkpoint on the layout, and from
+        the layout's own checkpoint on one rank.
 
         Returns the findings, the reason if checkpoints could not be compared, and True if a rank
         was lost.
@@ -435,8 +437,8 @@ def _differs(layout: str, row: TensorDifference) -> LayoutFinding:
 def _equal_parts(
     layout: str, ranks: Sequence[Sequence[TensorPart]], weights: Weights
 ) -> Iterator[LayoutFinding]:
-    """Yield parts of a parameter that begin with the same bits, although the serial weights differ
-    there."""
+    """Yield a finding for parts of a parameter that begin with the same bits, although the serial
+    weights differ there."""
     seen: dict[tuple[str, bytes], tuple[int, TensorPart]] = {}
     for number, parts in enumerate(ranks):
         for part in parts:
@@ -458,7 +460,8 @@ def _unequal_copies(
     ranks: Sequence[Sequence[TensorPart]],
     allowed: Mapping[Key, float] = MappingProxyType({}),
 ) -> Iterator[LayoutFinding]:
-    """Yield copies of a part whose bits differ between ranks by more than is allowed."""
+    """Yield a finding for copies of a part whose bits differ between ranks by more than is
+    allowed."""
     first: dict[Any, tuple[int, Array]] = {}
     for number, parts in enumerate(ranks):
         for iteration, tensor, start, value in parts:
@@ -479,7 +482,7 @@ def _unequal_copies(
 
 
 def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterator[LayoutFinding]:
-    """Yield parameters whose elements the gradient norm does not count once each.
+    """Yield a finding for each parameter whose elements the gradient norm does not count once each.
 
     A sum of ones is exact in fp32. The root and the square of each rank and of the whole round four
     times.
@@ -491,8 +494,8 @@ def _planted(layout: str, ranks: Sequence[Computed], weights: Weights) -> Iterat
 
 
 def _masks(layout: ParityLayout, ranks: Sequence[Computed]) -> Iterator[LayoutFinding]:
-    """Yield dropout masks of tensor-parallel ranks that differ for copies of a tensor, or are equal
-    for different parts."""
+    """Yield a finding for dropout masks of tensor-parallel ranks that differ for copies of a
+    tensor, or are equal for different parts."""
     for number, rank in enumerate(ranks):
         first = number - number % layout.tp
         for (name, x, mask), (_, other_x, other_mask) in zip(

@@ -59,12 +59,12 @@ CHECKPOINT = {
 
 
 def core(name: str) -> Any:
-    """Import a module of the package."""
+    """Import and return a module of megatron.core, by its name there."""
     return import_module(f"megatron.core.{name}")
 
 
 class OnCpu(TorchFunctionMode):
-    """Function mode that runs on the CPU what asks for `cuda`."""
+    """Function mode of torch in which calls that ask for `cuda` run on the CPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -111,7 +111,7 @@ def make_it_run_on_cpus() -> None:
 def plain_layer_norm(
     make: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 ) -> torch.nn.Module:
-    """Build the package's layer norm, from a configuration that passes its check of sequence
+    """Build Megatron-Core's layer norm, from a configuration that passes its check of sequence
     parallelism."""
     plain = copy.copy(config)
     plain.sequence_parallel = plain.persist_layer_norm = False
@@ -122,8 +122,8 @@ def plain_layer_norm(
 
 
 def plain_attention(self: Any, make: Any, *args: Any, v_channels: int = 0, **kwargs: Any) -> None:
-    """Build the package's core attention for the whole sequence; values may have another head size
-    than keys."""
+    """Build Megatron-Core's core attention for the whole sequence; values may have another head
+    size than keys."""
     kwargs.pop("k_channels", None)
     whole = kwargs["config"] = copy.copy(kwargs["config"])
     whole.context_parallel_size = 1
@@ -157,7 +157,8 @@ def places_of(length: int, ranks: int, rank: int) -> torch.Tensor:
 
 
 def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `exchange` with lists where arguments are tensors of sizes."""
+    """Call `exchange` with each keyword argument that is a tensor, such as sizes, turned into a
+    list."""
     return exchange(
         *args,
         **{
@@ -213,8 +214,8 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
 
 
 def taken(values: Mapping[str, Any], taker: Any) -> JSON:
-    """Return the values that a class or a function has parameters for; the parameters differ from
-    release to release."""
+    """Return the values whose names are parameters of `taker`, a class or a function; its
+    parameters differ from release to release."""
     return {
         name: value for name, value in values.items() if name in inspect.signature(taker).parameters
     }
@@ -223,7 +224,8 @@ def taken(values: Mapping[str, Any], taker: Any) -> JSON:
 def distribute(
     values: Mapping[str, Any], module: torch.nn.Module, config: Any
 ) -> tuple[Any, Any, Any]:
-    """Wrap the module in DistributedDataParallel; return it with its optimizer and its schedule."""
+    """Wrap the module in Megatron-Core's DistributedDataParallel; return it with its optimizer and
+    its schedule."""
     distributed = core("distributed")
     optimizers = core("optimizer")
     model = distributed.DistributedDataParallel(
@@ -239,14 +241,15 @@ def distribute(
 
 
 def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the buffers that its checkpoints hold, such as the biases of experts."""
+    """Return pairs of name and buffer, for the buffers that Megatron-Core's checkpoints hold, such
+    as the biases of experts."""
     saved = gpt.state_dict()
     return ((name, value) for name, value in gpt.named_buffers() if name in saved)
 
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
     """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
-    for the parameters while the package describes its checkpoint."""
+    for the parameters while Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
     held = {}
     by_storage = {}
@@ -274,22 +277,22 @@ def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
 
 
 def checkpoint_of(gpt: Any, optimizer: Any, schedule: Any, is_loading: bool) -> JSON:
-    """Return the sharded state of model, optimizer and schedule, by these names: to be saved, or
-    with `is_loading` to be filled from a checkpoint."""
+    """Return the sharded states under `model`, `optimizer` and `scheduler`: to be saved, or with
+    `is_loading` to be filled from a checkpoint."""
     model = gpt.sharded_state_dict(metadata=CHECKPOINT)
     states = optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=CHECKPOINT)
     return {"model": model, "optimizer": states, "scheduler": schedule.state_dict()}
 
 
 def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Write the package's own distributed checkpoint; every rank calls it."""
+    """Write Megatron-Core's own distributed checkpoint; every rank calls it."""
     path.mkdir(parents=True, exist_ok=True)
     torch.distributed.barrier()
     core("dist_checkpointing").save(checkpoint_of(gpt, optimizer, schedule, False), str(path))
 
 
 def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Load the package's own distributed checkpoint."""
+    """Load Megatron-Core's own distributed checkpoint."""
     content = core("dist_checkpointing").load(
         checkpoint_of(gpt, optimizer, schedule, True), str(path)
     )
@@ -301,7 +304,7 @@ def backward(
     model: Any, optimizer: Any, batches: Sequence[Any], take: Callable[[torch.Tensor], object]
 ) -> None:
     """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
-    forward and backward, as the package's training loop does.
+    forward and backward, as Megatron-Core's training loop does.
 
     Calls `take` with each microbatch's masked losses [b, s]. A mean is over the tokens of all
     context-parallel ranks.
@@ -336,14 +339,15 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Return the class of the package's configuration that has these fields."""
+    """Return Megatron-Core's class of configuration that has these fields: the one for multi-latent
+    attention, or the common one."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Return the settings of a rank, with the fields that the work sets, by the package's own
-    names."""
+    """Return all of Megatron-Core's settings for a rank, by its own names, from the configuration,
+    the layout and the fields that the work sets."""
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]
@@ -428,8 +432,8 @@ class MegatronCore(Engine):
 
     @classmethod
     def prepare(cls) -> None:
-        """Import the package, so that forked ranks have it. Raises BadInput if it is missing or its
-        names changed."""
+        """Import Megatron-Core, so that forked ranks have it. Raises BadInput if it is missing or
+        its names changed."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -493,7 +497,8 @@ class MegatronCore(Engine):
         ]
 
     def _samples(self, count: int) -> Any:
-        """Build Megatron-Core's GPTDataset over the token files; its BlendedDataset for several."""
+        """Build Megatron-Core's dataset of `count` samples over the token files: a GPTDataset, or a
+        BlendedDataset for several files."""
         config = core("datasets.gpt_dataset")
         model = self.work.config.model
         prefixes = [str(prefix) for prefix, _ in self.work.tokens]
@@ -515,8 +520,8 @@ class MegatronCore(Engine):
         return builder(config.GPTDataset, [count, 0, 0], lambda: True, described).build()[0]
 
     def shards(self, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-        """Return shards at the offsets that the package's checkpoints state; with our names if the
-        samples come from our files."""
+        """Return shards at the offsets that Megatron-Core's checkpoints state; with our names if
+        the samples come from our files."""
         shards = shards_of(self.gpt, named)
         if not self.work.tokens:
             return shards

@@ -13,7 +13,8 @@ from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.errors import BadInput
 
 TOLERANCE = 1e-10
-"""Largest absolute difference from the serial run, in float64, of any element of any tensor."""
+"""Largest allowed absolute difference from the serial run, in float64, of any element of any
+tensor."""
 
 PARTS: dict[str, JSON] = {
     **{name: {"schedule": name} for name in get_args(ScheduleName)},
@@ -22,9 +23,9 @@ PARTS: dict[str, JSON] = {
     "sp": {"sequence_parallel": True},
     "zero1": {"shard_optimizer": True},
 }
-"""Settings that each unnumbered part of a layout name stands for."""
+"""Part of a layout's name that has no number → the settings that it stands for."""
 NAMED = {"tp", "pp", "chunks", *itertools.chain.from_iterable(PARTS.values())}
-"""Keys of the section `parallel` that a name sets."""
+"""Keys of `[parallel]` that the name of a layout can set."""
 
 
 class ParityLayout(ParallelConfig):
@@ -33,11 +34,12 @@ class ParityLayout(ParallelConfig):
     dp: int = 1
     cp: int = 1
     ep: int = 1
-    """Expert parallelism, over the data-parallel ranks."""
+    """Degree of expert parallelism, over the data-parallel ranks."""
     fsdp: int = 1
-    """Ranks over which parameters and batches are divided; `dp` counts copies of such groups."""
+    """Number of ranks over which parameters and batches are divided; `dp` counts copies of such
+    groups."""
     mb: int = 0
-    """Sequences of a microbatch; 0 for the usual number."""
+    """Sequences per microbatch; 0 for the configuration's number."""
 
     @property
     def world_size(self) -> int:
@@ -73,8 +75,8 @@ class ParityLayout(ParallelConfig):
         return "-".join(part for part in parts if part) or "serial"
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return a configuration of this engine with the layout set. Raises BadInput for a size of
-        microbatches."""
+        """Return a configuration of this engine with the layout set. Raises BadInput if the layout
+        sets the size of microbatches."""
         if self.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
         parallel = config.parallel.model_copy(update={name: getattr(self, name) for name in NAMED})

@@ -20,12 +20,12 @@ from mlm_repro.verify.engines import Engine, Named, Shard, Work
 from mlm_repro.verify.parity import ParityLayout
 
 Loss = Callable[[torch.nn.Module, Any], torch.Tensor]
-"""(model, rows of the batch) → mean loss of a microbatch."""
+"""Function (model, rows of the batch) → mean loss of a microbatch."""
 
 
 EXACT = 1e-9
-"""Largest difference of an element in float64, in multiples of the largest element of the serial
-tensor."""
+"""Largest allowed difference of an element in float64, in multiples of the largest element of the
+serial tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -157,8 +157,8 @@ class Program(Engine):
 
 
 class InDouble(TorchFunctionMode):
-    """Function mode that computes in float64 where a program asks for fp32, as norms do, so that
-    nothing rounds."""
+    """Function mode of torch that computes in float64 where a program asks for fp32, as norms do,
+    so that nothing rounds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         wide: list[Any] = [torch.float64 if each is torch.float32 else each for each in args]
@@ -176,18 +176,20 @@ class HeldTraining:
     of engine."""
 
     build: Callable[[ParityLayout], Any]
-    """Returns a model, a model and its optimizer, or a Program."""
+    """Function that is given a layout and returns a model, a model and its optimizer, or a
+    Program."""
     batch: Any = None
-    """Tensors whose first dim is the row; None for a program with its own `gradient`."""
+    """Batch of tensors whose first dim is the row; None for a program with its own `gradient`."""
     loss: Loss = own_loss
     microbatches: int = 1
-    """Microbatches of every rank."""
+    """Number of microbatches on every rank."""
     tolerance: float = EXACT
     in_double: bool = True
     """True if operations that the program does in fp32 are done in float64."""
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
-        """Build a rank. Raises BadInput if the batch cannot be divided."""
+        """Build the program on this rank. Raises BadInput if the batch cannot be divided, or for a
+        layout that sets the size of microbatches."""
         if layout.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
         # For the rest of the process, which is one rank.

@@ -8,6 +8,7 @@ them.
 
 import tempfile
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +50,14 @@ class RunCheck:
     was not compared."""
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
-        """Compare everything that the kind's room declares; directories that were `seen` on the way
-        here are skipped."""
+        """Make every comparison that is declared for the run's kind. Directories in `seen` were
+        checked on the way here and are skipped."""
         self.place = place
         self.seen = seen if seen is not None else set()
         self.broken: list[str] = []
         """A sentence for each difference."""
         self.absent: list[str] = []
-        """Names of inputs that are not on disk."""
+        """Names of inputs, and of other things to compare with, that are not on this machine."""
         self.left: list[str] = []
         """A sentence for each result that was not computed again, with the reason."""
         self.compared: list[str] = []
@@ -73,7 +74,7 @@ class RunCheck:
         # Inputs may be shared, or lead in a circle: each is checked once.
         self.seen.add(place.resolve())
         if not self.kind:
-            self.broken.append(f"{place} is of no kind that is known: {self.word!r}")
+            self.broken.append(f"{place} is of an unknown kind: {self.word!r}")
             return
         for part in self.kind.made if is_folder else (self.files, *self.kind.made):
             try:
@@ -135,8 +136,8 @@ class RunCheck:
         self.broken += other.broken
 
     def files(self, place: Path) -> Comparisons:
-        """Check that a directory has the files, keys and name of its kind, and that the directories
-        within belong to it."""
+        """Yield the differences of a directory's files, keys and name from the rules of its kind,
+        and the directories within, to be checked in turn."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)
@@ -168,8 +169,8 @@ def kind_of(place: Path) -> str:
 
 
 def against(run: Path) -> Comparisons:
-    """Compare the curves of two engines with the tolerances, shares and disagreements stated about
-    them."""
+    """Yield comparisons of the differences, shares of the tolerance and disagreements in a
+    comparison of two engines with the curves that it states."""
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
@@ -188,12 +189,14 @@ def against(run: Path) -> Comparisons:
         yield Remade(
             f"{AGAINST}: share of the tolerance in the {case.name}", min(value, share), float(share)
         )
-    beyond = [ratio.name for case in result.cases for ratio in case.ratios if ratio.value > 1]
-    yield Remade(f"{AGAINST}: number of disagreements", len(result.disagreements), len(beyond))
+    ratios = chain.from_iterable(case.ratios for case in result.cases)
+    beyond = sum(ratio.value > 1 for ratio in ratios)
+    yield Remade(f"{AGAINST}: number of disagreements", len(result.disagreements), beyond)
 
 
 def report(run: Path) -> Comparisons:
-    """Build the page and its files anew and compare them byte for byte."""
+    """Build a run's report anew and compare its files byte for byte; yield a sentence if they
+    differ."""
     if not (run / REPORT).is_dir():
         return
     # Imported when a report is there: it loads what draws the figures.
@@ -206,7 +209,7 @@ def report(run: Path) -> Comparisons:
             yield f"{REPORT} was made of {path.name}, which is not there"
             return
         if path.resolve() == run.resolve():
-            yield f"{REPORT} was made of the run that it is of"
+            yield f"{REPORT} names the run that it belongs to as its input"
             return
         yield Parent(path, strictly=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -223,7 +226,7 @@ def report(run: Path) -> Comparisons:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the digest of each file below a folder, without its seal."""
+    """Return the SHA-256 of each file below a folder by its path there, without the seal."""
     return {
         str(path.relative_to(folder)): sha256_file(path)
         for path in folder.rglob("*")
@@ -232,7 +235,8 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def runs(folder: Path) -> Comparisons:
-    """Check each run in a folder."""
+    """Yield each sealed run in a folder, to be checked in turn, and a note for each unsealed
+    one."""
     for run in (
         path.parent
         for path in sorted(folder.rglob(MANIFEST))
@@ -274,5 +278,5 @@ KINDS = {
     "oracle": Kind(dict.fromkeys(("README.md", "table.csv")), "(model|tasks|texts)/.+"),
 }
 KINDS["reproduction"] = KINDS["reproduction"]._replace(made=(*KINDS["reproduction"].made, report))
-"""Kinds of directories by the word in their manifests."""
+"""Kinds of directories, by the word in their manifests or from `kind_of`."""
 WITHOUT_MANIFEST = "checkpoint", "imported checkpoint", REPORT, "oracle"

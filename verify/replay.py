@@ -58,7 +58,7 @@ class Segment(NamedTuple):
 
 
 def replay(run: Path, count: int | None) -> None:
-    """Draw `count` segments of a sealed run at random, train each again and print what differs.
+    """Draw `count` segments of a sealed run at random, train each again and print the differences.
 
     Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another
     numerics identity, Diverged where a metric, a weight or the optimizer's state differs.
@@ -122,8 +122,8 @@ def _read_segment(run: Path, config: RunConfig, start: int, end: int) -> Segment
 
 
 def _replay_segment(run: Path, segment: Segment) -> list[str]:
-    """Train a segment again in a temporary folder; return the first difference of the metrics and
-    of the checkpoint."""
+    """Train a segment again in a temporary folder; return sentences on the first difference of the
+    metrics and of the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             again = _train_again(run, segment, Path(folder))

@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ class Reference(NamedTuple):
 
 
 UNKNOWN = Reference({}, {})
-"""Reference of a training that is itself the first."""
+"""Empty reference, for a training that gives the reference itself."""
 
 
 @dataclass
@@ -60,10 +61,10 @@ class Computed:
 
     steps: list[StepResult] = field(default_factory=list)
     parts: list[TensorPart] = field(default_factory=list)
-    """The tensors themselves, if the reference is unknown or they are asked for."""
+    """Tensors of the rank, kept if the reference is empty or the caller asks for them."""
     differences: list[TensorDifference] = field(default_factory=list)
     initial: list[TensorPart] = field(default_factory=list)
-    """Parameters as they were built."""
+    """Parameters of the rank before any weights are loaded."""
     planted: dict[str, float] = field(default_factory=dict)
     """Squared norm that the optimizer finds for a gradient that is 1 in one parameter, by
     parameter."""
@@ -76,8 +77,8 @@ class Computed:
     def take(
         self, engine: Engine, reference: Reference, keeps: bool = False
     ) -> Callable[[TensorPart], None]:
-        """Return the function by which the engine's recorder hands over tensors: it compares them
-        with the reference, and keeps them if asked or if there is no reference."""
+        """Return a function that is given each recorded tensor: it compares it with the reference,
+        and adds it to `parts` if `keeps` or if the reference is empty."""
         where = engine.where or f"rank {os.environ.get('RANK', 0)}"
 
         def take(part: TensorPart) -> None:
@@ -134,7 +135,7 @@ class Outcome:
     def whole(self) -> dict[Key, Array]:
         """Whole tensors, by iteration and name, assembled from the parts on each rank. Raises
         IntegrityFailure if parts overlap or leave holes."""
-        return assemble(part for rank in self.ranks for part in rank.parts)
+        return assemble(chain.from_iterable(rank.parts for rank in self.ranks))
 
 
 def measured(first: Outcome, draws: Iterable[Outcome], precision: str) -> Reference:
@@ -183,9 +184,8 @@ def compare_layout(
         traceback.print_exc()
         notes = " ".join(getattr(error, "__notes__", ()))
         failure = f"{notes}: {type(error).__name__}: {error}".splitlines()[0]
-    rows = (
-        merge((row for rank in ranks for row in rank.differences), reference.whole) if ranks else []
-    )
+    differences = chain.from_iterable(rank.differences for rank in ranks)
+    rows = merge(differences, reference.whole) if ranks else []
     rows.sort(key=lambda row: (row.iteration, order[row.tensor]))
     return Outcome(layout, ranks, rows, failure, time.monotonic() - start, lost)
 
@@ -198,8 +198,8 @@ def on_ranks(
     reference: Reference = UNKNOWN,
     *args: Any,
 ) -> Outcome:
-    """Run one layout. Raises BadInput if the engine refuses the configuration, Diverged if a rank
-    fails otherwise."""
+    """Train on one layout and return the outcome. Raises BadInput if the engine refuses the
+    configuration, Diverged if a rank fails otherwise."""
     outcome = compare_layout(program, kind, work, layout, reference, *args)
     if refused := outcome.failure.partition("failed: BadInput: ")[2]:
         raise BadInput(refused)

@@ -34,7 +34,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.run import RunDirectory
 
 Numbers = dict[str, float]
-"""The numbers of an iteration, in the order in which they are computed."""
+"""Name of a number of an iteration → the number, in the order in which they are computed."""
 OF_A_STEP = (
     "batch_size",
     "samples",
@@ -48,7 +48,8 @@ MASTER = "master"
 
 
 class Start(NamedTuple):
-    """Start of a training: iterations done, and a checkpoint; random weights without one."""
+    """Starting point of a training: the iterations done, and the checkpoint to load; without one,
+    random weights."""
 
     iteration: int = 0
     place: Path | None = None
@@ -91,7 +92,7 @@ class RecordedRun:
 
     @property
     def iterations(self) -> range:
-        """Numbers of the recorded iterations. Unless the run continues another at a later
+        """Recorded iterations, counted from 1. Unless the run continues another at a later
         iteration, 0 is among them, for the weights before the first update."""
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 
@@ -103,7 +104,7 @@ class RecordedRun:
         return {name: float(number) for name, number in numbers.items() if number is not None}
 
     def start_at(self, iteration: int) -> Start:
-        """Return the start from the checkpoint of an iteration."""
+        """Return the starting point at an iteration, from the run's checkpoint there."""
         place = self.checkpoints[iteration]
         return Start(iteration, place, read_digest(place), is_whole=True)
 
@@ -114,9 +115,9 @@ class KnownFault(NamedTuple):
     kind: str
     """The fault in words."""
     plant: "Callable[[SerialReplay], object]" = id
-    """Function that changes a replay after it is built."""
+    """Function that plants the fault in a replay after it is built."""
     train: JSON = {}  # noqa: RUF012
-    """Settings of `train` that differ from the run's."""
+    """Settings of `train` that a replay changes to reproduce the fault."""
     model: JSON = {}  # noqa: RUF012
 
 
@@ -162,7 +163,8 @@ class SerialReplay(Trainer, Guard):
             self.schedule.samples_before(start.iteration) if updated is None else updated
         )
         self.scaler = LossScaler(**self.state.loss_scaler or {"scale": train.initial_loss_scale})
-        """The loss scale that follows from the overflows of the run."""
+        """Loss scale that follows from the run's overflows alone, compared with the recorded
+        one."""
         for group in optimizer.groups if is_moved else ():
             group.master.copy_(moved(group.master, str(group.weight_decay), 1))
             group.flat.copy_(group.master)
@@ -176,21 +178,20 @@ class SerialReplay(Trainer, Guard):
             train = self.recorded.config.train
             overflows = now.gradient_norm is None
             self.now = now
-            """The recorded iteration that is trained again."""
+            """Metrics line of the recorded iteration that is being replayed."""
             line = self.iterate(iteration - 1)[0]
             line.skipped = overflows or (train.skip_spikes and bool(now.spike))
             line.loss_scale = self.scaler.scale if train.precision == "fp16" else 1.0
             has = {name: getattr(line, name) for name in OF_A_STEP}
             numbers = {name: math.inf if has[name] is None else has[name] for name in OF_A_STEP}
             self.scaler.update(overflow=overflows)
-        again = (
-            self._validate(iteration, line.samples, line.kind)
-            for line in self.recorded.validations[iteration]
-        )
-        return numbers | {_named(line): line.loss for line in again}
+        for recorded in self.recorded.validations[iteration]:
+            validation = self._validate(iteration, recorded.samples, recorded.kind)
+            numbers[_named(validation)] = validation.loss
+        return numbers
 
     def before(self, number: int) -> None:
-        """Set the loss scale to the run's."""
+        """Set the loss scale to the one that the run recorded for the iteration."""
         if self.step.scaler:
             self.step.scaler.scale = self.now.loss_scale
 
@@ -217,7 +218,7 @@ def _passed(owner: object, name: str, change: Callable[[Any], Any]) -> None:
 
 
 def _multiplied(factor: float, replay: SerialReplay) -> None:
-    """Multiply the reduced gradient."""
+    """Plant a fault: multiply the reduced gradient and its norm by `factor`."""
 
     def times(gradient: Gradient) -> Gradient:
         for group in replay.step.optimizer.groups:
@@ -228,7 +229,8 @@ def _multiplied(factor: float, replay: SerialReplay) -> None:
 
 
 def _scaled(replay: SerialReplay, gradient: Gradient) -> Gradient:
-    """Return a gradient whose norm still has the loss scale."""
+    """Return a gradient whose norm is multiplied by the loss scale, as if the scale had not been
+    taken out."""
     return replace(gradient, norm=gradient.norm * replay.now.loss_scale)
 
 
@@ -238,7 +240,7 @@ def _clipped_scaled(replay: SerialReplay) -> None:
 
 
 def _ahead(replay: SerialReplay) -> None:
-    """Count the samples of the batch itself in the rate's clock too."""
+    """Plant a fault: count the samples of the current batch too in the learning rate's clock."""
     train = replay.config.train
 
     def rate() -> float:
@@ -254,7 +256,8 @@ def _decayed(replay: SerialReplay) -> None:
 
 
 def _row_left_out(row: int, replay: SerialReplay) -> None:
-    """Remove the gradient of a row's lookups, as torch's `padding_idx` does."""
+    """Plant a fault: give the lookups of one row of the word embedding no gradient, as torch's
+    `padding_idx` does."""
 
     def leave_out(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
@@ -267,7 +270,8 @@ def _row_left_out(row: int, replay: SerialReplay) -> None:
 
 
 def _reused(again: Callable[[Dropout], Dropout], replay: SerialReplay) -> None:
-    """Replace the dropout of each microbatch by `again` of it."""
+    """Plant a fault: replace the dropout of each microbatch by `again(dropout)`, which reuses
+    masks."""
     _passed(
         replay.inputs,
         "of",
@@ -288,7 +292,7 @@ def _named(validation: Validation) -> str:
 
 
 def known_faults(recorded: RecordedRun, row: int | None) -> Iterator[KnownFault]:
-    """Yield the known faults that this run can have; `row` is the row of the word embedding that is
+    """Yield the known faults to try on this run; `row` is the row of the word embedding that is
     farthest off."""
     model = recorded.config.model
     train = recorded.config.train

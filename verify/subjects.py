@@ -28,9 +28,9 @@ from mlm_repro.verify.transformers_models import literal
 
 TABLES = read_toml(Path(__file__).with_name("small.toml"))
 MODEL = TABLES["model"]
-"""Sizes of the model, which `--with` may change."""
+"""Sizes of the small model that is trained; `--with` may change them."""
 TRAIN = TABLES["train"]
-"""A recipe whose steps clip."""
+"""Training recipe in whose steps the gradient is clipped."""
 LAYOUTS = (
     "(tensor_model|pipeline_model|context|expert_model)_parallel_size"
     "|sequence_parallel|use_distributed_optimizer"
@@ -41,25 +41,25 @@ LARGEST_BATCH = 8
 
 
 class Asked(NamedTuple):
-    """A program, and its settings from the command line."""
+    """Program to compare, and its settings, as the command line gives them."""
 
     program: str
-    """megatron-core, transformers, torch or PATH.py:build."""
+    """Name of the program: megatron-core, transformers, torch or PATH.py:build."""
     fields: Sequence[str] = ()
-    """FIELD=VALUE, of the program's configurations."""
+    """Values of fields of the program's configurations, each as FIELD=VALUE."""
     microbatches: int = 0
-    """Microbatches of the serial batch in Megatron-Core, and of every rank elsewhere; 0 for the
-    usual number."""
+    """Number of microbatches of the serial batch in Megatron-Core, and of every rank elsewhere; 0
+    for the default."""
     spec: str = ""
     """Function that returns Megatron-Core's layers: MODULE:FUNCTION or PATH.py:FUNCTION."""
     imports: Sequence[str] = ()
-    """Python files that are run first."""
+    """Python files to run before the program is built."""
 
 
 @contextmanager
 def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
-    """Context manager: kind of engine, its work, its name with the release, and the layouts that
-    `all` stands for.
+    """Context manager: yield the kind of engine, its work, its name with the release, and the
+    layouts that `all` stands for.
 
     Raises BadInput for fields that the program does not have.
     """

@@ -35,7 +35,7 @@ LENGTH = 12
 ROWS = 8
 LAYERS = 4
 CLIP = 0.1
-"""Largest norm of the gradient."""
+"""Norm above which the gradient is clipped."""
 ROUNDINGS = 8
 """Units of rounding by which a gradient may be off if it is reduced in a shorter type."""
 KINDS = {
@@ -51,9 +51,10 @@ class Fields(Config):
     """Fields of the small model that `--with` sets."""
 
     tied: bool = False
-    """True if the embedding is the head."""
+    """True if the word embedding is the output head too."""
     reduce_dtype: Literal["", "float16", "bfloat16", "float32", "float64"] = ""
-    """Type in which FSDP2 reduces gradients, such as float16; by default their own."""
+    """Number format in which FSDP2 reduces gradients, such as float16; by default the gradients'
+    own."""
     gradient_divide_factor: float = 0.0
     """Number that FSDP2 divides gradients by; 0 for its own mean."""
     schedule: str = "1F1B"
@@ -80,7 +81,7 @@ class Attention(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and an MLP, each after a norm."""
+    """Decoder block: attention and an MLP, each after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, norm and head; a pipeline stage has some of them."""
+    """Decoder of embedding, blocks, norm and head; a pipeline stage has some of them."""
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -166,7 +167,8 @@ class Builder:
     batch: Mapping[str, torch.Tensor]
 
     def __call__(self, layout: ParityLayout) -> Program:
-        """Build this rank. Raises BadInput for a layout that these blocks cannot run."""
+        """Build this rank's model and its training step. Raises BadInput for a layout that these
+        blocks cannot run."""
         if (
             layout.cp * layout.ep > 1
             or layout.shard_optimizer
@@ -195,7 +197,9 @@ class Builder:
             "head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
         }
         if self.fields.tied:
-            raise BadInput("the plan does not divide an embedding that is the head")
+            raise BadInput(
+                "torch's blocks with tp cannot have the embedding as head: --with tied=False"
+            )
         if sequence_parallel:
             plan["norm"] = SequenceParallel()
         for name in model.layers:
@@ -277,7 +281,7 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the parts of the model that one of `of` stages has."""
+        """Return the model of stage `number` of `of` stages, made of parts of the whole model."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         per = LAYERS // of

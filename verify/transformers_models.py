@@ -20,15 +20,15 @@ from mlm_repro.verify.programs import HeldTraining
 
 NONE_NEAR = "none is like it"
 SMALL = read_toml(Path(__file__).with_name("small.toml"))["transformers"]
-"""Sizes of the small model, for each field that a configuration has."""
+"""Values that make a model small, by the name of the configuration's field."""
 ROWS = 8
 LENGTH = 12
 
 
 @contextmanager
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator[HeldTraining]:
-    """Context manager: the training of a small model of `model_type`, saved with its own initial
-    values, which each rank loads for its layout.
+    """Context manager: yield the training of a small model of `model_type`, saved with its own
+    initial values, which each rank loads for its layout.
 
     Raises BadInput for an architecture, or a field of its configuration, that transformers does not
     have.
@@ -69,7 +69,8 @@ def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
 
 
 def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
-    """Return the name of the architecture and the settings of its small configuration."""
+    """Return the architecture's `model_type` and the settings of its small configuration, from the
+    fields that `texts` gives. Raises BadInput for a name that transformers does not have."""
     fields = dict(texts)
     kind = fields.pop("model_type", "qwen3")
     causal = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -96,7 +97,7 @@ def sizes_of(transformers: Any, texts: Mapping[str, str]) -> tuple[str, JSON]:
 
 
 def literal(text: str) -> Any:
-    """Return the value of a Python literal; other text as it is."""
+    """Return the value of a text that is a Python literal; any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -110,7 +111,8 @@ class Loaded:
         self.folder = folder
 
     def __call__(self, layout: ParityLayout) -> torch.nn.Module:
-        """Load this rank's part. Raises BadInput for a layout that transformers cannot state."""
+        """Load this rank's part of the model. Raises BadInput for a layout that transformers cannot
+        state."""
         transformers = import_extra("transformers", "bench")
         # These implementations compute in float64.
         more: JSON = {
@@ -143,9 +145,9 @@ def axes_of(layout: ParityLayout) -> dict[str, int]:
 
 
 def batch_of(seed: int) -> dict[str, torch.Tensor]:
-    """Return a random batch as the model's arguments, with rows of unequal length. Padding and up
-    to 3 tokens of a prompt have no label, and the last eighth of the vocabulary does not occur.
-    `counted` is the number of labels, once for each row."""
+    """Return a random batch as keyword arguments of the model, with rows of unequal length. Padding
+    and up to 3 tokens of a prompt have no label, and the last eighth of the vocabulary does not
+    occur. `counted` is the number of labels in the batch, repeated for each row."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, SMALL["vocab_size"] * 7 // 8, (ROWS, LENGTH), generator=generator)
     lengths = torch.randint(LENGTH // 2, LENGTH + 1, (ROWS, 1), generator=generator)
@@ -161,8 +163,8 @@ def batch_of(seed: int) -> dict[str, torch.Tensor]:
 
 
 def token_loss(model: torch.nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the rows' token losses, divided by the number of counted tokens that as
-    many rows have on average over the batch."""
+    """Return the sum of the rows' token losses, divided by the number of labels that this number of
+    rows has on average in the batch."""
     logits = model(
         input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False
     ).logits

@@ -3,7 +3,7 @@
 `iter_0000500/` holds model-*.safetensors and optimizer-*.safetensors (one pair per model-parallel
 rank), index.json, memory-*.safetensors (for a model with memory), config.json (model, twin rule,
 layout), state.json (iteration, optimizer steps, loss scale, recent losses, elapsed time),
-statistics.json (four numbers for each tensor), probe.json (the loss on a few samples), lineage.json
+statistics.json (five numbers for each tensor), probe.json (the loss on a few samples), lineage.json
 (the run, its inputs, the earlier checkpoints), tokenizer/ and the completion marker.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -47,24 +48,25 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 PROBE = "probe.json"
 SAMPLES, LENGTH = 8, 64
-"""The probe has the first validation sequences, at most 8 and at most 64 tokens of each."""
+"""The probe's samples are the first validation sequences, at most 8, and at most 64 tokens of
+each."""
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 3e-2, "fp16": 1e-2, "fp16-pure": 1e-2}
-"""Largest relative difference of a loss that another layout, machine or library makes, by number
-format."""
+"""Largest allowed relative difference between the probe's stored loss and the loss of another
+layout, machine or library, by number format."""
 
 WrittenFile = tuple[str, str, JSON]
-"""Name of a rank's file, its SHA-256, and its part of the index."""
+"""Name of a rank's file in a checkpoint, its SHA-256, and its part of the index."""
 
 
 class Probe(FileSchema):
-    """Samples and the loss of the saved model on them."""
+    """Stored samples, and the saved model's loss on them."""
 
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
     ]
     """[samples, length + 1] token ids."""
     loss: float
-    """Mean cross-entropy without dropout."""
+    """Mean cross-entropy of the samples, without dropout."""
     precision: str
     computed_on: JSON
     """Layout, numerics identity and threads, on which the bits of the loss may depend."""
@@ -98,7 +100,7 @@ class Probe(FileSchema):
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
-    """Return layout, numerics identity and threads of this process."""
+    """Return the layout, the numerics identity and the threads of this process as JSON."""
     return {
         **vars(layout),
         **numerics_identity(device.type == "cuda"),
@@ -112,7 +114,7 @@ class Ancestor(NamedTuple):
     iteration: int
     digest: str
     weights: str
-    """Digest of its model files alone."""
+    """Digest of the checkpoint's model files alone."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +122,19 @@ class TrainingState:
     """Progress of a run, and the checkpoints that it came from."""
 
     iteration: int = 0
-    """Iterations finished."""
+    """Number of iterations finished."""
     optimizer_steps: int = 0
-    """Updates made; fewer than iterations where fp16 overflowed or a spike was skipped."""
+    """Number of updates made; fewer than iterations where fp16 overflowed or a spike was
+    skipped."""
     seconds: float = 0.0
-    """Training time so far, over all sessions."""
+    """Training time so far in seconds, over all sessions."""
     loss_scaler: JSON | None = None
     recent: tuple[tuple[float, float], ...] = ()
     """Loss and gradient norm of the last iterations, oldest first."""
     ancestors: tuple[Ancestor, ...] = ()
     """Every earlier checkpoint, oldest first, removed ones included; the last is the parent."""
     updated_samples: int | None = None
-    """Samples of the updates; None where an earlier release wrote the checkpoint."""
+    """Number of samples in the updates; None where an earlier release wrote the checkpoint."""
 
 
 class CheckpointWriter:
@@ -149,7 +152,8 @@ class CheckpointWriter:
         mesh: ParallelMesh,
         streams: StreamMemory | None = None,
     ) -> None:
-        """Make room for the copy, which is kept from one checkpoint to the next."""
+        """Choose the tensors that this rank writes, and allocate host memory for their copies,
+        which every checkpoint reuses."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -175,11 +179,9 @@ class CheckpointWriter:
             ]
             if written
         ]
-        tensors = [
-            (name, dtype, p.local.shape)
-            for _, dtype, mine in self._files
-            for name, p in mine.items()
-        ]
+        tensors = []
+        for _, dtype, mine in self._files:
+            tensors.extend([(name, dtype, p.local.shape) for name, p in mine.items()])
         sizes = [dtype.itemsize * math.prod(shape) for _, dtype, shape in tensors]
         # One buffer, the wider numbers first: page-locked by torch, each tensor would take a power
         # of two of bytes.
@@ -195,17 +197,18 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True if a checkpoint is not complete yet."""
+        """True while a checkpoint is being written."""
         return self._steps is not None
 
     @property
     def is_ready(self) -> bool:
-        """True if this rank waits for the others, to go on with the checkpoint that is written."""
+        """True if this rank's thread has finished the current step of writing the checkpoint. When
+        it has on every rank, `go_on` does not wait."""
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
-        """Copy the state to the host. Owners send the writers their elements, so every rank calls
-        it."""
+        """Copy weights and optimizer state to the host. Ranks send their parts of a tensor to the
+        rank that writes it, so every rank calls this."""
         for name, _, _, whole in [*self._optimizer.written(), *self._weights]:
             if (tensor := whole()) is not None:
                 self._copies[name].copy_(tensor)
@@ -224,8 +227,8 @@ class CheckpointWriter:
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
-        """Wait for the work of all ranks and continue; return the checkpoint if it is complete,
-        else None.
+        """Wait until every rank has finished the current step of writing the checkpoint, and start
+        the next step. Return the checkpoint's iteration and digests after the last step, else None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
         cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for a tensor
@@ -242,7 +245,7 @@ class CheckpointWriter:
         return None
 
     def close(self) -> None:
-        """Give up a checkpoint that is not complete; it leaves nothing behind."""
+        """Give up a checkpoint that is not complete, and remove its files."""
         if self._steps is not None:
             self._is_given_up = True
             self._steps.close()
@@ -272,7 +275,7 @@ class CheckpointWriter:
                 yield (work := beside.submit(self._write_files, unfinished, streams))
                 with mesh.all_or_none():
                     written = work.result()
-                everyone = [file for files in mesh.world.gather_objects(written) for file in files]
+                everyone = list(chain.from_iterable(mesh.world.gather_objects(written)))
                 about = partial(
                     _complete, run, path, unfinished, config, state, tokenizer, probe, everyone
                 )
@@ -327,8 +330,9 @@ def _complete(
     probe: Probe | None,
     everyone: list[WrittenFile],
 ) -> Ancestor:
-    """Write, on the first rank, the files about all ranks' files; seal the checkpoint and give it
-    its name."""
+    """Write index, configuration, progress and lineage of a checkpoint, seal it, give it its name
+    and remove old checkpoints. Return its iteration and digests. Only the first rank calls it,
+    after all ranks have written their tensors."""
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -385,8 +389,8 @@ def as_ancestor(path: Path, iteration: int) -> Ancestor:
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`; a half-removed checkpoint has a hidden
-    name."""
+    """Remove all complete checkpoints but the newest `keep`. Each is first renamed to a hidden
+    name, so that a kill leaves no half checkpoint under its own name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -459,7 +463,7 @@ def start_from(
     """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
-            raise IntegrityFailure(f"{path} has changed since the run began that starts from it")
+            raise IntegrityFailure(f"{path} has changed since the run that starts from it began")
     if is_whole:
         return load_checkpoint(path, parameters, optimizer)[0]
     _check_files(path, optimizer.mesh, is_read=lambda name: True)
@@ -546,6 +550,7 @@ def _read_state(path: Path) -> TrainingState:
 
 
 def read_probe(path: Path) -> Probe | None:
-    """Return the probe stored with a checkpoint; None for imported weights."""
+    """Return the samples and the loss stored with a checkpoint as its probe; None if it has no
+    probe, as imported weights."""
     place = path / PROBE
     return parse_document(read_object(place), Probe, str(place)) if place.is_file() else None

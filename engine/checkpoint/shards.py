@@ -39,11 +39,12 @@ Wanted = Iterable[tuple[str, ShardedParameter, int, Tensor]]
 def write_shard(
     path: Path, shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]], tensors: Iterable[Tensor]
 ) -> str:
-    """Write tensors of these shapes, in their order, holding one at most in memory, and sync.
-    Return the file's SHA-256.
+    """Write tensors to a safetensors file, sync it, and return its SHA-256. `shapes` has names,
+    dtypes and shapes; `tensors` come in the same order and are taken one at a time, so that memory
+    holds one.
 
-    Names in alphabetical order make the library's own file. Raises OSError when the file cannot be
-    written.
+    With names in alphabetical order, the file is the one that the safetensors library would write.
+    Raises OSError when the file cannot be written.
     """
     header: JSON = {}
     end = 0
@@ -161,8 +162,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return the entry of a tensor of this shape. Raises IntegrityFailure if the index has none or
-    a wrong one."""
+    """Return a tensor's entry in the index. Raises IntegrityFailure if the index has no such entry
+    or one of another shape."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -197,7 +198,8 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _read_run(
     name: str, entry: Entry, parameter: ShardedParameter, start: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with elements of the rank's part, from `start` on."""
+    """Fill the flat target with consecutive elements of this rank's part of a tensor, from element
+    `start` of the part on."""
     shape = parameter.local.shape
     count = target.numel()
     if not count:
@@ -217,7 +219,8 @@ def _read_run(
 def _read_part(
     name: str, entry: Entry, parameter: ShardedParameter, first: int, target: Tensor, file: Any
 ) -> None:
-    """Fill the target with rows of the rank's part, from the row `first` on."""
+    """Fill the target with rows of this rank's part of a tensor, from row `first` of the part on.
+    Raises IntegrityFailure if the files do not hold the tensor's shape."""
     dim = entry["dim"] or 0
     files = entry["files"]
     own = parameter.dim

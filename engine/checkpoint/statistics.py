@@ -22,24 +22,25 @@ from mlm_repro.lineage.errors import IntegrityFailure
 from mlm_repro.lineage.files import parse_document, read_object
 
 ROUNDING = 1e-9
-"""Relative difference of a sum of squares in float64 when its parts are added in another order."""
+"""Largest allowed relative difference between sums of squares in float64 whose parts are added in
+another order."""
 PART = 1 << 18
 """Numbers that are added together, so that their float64 copy stays in the cache."""
 Numbers = tuple[float, float, float, int, int]
 """(sum of squares, minimum, maximum, count of non-finite numbers, checksum) of a tensor or of a
 rank's part."""
 NOTHING: Numbers = (0.0, math.inf, -math.inf, 0, 0)
-"""The numbers of no element."""
+"""Numbers of a tensor without elements, from which `merge` starts."""
 Loaded = dict[str, tuple[ShardedParameter, Numbers]]
-"""Parameters by the name of a tensor, with the numbers of what was read."""
+"""Name of a tensor → its parameter, and the numbers of the elements that this rank has read."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def measure(
     tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
 ) -> Numbers:
-    """Return the numbers of a tensor. Minimum and maximum leave out non-finite elements; they are 0
-    without any other.
+    """Return sum of squares, minimum, maximum, count of non-finite numbers and checksum of a
+    tensor. Minimum and maximum leave out non-finite elements, and are 0 if no element is finite.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     """
@@ -77,7 +78,7 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """Combine the numbers of the parts of a tensor."""
+    """Return a tensor's numbers, combined from the numbers of its parts."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 
@@ -122,7 +123,8 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
 ) -> None:
-    """Read back a file of tensors, or of this rank's parts of parameters, and compare.
+    """Read a written file of tensors back and compare it with the numbers taken before. With
+    `parameters`, the tensors are this rank's parts of them.
 
     Raises IntegrityFailure naming the first tensor that differs.
     """

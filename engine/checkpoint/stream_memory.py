@@ -5,6 +5,7 @@ goes on from them.
 """
 
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -51,18 +52,17 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Return the states on the host, by layer and stream; empty but on the first
-        tensor-parallel rank, which writes for all."""
-        return {
-            f"{layer}.{place}": states[:, row].cpu().contiguous()
-            for places, layers in self._states.items()
-            for layer, states in layers.items()
-            for row, place in enumerate(places)
-            if self.mesh.tp.rank == 0
-        }
+        """Return the states on the host by layer and stream. Only the first tensor-parallel rank
+        writes them; on the others the result is empty."""
+        named: dict[str, torch.Tensor] = {}
+        for places, layers in self._states.items() if self.mesh.tp.rank == 0 else ():
+            for (layer, states), (row, place) in product(layers.items(), enumerate(places)):
+                named[f"{layer}.{place}"] = states[:, row].cpu().contiguous()
+        return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write this rank's states into a checkpoint."""
+        """Write this rank's states into a checkpoint as a file; do nothing if there are no
+        states."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:
@@ -80,8 +80,10 @@ class StreamMemory:
         """
         if not self.is_kept:
             return
-        wanted = [(layer, places) for places in groups for layer in layers]
-        needed = {f"{layer}.{place}" for layer, places in wanted for place in places}
+        wanted = list(product(groups, layers))
+        needed = set[str]()
+        for places, layer in wanted:
+            needed.update(f"{layer}.{place}" for place in places)
         saved: dict[str, torch.Tensor] = {}
         # All files, because another layout may have written a stream and a layer elsewhere.
         for path in sorted(directory.glob("memory-*.safetensors")):
@@ -91,6 +93,6 @@ class StreamMemory:
             raise IntegrityFailure(
                 f"{directory} has no memory of {len(missing)} streams and layers of the model"
             )
-        for layer, places in wanted:
+        for places, layer in wanted:
             states = torch.stack([saved[f"{layer}.{place}"] for place in places], dim=1)
             self._states.setdefault(places, {})[layer] = states.to(self.mesh.device)

@@ -103,7 +103,7 @@ class RankPlace:
     tp_rank: int = 0
     sequence_parallel: bool = False
     first_layer: int = 0
-    """Our number for the module's layer 0."""
+    """Number in the whole model of this rank's first layer, which its module calls layer 0."""
 
 
 class Recorder:
@@ -126,8 +126,8 @@ class Recorder:
         self.iteration = 0
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
-        """Record a tensor or a number, which begins at index `start` of the whole one. bf16 and
-        fp16 become fp32."""
+        """Pass a number, or the part of a tensor that begins at index `start` of the whole, to
+        `take` under the name `tensor`. bf16 and fp16 become fp32."""
         array = torch.as_tensor(
             value, dtype=None if isinstance(value, Tensor) else torch.float64
         ).detach()
@@ -194,8 +194,8 @@ class Recorder:
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
-        """Record a value of the engine's parameter, such as its gradient, under `kind` and our
-        name. Ignore a parameter that the map lacks."""
+        """Record a value that belongs to one of the engine's parameters, such as its gradient,
+        under `kind` and our name for the parameter. Do nothing if the map lacks the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
@@ -211,10 +211,7 @@ class Recorder:
 
 def moved(value: Tensor, name: str, draw: int) -> Tensor:
     """Return a weight w perturbed to w(1 + δ), with δ drawn uniformly from ± the unit round-off of
-    its number format.
-
-    Name and draw alone decide δ.
-    """
+    its number format. The weight's name and the number of the draw alone decide δ."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {draw}".encode()))
     moves = torch.rand(value.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
     return (value.double() * (1 + torch.finfo(value.dtype).eps / 2 * moves)).to(value.dtype)

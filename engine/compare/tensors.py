@@ -51,13 +51,13 @@ PHASES = (
     "exp_avg_sq of ",
     "updated ",
 )
-"""Beginnings of tensor names, in the order of an iteration."""
+"""Prefixes of tensor names, in the order in which an iteration computes the tensors."""
 DRAWS = 4
 TAIL = 4.0
 UNIT_FP32 = 2.0**-24
 FORMULA = "T = 4·√(2(8L + 4))·(S + 2⁻²⁴·|x|) + 2u·|x|"
 HELD_IN_BF16 = ("output of ", "gradient of output of ", "updated ")
-"""Beginnings of the names of tensors that a bf16 run holds in bf16. All others are in fp32."""
+"""Prefixes of the names of tensors that a bf16 run holds in bf16. All others are in fp32."""
 
 
 class TensorPart(NamedTuple):

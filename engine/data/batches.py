@@ -23,11 +23,11 @@ class Microbatch:
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
     pairs: Sequence[PairSample] = ()
-    """A BERT's samples: besides tokens, their targets, token types and lengths."""
+    """Samples of a BERT: besides tokens, their targets, token types and lengths."""
 
 
 Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
-"""(sample numbers, indices in the global batch) → the microbatch."""
+"""Function (sample numbers, their indices in the global batch) → microbatch."""
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
@@ -54,7 +54,8 @@ class TrainingOrder:
             yield self.take([self.number(iteration, place) for place in places], places)
 
     def number(self, iteration: int, place: int) -> int:
-        """Return the number of the sample at an index of the global batch."""
+        """Return the number, counted through the training, of the sample at an index of the
+        iteration's global batch."""
         return self.schedule.samples_before(iteration) + place
 
 
@@ -62,8 +63,8 @@ class TrainingOrder:
 def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the indices of each of a rank's microbatches, in order; its share of the global batch
-    is contiguous."""
+    """Yield, for each microbatch of a data-parallel rank, the indices of its sequences in the
+    global batch. A rank's share of the batch is contiguous."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -76,13 +77,13 @@ class ValidationOrder:
     num_samples: int
     take: Take
     are_streams: ClassVar[bool] = False
-    """True if microbatches with the same indices follow each other in the text."""
+    """True if successive microbatches with the same indices continue the same text."""
 
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield this rank's share of about `num_samples` sequences, `batch_size` together where the
-        order allows it."""
+        """Yield this rank's microbatches of about `num_samples` sequences, `batch_size` in each
+        where the order allows it."""
         # Every dp-th sequence, so that the shares of ranks differ by one at most.
         own = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(own), batch_size):

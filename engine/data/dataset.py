@@ -1,4 +1,5 @@
-"""Dataset directories as the engine sees them. Imports no torch."""
+"""Datasets that a training reads: their digests, vocabulary, tokenizer and token files. Imports no
+torch."""
 
 import os
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ class DatasetFacts:
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer's directory."""
+        """Directory of the tokenizer that all the datasets share."""
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:

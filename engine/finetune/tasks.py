@@ -113,7 +113,7 @@ def read_race(folder: Path) -> list[LabelledExample]:
 
 
 def _fill(question: str, option: str) -> str:
-    """Put the option into the blank, or after a question without a blank (Megatron-LM
+    """Return the question with the option in its blank, or after it if it has no blank (Megatron-LM
     tasks/race/data.py)."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 

@@ -58,7 +58,7 @@ LONGEST_OPTION = 128
 STRIDE = 128
 """Tokens from the start of a window of a long context to the start of the next."""
 Scores = list[list[Tensor]]
-"""One list of tensors per example, as `FineTuner.scores` returns them."""
+"""Scores of examples: a list of tensors for each, as `FineTuner.scores` returns them."""
 
 
 class EncodedPair(NamedTuple):
@@ -171,7 +171,7 @@ class FineTuneModel(StageModel):
         self.head = nn.Linear(body.config.hidden_size, outputs)
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """Build nothing: the body and the head come from outside."""
+        """Build no modules: the constructor is given the body and makes the head."""
 
     def run_stage(self, inputs: Tensor, batch: PipelineInput) -> Tensor:
         hidden = self.body.run_stage(inputs, batch)  # [s, b, h]
@@ -458,7 +458,7 @@ def finetune(
 
 
 def describe(result: FineTuned) -> str:
-    """Return the recipe as a line, then a line for each held-out set."""
+    """Return a result as text: the task and recipe in a line, then a line for each held-out set."""
     recipe = ", ".join(
         f"{name.replace('_', ' ')} {value:g}" for name, value in result.recipe.items()
     )

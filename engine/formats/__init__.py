@@ -34,13 +34,15 @@ class Imported:
     model: ModelConfig
     tensors: dict[str, Tensor]
     tokenizer: Tokenizer | None
-    """None if no readable tokenizer came with the weights. Such a model takes token ids."""
+    """Tokenizer that came with the weights. None if there was no readable one: such a model takes
+    token ids."""
     origin: JSON
     """Format and SHA-256 of each source file, which becomes `origin.json`."""
     twin: TwinScale | None = None
-    """Scale of the twin, if the model is one. Its numbers stay scaled ones."""
+    """Factors by which the model was shrunk if it is a twin; results of a twin are called scaled
+    ones."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Path in the checkpoint → file that is copied there."""
+    """Files to copy into the checkpoint: path there → file."""
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:

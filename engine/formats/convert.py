@@ -87,7 +87,8 @@ def read_published(
 
 
 def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
-    """Write the model card: the fields that the hub reads, and the checkpoint's digest."""
+    """Write the model card README.md, with the fields that the hub reads and the checkpoint's
+    digest."""
     config = loaded.directory / "config.json"
     family = loaded.config.family
     name, twin = read_ours(read_object(config), family, config)
@@ -107,5 +108,5 @@ def check_weights(model: StageModel, written: Imported, where: Path) -> None:
         if not torch.equal(ours, theirs):
             largest = (ours - theirs).abs().max()
             raise IntegrityFailure(
-                f"{where} is written as another model: {name} differs by at most {largest:.1e}"
+                f"{where} does not hold the checkpoint's model: {name} is off by {largest:.1e}"
             )

@@ -37,16 +37,16 @@ from mlm_repro.lineage.files import read_object
 OURS = "mlm_repro"
 """Key of this suite's own records in an exported config.json."""
 WEIGHT_FILE = re.compile(r"[\w-][\w.-]*\.safetensors")
-"""A plain file name, which cannot lead out of the directory."""
+"""Matches the plain name of a file of weights, which cannot lead out of the directory."""
 HEADS = "cls."
 """Beginning of the names of a BERT's heads, which lie beside its body and lack its prefix."""
 FOLDER = "huggingface"
 """Folder in a checkpoint for the original directory's files other than weights."""
 SEPARATOR = "[SEP]"
-"""Token that ends a document of a BERT's own tokenizer, which has no end-of-text token."""
+"""Token that ends a document in an imported BERT's tokenizer, which has no end-of-text token."""
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.md", "*.jinja", "LICENSE*")
 OVER_VOCABULARY = ("embedding.word_embeddings.weight", "masked_head.bias")
-"""Our tensors with a row per word, whose rows beyond the vocabulary are padding."""
+"""Names of our tensors with a row per vocabulary entry. Rows beyond the vocabulary are padding."""
 
 
 class Format(NameMap):
@@ -62,25 +62,26 @@ class Format(NameMap):
     optional: tuple[str, ...] = ()
     """Beginnings of the names that a directory may lack; such a head becomes zeros."""
     first_norm: str = ""
-    """Names of the model's first norm and of the norm that closes a layer, where the latter opens
-    our next layer."""
+    """Name in this format of the norm that our first layer begins with; empty if the layers' norms
+    match ours."""
     closing_norm: str = ""
-    """Names of the first norm and of the one that closes a layer, where these open our next
-    layer."""
+    """Name in this format of a layer's last norm, with which our next layer begins; empty if the
+    layers' norms match ours."""
     inner: str
-    """Key of the MLP's inner width."""
+    """Key of config.json for the MLP's inner width."""
     default_inner: int | None = None
     dropout: str
-    """Key of the dropout probability."""
+    """Key of config.json for the dropout probability."""
     sizes: dict[str, str]
     """Our sizes → keys of config.json."""
     tied: dict[str, str]
-    """Name of a copy → name of the weight that it copies."""
+    """Name of a tensor that repeats a weight → name of that weight."""
     required: dict[str, tuple[Any, ...]]
-    """Allowed values of settings that would make another model, the default first."""
+    """Key of config.json → values with which the model is one of ours, the default first."""
     constants: JSON
     written: dict[str, str]
-    """Key of an exported config.json → attribute of our model. All other keys are `constants`."""
+    """Key of an exported config.json → attribute of our model that gives its value. All other keys
+    are `constants`."""
 
     def their_names(self, name: str, config: ModelConfig) -> list[str]:
         """Return the names of the Hugging Face tensors that together are our tensor `name`. Raises

@@ -37,7 +37,8 @@ WORDS = "embedding.word_embeddings.weight"
 POSITIONS = "embedding.position_embeddings.weight"
 NAMES = read_names(str(Path(__file__).with_suffix(".toml")))
 STACK = re.compile(r"^(transformer|encoder)\.")
-"""Older names of `decoder`, the module that has the layers."""
+"""Matches older names of the module `decoder`, which has the layers, at the beginning of a tensor's
+name."""
 HEAD = "head"
 """Our name for the last pipeline stage's copy of the word embedding."""
 REQUIRED = {
@@ -288,7 +289,7 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Flatten nested state dicts to dotted names without `module.`, `model.` and
+    """Return the tensors of nested state dicts by dotted names without `module.`, `model.` and
     `language_model.`."""
     named: JSON = {}
     for key, value in values.items():

@@ -225,7 +225,7 @@ def read_model(directory: Path, has_weights: bool = True) -> Any:
         )
     except Exception as error:  # the library raises errors of many kinds
         raise BadInput(
-            f"{directory / CONFIG}: transformers builds no model of it ({one_line(error)})"
+            f"{directory / CONFIG}: transformers cannot build its model ({one_line(error)})"
         ) from error
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     wrong = sorted(map(str, chain.from_iterable(report[kind] for kind in kinds)))
@@ -376,12 +376,12 @@ class _Region:
         self.axis = axis
         self.is_inside = False
         self.other = torch.Generator().manual_seed(seed + 1 + axis.rank).get_state()
-        """Random state of the side that does not run: the divided region's, or while inside it the
-        undivided layers'."""
+        """Random state to swap in at the region's border: the divided region's, and while inside it
+        the undivided layers'."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute this rank's part. `rows` is the number of rows of its whole
-        weight."""
+        """Make a module compute this rank's part, divided as `how` says. `rows` is the number of
+        rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]

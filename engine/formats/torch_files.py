@@ -63,7 +63,8 @@ CLASSES = (
     filesystem._StorageInfo,
     torch.serialization._get_layout,
 )
-"""Classes in the metadata that say where each tensor lies."""
+"""Classes of a distributed checkpoint's metadata that are unpickled: they say where each tensor
+lies."""
 KNOWN: JSON = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in CLASSES}
 KNOWN |= {"torch.Size": torch.Size} | {
     str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
@@ -71,7 +72,8 @@ KNOWN |= {"torch.Size": torch.Size} | {
 PLANS = re.compile(
     r"pathlib\.\w+|torch\.distributed\.checkpoint\.planner\.\w+|megatron\.core\.[\w.]+\.MCore\w+"
 )
-"""Other classes in the metadata: plans of the process that wrote it."""
+"""Matches the names of the metadata's other classes: plans of the process that wrote it, which no
+reader needs."""
 STACKED = re.compile(r"(.*\blayers)\.([a-z].*)")
 OPTIMIZER = re.compile(r"(.*\.)?optimizer\..*")
 
@@ -149,7 +151,8 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Reader(distributed.FileSystemReader):
-    """Torch's reader with metadata already read: torch would unpickle it without restriction."""
+    """Torch's reader of a distributed checkpoint, given the metadata: torch would unpickle it
+    without restriction."""
 
     def __init__(self, directory: Path, known: metadata.Metadata) -> None:
         super().__init__(directory)

@@ -21,14 +21,14 @@ class Iteration:
     metrics."""
 
     number: int
-    """Counts from 0."""
+    """Number of the iteration, counted from 0."""
     batch_size: int
-    """Sequences of all ranks together."""
+    """Number of sequences of all ranks together."""
     microbatches: "Sequence[PipelineInput]"
     """This rank's microbatches."""
     gradient: "Gradient"
     line: Step = field(init=False)
-    """The iteration's line of the metrics, set once the update was made or skipped."""
+    """Line of the metrics for this iteration, set after the update was made or skipped."""
 
 
 class Guard:

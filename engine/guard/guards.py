@@ -26,11 +26,11 @@ from mlm_repro.engine.step import NotFinite, TrainingStep
 from mlm_repro.lineage.errors import Diverged
 
 SPIKE_WINDOW = 128
-"""Iterations that are remembered."""
+"""Number of recent iterations from whose mean a spike is measured."""
 LEAST = 64
-"""Iterations that must be known before anything is called a spike."""
+"""Number of iterations that must be known before one is called a spike."""
 DEVIATIONS = 6.0
-"""Standard deviations above the mean that make a spike."""
+"""Number of standard deviations above the mean beyond which a value is a spike."""
 
 
 def guards_of(
@@ -59,7 +59,8 @@ class RecentIterations:
 
     def __init__(self) -> None:
         self.seen = deque[tuple[float, float]](maxlen=SPIKE_WINDOW)
-        """(loss, gradient norm) of each, oldest first, as a checkpoint keeps them."""
+        """(loss, gradient norm) of the last iterations, oldest first, as a checkpoint keeps
+        them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
         """Remember an iteration and return the limit of each value that exceeds it: `loss`,
@@ -186,20 +187,22 @@ def _note(names: list[str], name: str, *tensors: Tensor) -> None:
 def _note_output(
     names: list[str], name: str, module: nn.Module, inputs: Any, output: Tensor
 ) -> None:
-    """Look at a module's output, and at its own parameters: a later kernel may add its bias."""
+    """Forward hook: append `name` to `names` if the module's output, or one of its own parameters,
+    is not finite. Parameters count because a later kernel may add the module's bias."""
     _note(names, name, output, *module.parameters(recurse=False))
 
 
 SHOWN = 8
-"""Numbers of ranks or samples that a sentence lists."""
+"""Largest number of ranks or samples that a sentence lists."""
 WINDOW = 10
-"""Iterations over which times are added up before they are compared."""
+"""Number of iterations over which a rank's times are added up before ranks are compared."""
 RATIO = 1.5
-"""Times as long as the others that a slow rank takes at least."""
+"""A rank is slow if its own work takes at least this many times as long as the others'."""
 LEAST_SECONDS = 0.5
-"""Seconds that a slow rank takes longer than the others in a window at least."""
+"""A rank is slow only if it loses at least this many seconds to the others in a window."""
 INTERVAL = 100
-"""Iterations between comparisons of replicas; they are also compared before every checkpoint."""
+"""Number of iterations between comparisons of replicas; they are also compared before every
+checkpoint."""
 
 
 class SlowRankGuard(Guard):
@@ -324,16 +327,17 @@ def _sum_of_bits(weight: Tensor) -> int:
 
 
 def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
-    """Say which ranks differ from which. The smaller group counts as the one that differs."""
+    """Return a phrase that says which ranks differ from which. The smaller group counts as the one
+    that differs."""
     # The majority is taken for right. Of two replicas that differ nobody can say which one changed.
     usual, count = Counter(sums).most_common(1)[0]
     same = [rank for rank, value in zip(ranks, sums, strict=True) if value == usual]
-    others = [rank for rank, value in zip(ranks, sums, strict=True) if value != usual]
+    others = [rank for rank in ranks if rank not in same]
     doubt = "" if count > len(others) else "; which of them is right cannot be told"
     return f"rank {joined(others)} differs from rank {joined(same)}{doubt}"
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """List the first numbers with commas, and say how many more there are."""
+    """Return the first numbers, separated by commas, and how many more there are."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

@@ -23,7 +23,8 @@ from mlm_repro.lineage.errors import BadInput, HardwareMissing
 
 STATUS = Path("/proc/self/status")
 WORTH = 0.98
-"""A remedy is offered only if it leaves less than this share of the memory in use."""
+"""A remedy is offered only if the run then needs less than this share of the memory that it needs
+now."""
 
 
 class PeakMemory:
@@ -40,7 +41,7 @@ class PeakMemory:
             torch.cuda.init()  # until then the allocator knows no device
             torch.cuda.reset_peak_memory_stats(device)
         self.first_iteration_bytes = 0
-        """The peak after the first iteration, which MemoryGuard reads."""
+        """Peak in bytes up to the end of the first iteration, which MemoryGuard sets."""
         self._before = 0
         self.measured_by = "torch.cuda.max_memory_allocated"
         if device.type != "cuda":
@@ -121,8 +122,8 @@ class OutOfMemory(HardwareMissing):
 
 @contextmanager
 def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) -> Iterator[None]:
-    """Turn a failed allocation into OutOfMemory. One rank first prints what a rank needs and which
-    changes need less."""
+    """Context manager: turn a failed allocation into OutOfMemory. One rank first prints what a rank
+    needs and which changes need less."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -143,9 +144,11 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
 
 
 def _is_first_to_say() -> bool:
-    """Return True if no other rank has run out of memory before: one rank speaks for all.
+    """Return True if this rank is the first to run out of memory, so that one rank prints the
+    message for all.
 
-    Among ranks that are threads, the first that fails ends the others before they compute again.
+    Also True without a process group: where ranks are threads, the first that fails ends the others
+    before they compute again.
     """
     if not dist.is_initialized():
         return True
@@ -156,8 +159,8 @@ def _is_first_to_say() -> bool:
 
 
 def describe_memory(run: ResolvedRun) -> str:
-    """Return a table in GiB: the closed form of the largest rank, and its total with each
-    remedy."""
+    """Return a table in GiB: the closed form of the largest rank, and the largest rank's total with
+    each remedy."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
@@ -170,8 +173,8 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return the single options that are possible and need less memory, with the largest rank's
-    bytes, the smallest first."""
+    """Return the changes of a single setting that the run allows and that need less memory, with
+    the largest rank's bytes, the smallest first."""
     config = run.config
     ranks = run.layout.world_size
     parallel = config.parallel

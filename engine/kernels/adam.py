@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch.optim.adamw import adamw as torchs_adamw
 
 CACHED = 1 << 16
-"""Elements that a CPU updates at a time, few enough to stay in its cache."""
+"""Number of elements that a CPU updates at a time, few enough to stay in its cache."""
 VECTOR = 64
-"""A multiple of the elements of any processor's vectors."""
+"""Number of elements that is a multiple of every processor's vector length."""
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, mask_keys
 from mlm_repro.engine.kernels.products import widened
 
 QUERY_BYTES = 256
-"""Bytes of one key's scores in a block of queries."""
+"""Bytes per key in a block of scores, which limits the number of queries in the block."""
 WORKSPACE_BYTES = 2 << 20
-"""Approximate bytes of the scores of a block of queries, small enough for the cache."""
+"""Approximate size of a block of scores in bytes, small enough for the cache."""
 
 
 def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.Tensor:
@@ -138,7 +138,7 @@ class _Blocked(torch.autograd.Function):
 
 
 blocked = _Blocked.apply
-"""Attention like `reference`, one block of queries at a time.
+"""Differentiable function like `reference`, which computes one block of queries at a time.
 
 One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv
 2205.14135).
@@ -151,7 +151,8 @@ def _by_head(qkv: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
-    """Return slices of heads, of queries and of the keys that these queries see."""
+    """Return the blocks that attention computes one by one, each as slices of heads, of queries and
+    of the keys that these queries see."""
     # A block's keys end with its last query: the shorter it is, the fewer products are of later
     # keys.
     at_once = QUERY_BYTES // element_size
@@ -181,10 +182,10 @@ def _softmax(
     factor: Array,
     sums: Array,
 ) -> None:
-    """Scores [heads, queries, keys] → exponentials, 0 if later or dropped. Each row times its
-    `factor` sums to one.
+    """Turn scores [heads, queries, keys] into exponentials in place, 0 for a later key or a dropped
+    one. A row times its `factor` has the weights after dropout.
 
-    `sums` [b·n, s] receives the log of the sum of exponentials.
+    `sums` [b·n, s] receives the log of each row's sum of exponentials before dropout.
     """
     count = scores.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)

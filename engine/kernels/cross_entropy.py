@@ -15,14 +15,15 @@ from mlm_repro.engine.kernels import registry
 from mlm_repro.engine.kernels.products import linear, multiply
 
 CHUNK_BYTES = 1 << 27
-"""Largest block of logits in memory."""
+"""Largest block of logits in memory, in bytes."""
 HALF_SCALE = 2.0**15
 """Slopes of logits, between -1 and 1, are stored in fp16 times this: small probabilities do not
 underflow."""
 
 
 class VocabAxis(Protocol):
-    """The axis over which the vocabulary is divided, with the parts of `Axis` that a loss needs."""
+    """Interface of the axis over which the vocabulary is divided: the parts of `Axis` that a loss
+    needs."""
 
     @property
     def size(self) -> int:
@@ -33,7 +34,7 @@ class VocabAxis(Protocol):
         """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
-        """Sum, or reduce by `op`, in place."""
+        """Sum a tensor over the axis in place, or reduce it by `op`."""
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -72,8 +73,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 vocab_parallel_cross_entropy = _CrossEntropy.apply
-"""Loss of each target, [n], from logits [n, v/t], in fp32 (fp64 stays fp64); (logits, targets,
-vocab_size, axis).
+"""Differentiable function (logits, targets, vocab_size, axis) → loss of each target, [n], from
+logits [n, v/t], in fp32 (fp64 stays fp64).
 
 Columns at or above `vocab_size` are padding and are ignored. Two sums and one maximum are
 all-reduced; logits are never gathered (2019 paper, Section 3). Backward overwrites the saved
@@ -136,8 +137,8 @@ def in_chunks(
     axis: VocabAxis,
     loops: LogitLoops,
 ) -> torch.Tensor:
-    """Return the loss of `chunked` by a device's loops. In fp16 the loss scale and 1/n multiply the
-    gradients in fp32."""
+    """Return the loss of `chunked`, with a device's `loops` over rows of logits. In fp16 the loss
+    scale and 1/n multiply the gradients in fp32."""
     return _Chunked.apply(hidden, weight, targets, vocab_size, axis, loops)
 
 
@@ -219,7 +220,8 @@ class _Chunked(torch.autograd.Function):
 
 
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return total + a·b, added in fp32; a·b if there is no total yet."""
+    """Return total plus the matrix product of a and b, added in fp32; the product alone if there is
+    no total yet."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.
@@ -227,7 +229,7 @@ def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) 
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return a·b in the dtype of a and b, but in fp32 for fp16."""
+    """Return the matrix product of a and b in their dtype, but in fp32 for fp16."""
     if a.dtype != torch.float16:
         return multiply(a, b)
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()

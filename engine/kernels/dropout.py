@@ -144,7 +144,7 @@ def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[
 def compiled_bits(
     keys: tuple[int, ...], first_row: int, rows: int, columns: int, device: torch.device
 ) -> torch.Tensor:
-    """Return the bits of `reference_bits` from a compiled loop."""
+    """Return the random bits that `reference_bits` returns, from a compiled loop."""
     blocks = -(-columns // BLOCK)
     bits = torch.empty(len(keys), rows, blocks * BLOCK, dtype=torch.int16, device=device)
     _fill(np.asarray(keys, dtype=np.uint64), first_row, array(bits).view(np.uint16))
@@ -177,7 +177,7 @@ class _Dropout(torch.autograd.Function):
 
 
 compiled = _Dropout.apply
-"""Dropout like `reference`, in one pass each way. Backward recomputes the mask."""
+"""Differentiable dropout like `reference`, in one pass each way. Backward recomputes the mask."""
 
 
 def _dropped(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

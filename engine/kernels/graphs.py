@@ -1,7 +1,7 @@
 """A function of tensors as CUDA graphs, which a GPU replays while shapes stay.
 
-`torch.cuda.graph` forbids that the host waits, copies or decides: inputs lie in tensors of their
-own, to which what differs between calls is copied.
+`torch.cuda.graph` forbids that the host waits, copies or decides: inputs therefore lie in tensors
+of their own, into which each call copies its values.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ import torch
 
 
 class Captured:
-    """CUDA graphs of a function: one of its first call in an iteration, and one of any later call,
-    which may add to the first one's results."""
+    """CUDA graphs of a function that is called for each microbatch: one of the first call in an
+    iteration, and one of any later call, which may add to the first one's results."""
 
     def __init__(
         self,
@@ -19,8 +19,8 @@ class Captured:
         function: Callable[[torch.Tensor], torch.Tensor],
         inputs: list[torch.Tensor],
     ) -> None:
-        """Call `begin`, and `function` of a factor twice, so that everything is compiled and
-        loaded; then capture it.
+        """Call `begin`, and twice `function(factor)`, so that everything is compiled and loaded;
+        then capture two calls as graphs.
 
         `function` reads `inputs`, which become zero: a replay that did not copy its own would be
         seen.

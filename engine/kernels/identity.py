@@ -18,7 +18,7 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 @cache
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
-    """Return what decides the bits of a computation in this process, by name: processor,
+    """Return the facts that decide the bits of a computation in this process, by name: processor,
     instructions, BLAS, torch and this package's kernels. Runs of one configuration and layout have
     the same bits wherever these are equal."""
     kind, instructions = processor_kind()

@@ -17,8 +17,8 @@ from mlm_repro.engine.compiled import Array, Compiled, array, load, store
 from mlm_repro.engine.torch_names import multiplies_bf16, onednn
 
 ADD_PRODUCT = "add_product"
-"""Attribute of a weight: a function that takes the factors of its gradient, [out, rows] and [rows,
-in]."""
+"""Name of an attribute of a weight: the function that takes the factors of its gradient, [out,
+rows] and [rows, in], and adds their product to it."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

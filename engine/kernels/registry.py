@@ -33,15 +33,15 @@ PLACES = {
     "masked_softmax": ("attention:masked_softmax", None, "gpu.masked_softmax:fused"),
     "dropout_bits": ("dropout:reference_bits", "dropout:compiled_bits", None),
 }
-"""Implementations of each kernel, module:function in this folder: the reference, for CPUs, for
-GPUs. None means the reference."""
+"""Name of a kernel → its implementations, each as module:function in this folder: the reference,
+for CPUs, and for GPUs. None stands for the reference."""
 KERNELS = {
     name: {
         kind: place for kind, place in zip((REFERENCE, "cpu", "cuda"), places, strict=True) if place
     }
     for name, places in PLACES.items()
 }
-"""Name → type of device or REFERENCE → module:function."""
+"""Name of a kernel → REFERENCE or a type of device → module:function."""
 # fp64, in which layouts are compared, takes the references.
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
@@ -51,8 +51,8 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def on_gpu(device: torch.device) -> bool:
-    """True on a GPU, where launches must be few: keys are copied together, products add gradients,
-    and the update divides."""
+    """Return True unless the device is a CPU. On a GPU launches must be few: keys are copied
+    together, products add gradients, and the update divides."""
     # Not `== "cuda"`: launches are counted on tensors without values too.
     return device.type != "cpu"
 

@@ -23,13 +23,15 @@ from mlm_repro.engine.launch.local import become_rank
 from mlm_repro.engine.launch.threads import RanksFailed
 
 GRACE_SECONDS = 5.0
-"""Time for the other ranks to report after one has failed, and to end after all have answered."""
+"""Seconds for the other ranks to report after one has failed, and to end after all have
+answered."""
 
 
 class _Answer(NamedTuple):
     value: Any
     failure: tuple[float, str, str] | None = None
-    """Time of the failure, the failure in one line, and its traceback."""
+    """Time of the failure, the failure in one line, and its traceback; None if the call
+    succeeded."""
 
 
 def run_forked(
@@ -115,8 +117,8 @@ def _enter(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    """Be one rank: join the gloo group, call the function, and send its result or its failure
-    through the pipe."""
+    """Run as one rank in a forked process: join the gloo group, call the function, and send its
+    result or its failure through the pipe."""
     become_rank(rank, {"WORLD_SIZE": str(world_size), "CUDA_VISIBLE_DEVICES": ""})
     # In the rank itself, for a parent cannot see where a child hangs.
     faulthandler.dump_traceback_later(timeout_seconds, exit=True)

@@ -35,7 +35,7 @@ INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 use the loopback."""
 # Half a second was too short on a busy machine.
 STACK_SECONDS = 2.0
-"""Time for a rank that did not end to print its stack."""
+"""Seconds for a rank that did not end to print its stack."""
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:

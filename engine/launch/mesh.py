@@ -29,18 +29,18 @@ from mlm_repro.lineage.errors import BadInput, HardwareFault, Interrupted, after
 from mlm_repro.lineage.variables import DOOR, launched_ranks, number
 
 JOIN_SECONDS = "MLM_JOIN_SECONDS"
-"""Environment variable: seconds that a rank waits for the others to start, by default 300. Hundreds
-of processes import libraries from one file system."""
+"""Environment variable with the seconds that a rank waits for the others to start, by default 300:
+hundreds of processes import libraries from one file system."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for another during the work (gloo; NCCL's own watchdog ends the
-process)."""
+"""Time after which a rank stops waiting for another during the work (gloo; with NCCL its own
+watchdog ends the process)."""
 REPORT_SECONDS = 5.0
-"""How long a rank that gave up waiting gives the others to report that they wait too."""
+"""Seconds that a rank, having stopped waiting, gives the others to report that they wait too."""
 FLIGHT_RECORDS = "2000"
 """Number of collectives that NCCL's flight recorder remembers, and dumps when one does not end."""
 LOCAL_RANKS = "LOCAL_RANK", "SLURM_LOCALID"
-"""Variables with a rank's number on its machine: torchrun sets the first, `srun` alone the
-second."""
+"""Environment variables with a rank's number on its machine: torchrun sets the first, `srun` alone
+the second."""
 STACK_SIGNAL = signal.SIGQUIT
 """Signal that makes a rank print its stack."""
 PEER_GONE = (
@@ -50,7 +50,7 @@ PEER_GONE = (
     "broken pipe",
     "remote process exited",
 )
-"""Phrases of gloo and NCCL for a peer process that has ended."""
+"""Phrases by which an error of gloo or NCCL says that a peer process has ended."""
 
 
 class RanksMissing(HardwareFault):
@@ -159,7 +159,8 @@ def leave_ranks() -> None:
 
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
-    """Turn the libraries' errors for a peer that has ended or does not answer into RankLost."""
+    """Context manager: turn the libraries' errors for a peer that has ended or does not answer into
+    RankLost."""
     try:
         yield
     except RuntimeError as error:

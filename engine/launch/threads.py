@@ -24,7 +24,7 @@ from mlm_repro.engine.parallel.mesh import DONE, MAX, SUM, Axis, Pending
 
 _local = threading.local()
 _Number = tuple[int, int, int]
-"""Identity of a message: sender, receiver, and the number of earlier messages between them."""
+"""Key of a message: sender, receiver, and the number of earlier messages between them."""
 
 
 class RanksFailed(RuntimeError):
@@ -34,9 +34,9 @@ class RanksFailed(RuntimeError):
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
         self.sentence = sentence
-        """The first line."""
+        """First line of the error's text."""
         self.lost = lost
-        """True if the rank ended, or was silent, without a word of its program."""
+        """True if the rank ended or fell silent without an error of its program."""
 
 
 class ThreadRank(NamedTuple):
@@ -119,9 +119,9 @@ class World:
         self.meetings: dict[tuple[int, ...], _Meeting] = defaultdict(_Meeting)
         self.messages: dict[_Number, torch.Tensor] = {}
         self.sent = Counter[tuple[int, int]]()
-        """Number of messages from one rank to another so far."""
+        """Number of messages sent so far, by sender and receiver."""
         self.expected = Counter[tuple[int, int]]()
-        """Number of messages that one rank has asked another for so far."""
+        """Number of messages that receivers have asked for so far, by sender and receiver."""
         # One condition a rank: waking all at each message made n threads look and n - 1 sleep
         # again.
         self._wakeups = [threading.Condition(self.lock) for _ in range(size)]
@@ -129,7 +129,7 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until this rank has been woken and `is_ready()` is true."""
+        """Let other ranks compute until this rank is woken and `is_ready()` is true."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -138,13 +138,13 @@ class World:
             self.check()
 
     def wake(self, rank: int) -> None:
-        """Let a waiting rank check again whether it is ready."""
+        """Wake a waiting rank, so that it checks again whether it is ready."""
         if rank not in self._ended:
             self._awake.add(rank)
             self._wakeups[rank].notify()
 
     def check(self) -> None:
-        """End the calling rank if another rank has failed."""
+        """Raise an error that ends the calling rank, if another rank has failed."""
         if self.failure is not None:
             raise _OtherRankFailed
 
@@ -158,7 +158,7 @@ class World:
             self.wake(other)
 
     def leave(self, rank: int) -> None:
-        """Mark a rank as ended, and let the others notice a deadlock."""
+        """Mark a rank as ended. If all remaining ranks wait, end them with a deadlock's error."""
         self._ended.add(rank)
         self._fall_asleep(rank)
 
@@ -267,8 +267,8 @@ class ThreadAxis(Axis):
 
 
 def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Add neighbours, then neighbouring sums, and so on; with an odd number the last one waits for
-    the next round."""
+    """Return the sum of tensors: neighbours are added, then neighbouring sums, and so on; with an
+    odd number the last one waits for the next round."""
     # Always in the order of the ranks, so the bits do not depend on which rank comes last.
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)

@@ -17,12 +17,12 @@ from mlm_repro.engine.kernels.registry import kernel
 
 
 class Cache(ABC):
-    """Base of both caches: positions at which a layer computes its output, and the keys and values
-    that they see. Not for a divided sequence."""
+    """Base class of both caches. A cache says at which positions a layer computes its output, and
+    which keys and values these see. Sequence parallelism excludes it."""
 
     @property
     def length(self) -> int:
-        """Number of positions before the stage's inputs."""
+        """Number of positions before the stage's inputs of this call."""
         return 0
 
     @abstractmethod
@@ -31,7 +31,8 @@ class Cache(ABC):
         values [s, b, n/t, 3, d]."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
-        """Return a layer's inputs x [s, b, h] at the positions of its output, [q, b, h]."""
+        """Return the rows of a layer's inputs x [s, b, h] at the positions where it computes its
+        output, [q, b, h]."""
         return x
 
 

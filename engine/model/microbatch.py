@@ -52,10 +52,10 @@ class PipelineInput:
     pairs: SentencePairs | None = None
     """Parts and padding, for a BERT; None if a sequence is one part without padding."""
     places: tuple[int, ...] = ()
-    """Indices of its sequences in the global batch; empty outside of training."""
+    """Indices of the microbatch's sequences in the global batch; empty outside of training."""
     mean_targets: Tensor | None = None
-    """Mean number of targets per microbatch over the whole global batch, a scalar; None to divide
-    by the number of its own."""
+    """Mean number of targets per microbatch over the whole global batch, a scalar that divides the
+    loss; None to divide by the microbatch's own number of targets."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that change from microbatch to microbatch, apart from a BERT's pairs

@@ -28,7 +28,8 @@ class StageModel(nn.Module, ABC):
     layers: nn.ModuleDict
     """This stage's layers by their global numbers."""
     scales_residual: ClassVar = True
-    """True if each branch's last weight is drawn with a deviation smaller by √(2L)."""
+    """True if the last weight of each residual branch is drawn with a standard deviation divided by
+    √(2L)."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class StageModel(nn.Module, ABC):
         stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
     ) -> None:
-        """Only the recomputation settings of `parallel` are used."""
+        """Build the stage's modules; of `parallel` only the recomputation settings are used."""
         super().__init__()
         self.config = config
         self.mesh = mesh

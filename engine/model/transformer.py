@@ -122,16 +122,16 @@ class TransformerLayer(nn.Module):
         return self.add(x, self.mlp(normed), "mlp", dropout)
 
     def add(self, x: Tensor, branch: Tensor, of: str, dropout: Dropout | None = None) -> Tensor:
-        """Return x + dropout(branch + bias), with x and the branch `of` attention or mlp [s, b, h]
-        and its bias [h]."""
+        """Return x + dropout(branch + bias) for x [s, b, h] and the output [s, b, h] of a branch;
+        `of` names it, attention or mlp, and so the bias [h]."""
         bias, mask = self.bias_and_mask(len(x), of, dropout)
         return kernel("bias_dropout_add", branch)(branch, bias, x, mask)
 
     def bias_and_mask(
         self, rows: int, of: str, dropout: Dropout | None
     ) -> tuple[Tensor, DropoutMask | None]:
-        """Return the bias [h] of the branch `of` attention or mlp, and the dropout mask of its
-        `rows` positions."""
+        """Return the bias [h] of a branch, attention or mlp as `of` says, and the dropout mask for
+        `rows` positions of its output."""
         # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
@@ -166,15 +166,15 @@ class Embedding(nn.Module):
 
 
 def embedding_table(rows: int, columns: int) -> nn.Embedding:
-    """Create a table [rows, columns] without values, which `initialize` fills."""
+    """Return an embedding table [rows, columns] without values, which `initialize` fills."""
     # Not `nn.Embedding(rows, columns)`: torch's own initial values import its compiler on `meta`,
     # which took seconds of every command.
     return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
 
 
 def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once: int = 0) -> Tensor:
-    """Apply the layers in order: [s, b, h] → [s, b, h]; `others` are each layer's further
-    arguments.
+    """Apply the layers in order: [s, b, h] → [s, b, h]. `others` are further arguments that every
+    layer gets.
 
     With `at_once`, the backward pass recomputes groups of `at_once` layers, and only the input of
     each group is kept.
@@ -192,7 +192,7 @@ def run_layers(layers: Sequence[nn.Module], x: Tensor, *others: object, at_once:
 
 
 def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments). If wanted, its intermediate results are recomputed in the
+    """Return function(*arguments). If `is_wanted`, intermediate results are recomputed in the
     backward pass, not kept."""
     # Without gradients nothing is kept, and nothing needs to be recomputed.
     if not (is_wanted and torch.is_grad_enabled()):

@@ -48,21 +48,22 @@ class FlatGroup:
         self.own = slice(owners.rank * size, (owners.rank + 1) * size)
         self.master = self.flat[self.own].float() if self.is_mixed else self.flat[self.own]
         self.own_copy = self.flat[self.own] if self.is_mixed else None
-        """The slice of the model's weights that this owner updates; None if it is `master`
-        itself."""
+        """Slice of the model's weights that this owner updates, a copy of `master`; None if it is
+        `master` itself."""
         # In fp32 in mixed precision: a 16-bit sum over microbatches would lose its small terms.
         self.main_gradient = torch.zeros_like(self.flat, dtype=self.master.dtype)
         self.divisor = 1.0
-        """Divisor that `main_gradient` still lacks; on a GPU the update applies it in its own
-        pass."""
+        """Number by which `main_gradient` is still to be divided; on a GPU the update divides in
+        its own pass."""
         self.gradients = list(self.views(self.main_gradient))
-        """Views of the gradient, each with its parameter."""
+        """Each parameter with its view of the gradient."""
         self.exp_avg = torch.zeros_like(self.master)
         self.exp_avg_sq = torch.zeros_like(self.master)
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """This owner's part of the optimizer's state, by name, as checkpoints keep it."""
+        """This owner's part of the optimizer's state, as checkpoints keep it: name of a state →
+        flat tensor."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
@@ -97,8 +98,8 @@ class FlatGroup:
         ]
 
     def starts(self) -> Iterator[tuple[ShardedParameter, int, int]]:
-        """Yield each parameter with the indices of its first element and of the one after its last,
-        in the flat tensor."""
+        """Yield each parameter with the range of its elements in the flat tensor: the first index,
+        and the last plus one."""
         end = 0
         for parameter in self.parameters:
             start = end
@@ -106,13 +107,13 @@ class FlatGroup:
             yield parameter, start, end
 
     def pieces(self, own: Tensor) -> list[Tensor]:
-        """Return flat slices, one per parameter, of a tensor laid out as `master`; empty where
-        another rank is the owner."""
+        """Return this owner's elements of each parameter, as slices of `own`, a tensor laid out as
+        `master`. A slice is empty if other owners have the whole parameter."""
         return [self.piece(own, start, end) for _, start, end in self.starts()]
 
     def piece(self, own: Tensor, start: int, end: int) -> Tensor:
-        """Return this owner's elements among the flat ones from `start` to `end`, of a tensor laid
-        out as `master`."""
+        """Return this owner's elements in the range [start, end) of the flat tensor, as a slice of
+        `own`, a tensor laid out as `master`."""
         first = self.own.start
         return own[max(start - first, 0) : max(end - first, 0)]
 
@@ -128,7 +129,8 @@ class FlatOptimizer(ABC):
         mesh: ParallelMesh,
         shard: bool = False,
     ) -> None:
-        """Divide the state over the data-parallel ranks (ZeRO stage 1) if `shard` is set."""
+        """Group the parameters by weight decay. With `shard` the state is divided over the
+        data-parallel ranks (ZeRO stage 1)."""
         self.mesh = mesh
         self.train = train
         owners = mesh.dp if shard else LoneAxis()
@@ -160,8 +162,8 @@ class FlatOptimizer(ABC):
         return self._over_ranks(squares).sqrt() / self.groups[0].divisor
 
     def _counted(self, flats: list[Tensor]) -> list[Tensor]:
-        """Return this owner's pieces of tensors laid out as `master`, without parameters that
-        another rank counts."""
+        """Return slices of flat tensors laid out as `master`: this owner's elements of each
+        parameter that no other rank counts."""
         counted = []
         for group, flat in zip(self.groups, flats, strict=True):
             for parameter, piece in zip(group.parameters, group.pieces(flat), strict=True):
@@ -178,7 +180,7 @@ class FlatOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip, update the master weights and copy them to the model's."""
+        """Clip the gradient, update the master weights and copy them to the model's."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient
@@ -220,8 +222,8 @@ class FlatOptimizer(ABC):
     def _whole(
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
-        """Return a whole state tensor on the rank that writes it; the owners send their elements,
-        and get None."""
+        """Return a whole tensor of the optimizer's state on the rank that writes it; other owners
+        send it their elements and return None."""
         owners = group.owners
         end = start + parameter.local.numel()
         shape = parameter.local.shape
@@ -243,19 +245,19 @@ class FlatOptimizer(ABC):
         fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:
-        """Load the state tensors with these names, and set the number of steps.
+        """Load the state tensors with these names through `fill`, and set the number of steps.
 
-        `fill` is given parameter, name, first element and the tensor that takes this owner's
-        elements, perhaps none.
+        `fill` gets a list of (parameter, name, first element, tensor) and fills each tensor, which
+        may be empty, with this owner's elements.
         """
         self.steps = steps
         for group in self.groups:
-            for name, part in ((name, part) for name, part in group.state.items() if name in names):
-                fill(
-                    [
-                        (parameter, name, max(group.own.start - start, 0), own)
-                        for (parameter, start, _), own in zip(
-                            group.starts(), group.pieces(part), strict=True
-                        )
-                    ]
-                )
+            for name in names:
+                if (part := group.state.get(name)) is not None:
+                    parts = zip(group.starts(), group.pieces(part), strict=True)
+                    fill(
+                        [
+                            (parameter, name, max(group.own.start - start, 0), own)
+                            for (parameter, start, _), own in parts
+                        ]
+                    )

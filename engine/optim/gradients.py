@@ -15,9 +15,9 @@ from mlm_repro.engine.parallel.mesh import ParallelMesh, Pending
 from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
 
 BUCKET_ELEMENTS = 4_000_000
-"""Least number of elements in a bucket."""
+"""Minimum number of elements in a bucket."""
 OF_RANK = 1_000_000
-"""Least number of elements in a bucket for each rank, whose share of the reduction must fill a
+"""Minimum number of elements in a bucket for each rank, whose share of the reduction must fill a
 link."""
 
 
@@ -28,17 +28,17 @@ class _Bucket:
 
     gradient: Tensor
     size: int
-    """Number of parameters in it."""
+    """Number of parameters in the bucket."""
     is_shared: bool
-    """True if other ranks of the model hold parts of its gradients: then it is reduced at the
-    end."""
+    """True if other ranks of the model hold terms of these gradients, so that the bucket is reduced
+    at the end."""
     is_copy: bool
     """True for the last stage's tied embedding, which the first stage reduces for both."""
     owned: list[tuple[int, Tensor]]
-    """Slices of it, each with the data-parallel rank that alone needs the sum; empty if every rank
-    needs the whole sum."""
+    """Slices of the bucket's gradient, each with the one data-parallel rank that needs its sum;
+    empty if every rank needs the whole sum."""
     missing: int = 0
-    """Parameters whose last gradient is still to come."""
+    """Number of parameters whose last gradient in the iteration is still to come."""
     works: list[Pending] = field(default_factory=list)
     is_launched: bool = False
 
@@ -60,7 +60,7 @@ class GradientReducer:
     _buckets: list[_Bucket] = field(default_factory=list)
     _armed: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)
-    """Parameters that have had a gradient in this iteration."""
+    """Identities (`id`) of the parameters that have had a gradient in this iteration."""
 
     def __post_init__(self) -> None:
         for group in self.groups:
@@ -113,8 +113,9 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Complete the reduction: sum over microbatches and mean over ranks, to be divided by
-        `divisor` (`FlatGroup.divisor`).
+        """Complete the reduction. The gradients are then sums over microbatches and data-parallel
+        ranks, which the optimizer divides by `FlatGroup.divisor`: `divisor` times the number of
+        ranks.
 
         If the optimizer is divided, only the slice that this rank owns is valid afterwards. Shared
         gradients are the tied embedding's, on the first and the last stage, and with sequence

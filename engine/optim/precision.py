@@ -1,4 +1,4 @@
-"""Number formats and dynamic loss scaling."""
+"""Torch's dtype for each precision, and the dynamic loss scale of fp16."""
 
 from dataclasses import dataclass
 

@@ -53,8 +53,8 @@ def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
 
 
 class ShardedReducer(GradientReducer):
-    """Brings the shards' gradients, which FSDP2 reduces in every backward pass, to the optimizer's
-    flat groups.
+    """Gradient reducer for ZeRO stage 3: adds the gradients of shards, which FSDP2 reduces in every
+    backward pass, to the optimizer's flat groups.
 
     FSDP2 is made to read the shards from the groups' storage, which the optimizer writes to.
     """

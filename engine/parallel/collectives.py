@@ -16,7 +16,8 @@ Collective = Callable[[Tensor], Tensor]
 
 
 class _Conjugate(torch.autograd.Function):
-    """Autograd function with one collective forward and another on the gradient."""
+    """Autograd function that applies one collective in the forward pass and another to the
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Collective, backward: Collective) -> Tensor:
@@ -35,8 +36,9 @@ def _same(x: Tensor) -> Tensor:
 
 
 def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """Before a column-parallel product: f, or all-gather of the sequence forward and reduce-scatter
-    backward.
+    """Return the input of a column-parallel product. Forward is f, which changes nothing and sums
+    the gradient backward; with sequence parallelism it is an all-gather of the sequence, and a
+    reduce-scatter backward.
 
     Megatron-LM: `copy_to_tensor_model_parallel_region`, `gather_from_sequence_parallel_region`.
     """
@@ -48,8 +50,9 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """After a row-parallel product: g, or reduce-scatter of the sequence forward and all-gather
-    backward.
+    """Return the output of a row-parallel product, summed over the axis. Forward is g, an
+    all-reduce, which changes nothing backward; with sequence parallelism it is a reduce-scatter of
+    the sequence, and an all-gather backward.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`,
     `reduce_scatter_to_sequence_parallel_region`.
@@ -63,8 +66,8 @@ def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def gather_features(x: Tensor, axis: Axis, start: int, whole: int) -> Tensor:
-    """Gather the features of all ranks, `whole` in number along the last dim; this rank's `x`
-    begins at `start`.
+    """Return the features of all ranks, `whole` in number along the last dim; this rank's x is at
+    `start`.
 
     Backward takes this rank's part of a gradient that is whole on every rank.
     """

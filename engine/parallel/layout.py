@@ -54,11 +54,11 @@ class PipelineStage:
     """One stage of the pipeline: its layers, and whether it is the first or the last."""
 
     layers: range
-    """Global numbers of its transformer layers."""
+    """Global numbers of the stage's transformer layers."""
     is_first: bool = True
-    """True if it holds the embedding."""
+    """True if the stage holds the embedding."""
     is_last: bool = True
-    """True if it holds the final layer norm and the output head."""
+    """True if the stage holds the final layer norm and the output head."""
 
 
 def split_layers(num_layers: int, pp: int, chunks: int) -> list[PipelineStage]:
@@ -89,12 +89,10 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     """
     tp = config.parallel.tp
     pp = config.parallel.pp
-    num_heads = config.model.num_heads
-    padded_vocab_size = config.model.padded_vocab_size
     batch_in_microbatches = config.train.batch_in_microbatches
     for size, what in (
-        (num_heads, "attention heads"),
-        (padded_vocab_size, "vocabulary rows"),
+        (config.model.num_heads, "attention heads"),
+        (config.model.padded_vocab_size, "vocabulary rows"),
         (ranks, "ranks"),
     ):
         if size % tp:
@@ -138,7 +136,7 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     grows_interleaved = config.train.rampup_batch_size and config.parallel.schedule == "interleaved"
     if grows_interleaved and batch_in_microbatches // dp % pp:
         raise BadInput(
-            f"the interleaved schedule wants multiples of pp = {pp} microbatches, and the growing"
+            f"the interleaved schedule needs multiples of pp = {pp} microbatches, and the growing"
             f" batch has {batch_in_microbatches // dp} for each data-parallel rank, or a multiple"
             " of that"
         )

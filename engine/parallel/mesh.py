@@ -26,8 +26,8 @@ MIN = dist.ReduceOp.MIN
 
 
 class Waiting:
-    """Seconds that this rank has spent in communication, which on CPUs is mostly waiting for the
-    others."""
+    """Context manager that adds up the seconds that this rank spends in communication, on CPUs
+    mostly waiting for the others."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -41,13 +41,13 @@ class Waiting:
 
 
 class Pending(Protocol):
-    """Communication in progress."""
+    """Interface of a communication in progress."""
 
     def wait(self) -> object:
         """Wait until the communication is complete."""
 
     def is_completed(self) -> bool:
-        """True if the communication is complete."""
+        """Return True if the communication is complete."""
 
 
 class _Done:
@@ -74,22 +74,22 @@ class Axis(ABC):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = SUM) -> Tensor:
-        """Reduce in place over the axis, and return the tensor."""
+        """Reduce a tensor in place over the axis, by default to the sum, and return it."""
 
     def start_all_reduce(self, tensor: Tensor) -> Pending:
-        """Begin to sum in place over the axis."""
+        """Begin to sum a tensor in place over the axis; return the work to wait for."""
         # An axis that cannot work in the background is done when it returns.
         self.all_reduce(tensor)
         return DONE
 
     @abstractmethod
     def start_reduce(self, tensor: Tensor, owner: int) -> Pending:
-        """Begin to sum in place on one rank of the axis; the others' values are undefined
-        afterwards."""
+        """Begin to sum a tensor in place on one rank of the axis, and return the work to wait for;
+        the others' values are undefined afterwards."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy one rank's values to every rank of the axis, in place."""
+        """Copy one rank's tensor to every rank of the axis, in place."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
@@ -97,11 +97,11 @@ class Axis(ABC):
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's part, along dim 0, of the sum over the axis."""
+        """Return this rank's share, along dim 0, of the sum over the axis."""
 
     @abstractmethod
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return every rank's value in rank order, on every rank."""
+        """Return the values of all ranks of the axis, in rank order, on every rank."""
 
     def barrier(self) -> None:
         """Wait for every rank of the axis."""
@@ -217,14 +217,14 @@ class ParallelMesh:
     pp: Axis
     dp: Axis
     embedding: Axis
-    """First and last pipeline rank, which share the tied embedding; of size 1 on the ranks
-    between."""
+    """Axis of the first and last pipeline rank, which share the tied embedding; of size 1 on the
+    ranks between."""
     device: torch.device
     sequence_parallel: bool = False
     """True if activations outside tensor-parallel regions are divided along the sequence over the
     tp axis."""
     world: Axis = LoneAxis()
-    """Every rank, by its global number."""
+    """Axis of all ranks, by their global numbers."""
 
     @property
     def sequence_rank(self) -> int:
@@ -234,7 +234,7 @@ class ParallelMesh:
 
     @property
     def waiting(self) -> Waiting:
-        """This rank's time in communication, over all axes."""
+        """Timer of this rank's communication, over all axes."""
         # Whoever builds the mesh gives all its axes one clock.
         return self.tp.waiting
 
@@ -246,7 +246,7 @@ class ParallelMesh:
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Context manager for a block without collectives, which succeeds on every rank or on none:
-        one rank's failure is raised on all."""
+        a UserError or OSError of one rank is raised on all."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
         failure = None

@@ -23,12 +23,12 @@ class Role(Enum):
     LAST_WEIGHT = "last weight"
     """Last matrix of a branch, before its residual addition: N(0, std/√(2L)), decayed."""
     EMBEDDING = "embedding"
-    """Table of vectors that are looked up: N(0, std), decayed."""
+    """Table of embedding vectors, other than the word embedding: N(0, std), decayed."""
     TIED_EMBEDDING = "tied embedding"
     """Word embedding, held by the first pipeline stage, and by the last as its output head: N(0,
     std), decayed."""
     VECTOR = "vector"
-    """Vector that is no bias of a product: N(0, std), not decayed."""
+    """Vector other than the bias of a product: N(0, std), not decayed."""
     BIAS = "bias"
     """Bias of a product: 0, not decayed."""
     NORM = "norm"
@@ -41,7 +41,7 @@ class Role(Enum):
 
 
 Roles = Mapping[str, Role]
-"""Role of each parameter of a module, by the module's own name for it."""
+"""A module's name for each of its parameters → the parameter's role."""
 ROLES_IN_TORCH: dict[type[nn.Module], Roles] = {
     nn.Linear: {"weight": Role.WEIGHT, "bias": Role.BIAS},
     nn.LayerNorm: {"weight": Role.NORM, "bias": Role.BIAS},
@@ -122,8 +122,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
 
 
 def _declared(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that declares a parameter, and its name there; a list of parameters is
-    declared as a whole."""
+    """Return the module whose `roles` declare a parameter, and its name there. A list of parameters
+    is declared under the list's name."""
     prefix, _, own_name = name.rpartition(".")
     owner = model.get_submodule(prefix)
     return _declared(model, prefix) if isinstance(owner, nn.ParameterList) else (owner, own_name)

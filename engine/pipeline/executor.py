@@ -46,8 +46,8 @@ class PartitionedModel:
         self.parallel = parallel
         self.mesh = mesh
         self.sites: dict[str, int] = {}
-        """Row of each dropout site in the table of keys on a GPU, in the order in which they were
-        first asked for."""
+        """Row of each dropout site in the table of keys on a GPU. A site gets its row at its first
+        use."""
         self.graphs: Captured | None = None
         self.is_zero3 = parallel.shard_parameters and mesh.dp.size > 1
         self._by_chunk = [sharded_parameters(chunk, mesh) for chunk in chunks]
@@ -102,7 +102,7 @@ class PartitionedModel:
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
         """Replay microbatches of this shape as CUDA graphs from now on. An earlier pass must have
-        asked for every dropout site."""
+        used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))
@@ -206,11 +206,11 @@ class PipelineExecutor:
             scatter_gather and mesh.tp.size > 1 and mesh.pp.size > 1 and not mesh.sequence_parallel
         )
         self._payloads: dict[tuple[Op, int, int], tuple[Pending, Tensor]] = {}
-        """Activations and gradients, whole or as sent, by direction, microbatch and the stage that
-        consumes them."""
+        """Activations and gradients that wait for their consumer, whole or as sent, by direction,
+        microbatch and the stage that consumes them."""
         self._graphs: dict[tuple[int, int], tuple[Tensor, GradientEdge]] = {}
-        """Input of a forward pass, and the edge of its output in autograd's graph, which does not
-        keep the output; by microbatch and chunk."""
+        """Forward passes whose backward pass is still to come, by microbatch and chunk: the input,
+        and the edge of the output in autograd's graph, which does not keep the output."""
         # With the tensors, which would otherwise be freed before they have left.
         self._sends: list[tuple[Pending, Tensor]] = []
         self._total = torch.zeros((), dtype=torch.float64, device=mesh.device)
@@ -273,7 +273,8 @@ class PipelineExecutor:
         return inputs.grad
 
     def _put(self, compute: Compute, payload: Tensor | None) -> None:
-        """Leave a result where its message, or this rank's own next chunk, finds it."""
+        """Store a pass's result where the message that sends it, or this rank's own next chunk,
+        takes it."""
         if payload is not None:
             stage = self._stage(compute) + (1 if compute.op is Op.FORWARD else -1)
             flat = payload.contiguous().view(-1)
@@ -283,8 +284,8 @@ class PipelineExecutor:
             self._payloads[compute.op, compute.microbatch, stage] = DONE, part
 
     def _take(self, compute: Compute) -> Tensor | None:
-        """Return the input of a computation; None where a microbatch enters the pipeline, and where
-        its loss turns back."""
+        """Return the input of a pass. None for a forward pass of the first stage, and for a
+        backward pass of the last stage."""
         stage = self._stage(compute)
         if stage == (0 if compute.op is Op.FORWARD else self._last):
             return None

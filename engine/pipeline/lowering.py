@@ -40,7 +40,7 @@ class Interval(NamedTuple):
 
 # A backward pass has two products for each one of a forward pass.
 DURATIONS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
-"""Assumed duration of a chunk's passes, in units of a forward pass."""
+"""Assumed duration of a chunk's forward and backward pass, in units of a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,19 @@ class Lowered:
 
     @property
     def makespan(self) -> float:
-        """Time from the first forward to the last backward."""
+        """Time from the first forward to the last backward pass, in units of a forward pass."""
         return max(intervals[-1].end for intervals in self.timeline)
 
     @property
     def bubble(self) -> float:
-        """Idle over ideal time of the busiest rank."""
+        """Idle time of the busiest rank, divided by the time that it computes."""
         busiest = max(sum(i.end - i.start for i in intervals) for intervals in self.timeline)
         return self.makespan / busiest - 1.0
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Insert every message where the producing computation ends, walking all ranks in time
-    together.
+    """Return each rank's program: its passes, and every message where the computation that produces
+    it ends. All ranks are walked in time together.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is

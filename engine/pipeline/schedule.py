@@ -69,7 +69,8 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
 
 
 def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
-    """Forward passes in the order in which every rank makes them, then the backward passes."""
+    """Return every rank's forward passes in the order in which the rank makes them, then its
+    backward passes."""
     every = []
     for op in Op:
         for number in range(microbatches * chunks):
@@ -84,13 +85,14 @@ def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
 
 
 def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> list[list[int]]:
-    """Every rank's order as indices of `passes`. Raises BadInput as `check_schedule`.
+    """Return every rank's order of passes, as indices of `passes`. Raises BadInput where
+    `check_schedule` does.
 
     GPipe: all forward passes, then all backward passes, so m activations are in flight. 1F1B
     (PipeDream-Flush): warm-up forwards, one forward and one backward in turn, the remaining
     backwards. With several chunks this is the interleaved schedule of the 2021 paper (Figure 4):
-    groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) +
-    (v − 1)p instead of p − rank − 1.
+    groups of p microbatches pass through all chunks in turn, and warm-up is 2(p − rank − 1) + (v −
+    1)p instead of p − rank − 1.
     """
     check_schedule(name, pp, chunks, microbatches)
     total = microbatches * chunks
@@ -106,7 +108,8 @@ def pass_orders(name: ScheduleName, pp: int, chunks: int, microbatches: int) -> 
 
 
 def _warmup(pp: int, rank: int, chunks: int) -> int:
-    """Return the number of forward passes of a rank before it alternates, if there are as many."""
+    """Return how many forward passes a rank makes before forward and backward alternate, if it has
+    that many."""
     return pp - rank - 1 if chunks == 1 else 2 * (pp - rank - 1) + (chunks - 1) * pp
 
 

@@ -17,7 +17,7 @@ STATISTICS = "statistics.json"
 
 
 class Step(FileSchema, frozen=False):
-    """A line of metrics.jsonl: an iteration, or the mean of several up to it. Guards add their
+    """Line of metrics.jsonl for an iteration, or for the mean of several up to it. Guards add their
     measurements."""
 
     kind: Literal["train"]
@@ -28,7 +28,7 @@ class Step(FileSchema, frozen=False):
     loss: Finite
     learning_rate: Finite
     gradient_norm: Finite | None = None
-    """None if it is not finite."""
+    """Norm of the gradient; None if it is not finite."""
     loss_scale: Finite = 1.0
     seconds: Finite
     tokens_per_second: Finite
@@ -36,7 +36,7 @@ class Step(FileSchema, frozen=False):
     skipped: bool = False
     """True if the update was skipped."""
     spike: dict[str, float] = Field(default_factory=dict)
-    """Quantity → the limit that it exceeded, if the iteration is a spike."""
+    """Quantity → the limit that it exceeded; empty if the iteration is no spike."""
     warning: str = ""
 
 
@@ -53,7 +53,7 @@ class TensorNumbers(FileSchema):
 
 
 class Validation(FileSchema):
-    """A line of metrics.jsonl: a validation after `iteration` iterations."""
+    """Line of metrics.jsonl for a validation after `iteration` iterations."""
 
     kind: Literal["validation", "final-validation"]
     iteration: int
@@ -63,8 +63,8 @@ class Validation(FileSchema):
 
 
 class Memory(FileSchema):
-    """Memory of a training: bytes of the fullest rank in closed form, and each rank's measured
-    bytes."""
+    """Memory of a training in bytes: of the fullest rank by the closed form, and of each rank as
+    measured."""
 
     closed_form_bytes: int
     measured_bytes: list[int]

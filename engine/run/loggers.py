@@ -18,23 +18,25 @@ from mlm_repro.lineage.extras import import_extra
 
 EVENTS = Path("tensorboard") / "events.out.tfevents.mlm"
 LARGEST = 3.4e38
-"""Numbers of an event file are fp32; larger numbers are in metrics.jsonl alone."""
+"""Largest number in an event file, which is fp32; larger numbers are in metrics.jsonl alone."""
 
 
 class Session(NamedTuple):
-    """A logger during one session of a run. Both functions raise the library's errors."""
+    """Functions that write to and close a logger in one session of a run. Both raise the library's
+    errors."""
 
     write: Callable[[int, dict[str, float]], None]
-    """(iteration, numbers by name); iterations never fall."""
+    """Function (iteration, numbers by name) that writes the numbers; iterations never fall."""
     close: Callable[[], None]
 
 
 Start = Callable[[Path], Session]
-"""(run directory) → the session that begins."""
+"""Function (run directory) that begins a logger's session."""
 
 
 def start_tensorboard(run: Path) -> Session:
-    """Begin an event file, which is written event by event."""
+    """Begin a session of TensorBoard: empty its folder, and return functions that write and close a
+    new event file."""
     events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
     records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
     if (folder := run / EVENTS.parent).exists():
@@ -59,12 +61,13 @@ def start_tensorboard(run: Path) -> Session:
 
 
 LOGGERS: dict[str, Start] = {"tensorboard": start_tensorboard}
-"""Name in the configuration → logger. Its extra and its library have the same name."""
+"""Name of a logger in the configuration → function that begins its session. Its extra and its
+library have the same name."""
 
 
 def open_loggers(names: Iterable[str]) -> dict[str, Start]:
-    """Return the functions that start the named loggers, by name. Raises BadInput if a library is
-    missing."""
+    """Return the named loggers' functions that begin a session, by name. Raises BadInput if a
+    library is missing."""
     chosen = {name: LOGGERS[name] for name in names}
     for name in chosen:
         import_extra(name, name)
@@ -79,11 +82,11 @@ def writing_metrics(
     note: Callable[[str], None],
     earlier: Path | None = None,
 ) -> Iterator[Callable[[Step | Validation], None]]:
-    """Yield a function that adds a line to metrics.jsonl and passes the same numbers to the
-    loggers.
+    """Context manager: yield a function that adds a line to metrics.jsonl and passes the same
+    numbers to the loggers.
 
     The line is in the file when the function returns. The file is first cut back to iteration
-    `reached`, from which a session starts, and each logger is given these lines; a run that
+    `reached`, from which a session starts, and each logger is given the lines that stay; a run that
     continues another begins with the lines of `earlier`. A logger that fails gets no more numbers
     in this session, and `note` gets a sentence about it.
     """
@@ -98,7 +101,8 @@ def writing_metrics(
 
     @contextmanager
     def leaving_out(name: str) -> Iterator[None]:
-        """Leave a logger out from here on if the block fails."""
+        """Context manager: if the block fails, note the failure and give this logger no more
+        numbers."""
         try:
             yield
         except Exception as error:

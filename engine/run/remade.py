@@ -56,15 +56,15 @@ from mlm_repro.lineage.run import MANIFEST
 
 # The guards' SPIKE_WINDOW, which cannot be imported without torch.
 WINDOW = 128
-"""Iterations whose loss and gradient norm a checkpoint keeps."""
+"""Number of last iterations whose loss and gradient norm a checkpoint keeps."""
 BITS = {"F64": "<i8", "F32": "<i4", "F16": "<i2", "BF16": "<i2"}
 FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 Bits = NDArray[np.signedinteger[Any]]
 
 
 def metrics(run: Path) -> Comparisons:
-    """Check that the metrics have every iteration once, that they follow the schedule, and that
-    they and the configuration give the summary."""
+    """Yield comparisons: the metrics with the iterations and the schedule, and the summary with the
+    metrics and the configuration."""
     config = recipe_of(run)
     done = read_summary(run)
     manifest = read_document(run / MANIFEST, Manifest)
@@ -118,8 +118,8 @@ def metrics(run: Path) -> Comparisons:
 
 
 def checkpoints(run: Path) -> Comparisons:
-    """Compare each checkpoint with the metrics, its tensors with their statistics, its tokenizer
-    with the dataset's."""
+    """Yield comparisons of each checkpoint with the metrics, of its tensors with their statistics,
+    and of its tokenizer with the dataset's."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
@@ -180,13 +180,14 @@ def checkpoints(run: Path) -> Comparisons:
 
 
 def datasets(run: Path) -> Comparisons:
-    """Check the datasets that a training names, by their digests."""
+    """Yield the datasets that a training names, to be checked by their digests."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
 
 def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) -> Comparisons:
-    """Compare the last validation in the metrics with the summary."""
+    """Yield comparisons of the summary with the last validation in the metrics, and of each
+    perplexity with its loss."""
     where = f"{SUMMARY} of {name}"
     by = f"its {METRICS} gives"
     stated = {
@@ -212,7 +213,7 @@ def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) 
 
 
 def recipe_of(training: Path) -> RunConfig:
-    """Read the configuration in the manifest of a training's directory."""
+    """Return the configuration in the manifest of a training's directory."""
     return parse_config(
         read_document(training / MANIFEST, Manifest).config,
         RunConfig,
@@ -221,8 +222,8 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Compare each tensor's statistics, taken before it was written, with the tensor in the
-    checkpoint's files.
+    """Yield comparisons of each tensor's statistics, taken before it was written, with the tensor
+    in the checkpoint's files.
 
     A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum.
     """

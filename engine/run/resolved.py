@@ -52,8 +52,8 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory, asked_for, identity_in
 from mlm_repro.lineage.shipped import Shipped, find_file
 
 ORIGINS = ("init_from", "continues")
-"""Names of the input from which a run starts: a checkpoint for its weights alone, or a run that it
-continues."""
+"""Names that a starting point has among a run's inputs: `init_from` for a checkpoint's weights
+alone, `continues` for a run that is continued."""
 SCHEMA = 1
 """Version of the meaning of a training's settings. Raise it when a default or the arithmetic behind
 a key changes."""
@@ -66,8 +66,8 @@ FIRST_RELEASE = {
     "init_from": None,
     "continues": None,
 }
-"""Values of `[train]` that the first release left out of its manifests. Its fp16 began at another
-loss scale."""
+"""Values of `[train]` that hold for a manifest of the first release, which left them out. Its fp16
+began at another loss scale."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StartingPoint:
 
     kind: str
     place: Path
-    """The checkpoint, or a run whose newest checkpoint is meant."""
+    """Path of the checkpoint, or of a run whose newest checkpoint is meant."""
     digest: str
 
 
@@ -88,10 +88,11 @@ class ResolvedRun:
     config: RunConfig
     """The configuration with the vocabulary of its dataset."""
     dataset: DatasetFacts | None
-    """None if the configuration names no dataset. Such a run can be described but not trained."""
+    """Dataset of the run; None if the configuration names no dataset. Such a run can be described
+    but not trained."""
     layout: Layout
     origin: StartingPoint | None = None
-    """None for a run that starts from random weights."""
+    """Checkpoint that the run starts from; None for random weights."""
     begun: RunDirectory | None = None
     """The directory in which to resume; None for a run whose directory follows from its
     settings."""
@@ -103,7 +104,7 @@ class ResolvedRun:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens that the whole training reads."""
+        """Number of tokens that the whole training reads."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property
@@ -165,7 +166,7 @@ class ResolvedRun:
 
     @property
     def _asked(self) -> Manifest:
-        """The manifest of this run as it would begin."""
+        """Manifest with which this run would begin."""
         described = self.config.model_dump(mode="json")
         settings = settings_of(self.config)
         return asked_for(
@@ -231,8 +232,8 @@ class ResolvedRun:
             )
 
     def describe(self) -> str:
-        """Describe the run for a dry run: its configuration, the digest of its settings that are
-        not defaults, and its costs."""
+        """Return the text of a dry run: the configuration, the digest of its settings that are not
+        defaults, and its costs."""
         memory = self.memory
         whole = self.flops()
         causal = self.flops(causal=True)
@@ -279,7 +280,7 @@ class ResolvedRun:
         )
 
     def describe_work(self, iterations_done: int = 0) -> str:
-        """Describe the remaining work: iterations, FLOPs and ranks."""
+        """Return the remaining work as a phrase: iterations, FLOPs and ranks."""
         train = self.config.train
         ranks = self.layout.world_size
         left = train.iterations - iterations_done
@@ -347,8 +348,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
     own = checkpoint / "tokenizer" / FILE_NAME
     if not own.is_file():
         raise BadInput(
-            f"{source} has no {FILE_NAME} that a dataset could be made with: import it from where"
-            " it has one"
+            f"{source} has no {FILE_NAME} to make a dataset with: import the weights from a"
+            " directory that has one"
         )
     if sha256_file(own) != sha256_file(tokenizer / FILE_NAME):
         other = f"was trained with another tokenizer than {config.data.dataset}"
@@ -404,7 +405,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
         )
     if (precision := stated.get("precision")) != config.train.precision:
         raise BadInput(
-            f"{run} was trained in {precision}, and its optimizer's state continues in that alone"
+            f"{run} was trained in {precision}, and its optimizer continues in that alone: set"
+            " train.precision to it"
         )
     iteration = iteration_of(resolve_checkpoint(directory.path))
     samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)
@@ -418,8 +420,8 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """Return one rank per GPU, or per processor core without GPUs, as many as divide the batch; at
-    least tp × pp."""
+    """Return the number of ranks: one per GPU, or per processor core without GPUs, as many as
+    divide the batch; at least tp × pp."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches

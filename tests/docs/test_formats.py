@@ -137,6 +137,6 @@ def test_what_was_not_given_is_not_written() -> None:
 def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"parameters": "many"}')
     with pytest.raises(
-        IntegrityFailure, match=r"^summary.json is not what it should be: parameters: "
+        IntegrityFailure, match=r"^summary.json does not fit its schema: parameters: "
     ):
         read_document(tmp_path / "summary.json", TrainingSummary)

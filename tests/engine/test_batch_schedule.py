@@ -174,7 +174,7 @@ def test_a_ramp_is_divided_over_ranks_or_refused() -> None:
     ):
         layout_of(config, 8)
     interleaved = ParallelConfig(pp=2, chunks=2, schedule="interleaved")
-    with pytest.raises(BadInput, match="wants multiples of pp = 2 microbatches"):
+    with pytest.raises(BadInput, match="needs multiples of pp = 2 microbatches"):
         layout_of(config.model_copy(update={"parallel": interleaved}), 8)
     with pytest.raises(BadInput, match="a growing batch has no twin"):
         shrink(config)

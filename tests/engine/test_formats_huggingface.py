@@ -362,7 +362,7 @@ def test_the_first_weight_that_differs_is_named(
     exported: Path, tmp_path: Path, name: str, fault: Any, weight: str
 ) -> None:
     change_weights(exported, **{name: lambda tensors: fault(tensors[name])})
-    with pytest.raises(IntegrityFailure, match=rf"as another model: {weight} differs by at most "):
+    with pytest.raises(IntegrityFailure, match=rf"the checkpoint's model: {weight} is off by "):
         check_weights(ours(tmp_path), read_huggingface(exported), exported)
 
 
@@ -378,7 +378,7 @@ def test_a_wrong_export_is_not_written(tmp_path: Path, monkeypatch: pytest.Monke
     )
     with pytest.raises(
         IntegrityFailure,
-        match=r"written as another model: layers\.3\.mlp\.dense_h_to_4h\.weight differs",
+        match=r"the checkpoint's model: layers\.3\.mlp\.dense_h_to_4h\.weight is off",
     ):
         export_checkpoint(tmp_path / "checkpoint", tmp_path / "theirs")
     assert not (tmp_path / "theirs").exists()

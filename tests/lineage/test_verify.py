@@ -69,7 +69,7 @@ def test_without_a_manifest_nothing_is_known_but_a_checkpoint_or_a_page(run: Run
     assert (verify(checkpoint).code, "has page.html" in verify(checkpoint).err) == (6, True)
     (run.path / "manifest.json").unlink()
     seal(run.path)
-    assert (verify(run.path).code, "is of no kind that is known" in verify(run.path).err) == (
+    assert (verify(run.path).code, "is of an unknown kind" in verify(run.path).err) == (
         6,
         True,
     )

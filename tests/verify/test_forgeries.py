@@ -406,8 +406,8 @@ IN_SEVERAL: list[tuple[Callable[[Path], None], str]] = [
     ),
     (manifest(REPRODUCTION, put("parents", dataset=ZEROS)), "manifest.json: dataset is 0000"),
     (four_times_the_words, "; its text gives 304"),
-    (copied, "wikitext103 in evaluations.jsonl is not what it should be"),
-    (removed(EVALUATIONS), "wikitext103 in evaluations.jsonl is not what it should be"),
+    (copied, "wikitext103 in evaluations.jsonl does not fit its schema"),
+    (removed(EVALUATIONS), "wikitext103 in evaluations.jsonl does not fit its schema"),
     (removed(TRAININGS), "kept training 355m is None; "),
     (manifest(TRAINING, put("config", "train", seed=1)), " belongs to another run"),
     (last_weights, "355m-tiny-387328e9 as it is here: its digest differs"),
@@ -552,7 +552,7 @@ def kind_in(run: Path) -> str:
 
 
 EVERY_KIND: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "unknown kind": (as_a_forger_would(put(kind="work")), "of no kind that is known: "),
+    "unknown kind": (as_a_forger_would(put(kind="work")), "of an unknown kind: "),
     "no identity's sections": (
         as_a_forger_would(lambda it: it.pop("outside_identity")),
         "'outside_identity' is missing",

@@ -227,7 +227,9 @@ def test_a_page_of_itself_has_an_end(runs: Path) -> None:
     (run / "report" / "sources.json").write_text('{"runs": ["."]}')
     (run / "report" / "index.html").write_text("<html></html>")
     seal(run / "report")
-    assert any("of the run that it is of" in sentence for sentence in RunCheck(run).broken)
+    assert any(
+        "the run that it belongs to as its input" in sentence for sentence in RunCheck(run).broken
+    )
 
 
 def test_a_run_without_a_seal_in_a_folder_is_listed_and_strictly_a_failure(runs: Path) -> None:

@@ -39,7 +39,8 @@ class BertForms(ClosedForms):
 
 
 def pairs_of(samples: PairSamples) -> Take:
-    """Return a function that builds a microbatch of sentence pairs from their sample numbers."""
+    """Return a function (sample numbers, indices in the global batch) → microbatch of sentence
+    pairs."""
 
     def take(numbers: Sequence[int], places: tuple[int, ...]) -> Microbatch:
         pairs = [samples.sample(number) for number in numbers]
@@ -49,8 +50,9 @@ def pairs_of(samples: PairSamples) -> Take:
 
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
-    """Return the word table of a tokenizer's directory. Without a tokenizer, for random tokens,
-    every fourth token ends a sentence."""
+    """Return which tokens of a tokenizer's directory begin words, end sentences or are special.
+    Without a tokenizer, for random tokens, every token begins a word and every fourth ends a
+    sentence."""
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
     all_tokens = np.ones(vocab_size, np.bool_)

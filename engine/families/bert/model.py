@@ -68,7 +68,7 @@ class BidirectionalAttention(SelfAttention):
 
 
 class ExactMLP(MLP):
-    """h → 4h → h with exact GeLU."""
+    """MLP, h → 4h → h, with exact GeLU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x)), add_bias=False)
@@ -207,7 +207,7 @@ class BERT(StageModel):
 
 
 def _pairs_of(batch: PipelineInput) -> SentencePairs:
-    """Return the batch's sentence pairs. A batch without any has one segment per sequence and no
-    padding."""
+    """Return the batch's sentence pairs. For a batch without pairs, return one segment per sequence
+    and no padding."""
     zeros = torch.zeros_like(batch.tokens)
     return batch.pairs or SentencePairs(zeros, zeros == 0, zeros[:, 0])

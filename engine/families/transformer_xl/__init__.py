@@ -74,8 +74,8 @@ class TransformerXLForms(ClosedForms):
 
 @dataclass(frozen=True)
 class TrainingStreams(TrainingOrder):
-    """Order of training sequences for a model with memory: each row of the global batch continues
-    where it stopped.
+    """Order in which a model with memory reads training sequences: each row of the global batch
+    goes on in the text where its last sequence stopped.
 
     The documents, shuffled as for other models, form one line of tokens, cut into equal streams;
     row p reads stream p. A row that a growing batch adds later begins as far into its stream as the
@@ -90,8 +90,8 @@ class TrainingStreams(TrainingOrder):
 
 @dataclass(frozen=True)
 class ValidationStreams(ValidationOrder):
-    """Order of validation sequences for a model with memory: each row of the batch reads its own
-    stream from end to end."""
+    """Order in which a model with memory reads validation sequences: each row of the batch reads
+    its own stream from end to end."""
 
     are_streams: ClassVar = True
     global_batch_size: int

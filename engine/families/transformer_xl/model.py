@@ -38,7 +38,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class TiedEmbedding(nn.Module):
-    """Word embedding at full width, divided over the tensor-parallel axis."""
+    """Word embedding at full width, divided over the tensor-parallel axis, which is the output head
+    too."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class TiedEmbedding(nn.Module):
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """States [..., h] → this rank's logits [..., v/t]."""
+        """Return this rank's logits [..., v/t] for states [..., h]."""
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -118,7 +119,7 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities of all words: [..., h] → [..., v]."""
+        """Return the log-probabilities [..., v] of all words for states [..., h]."""
         first = self.bounds[1]
         head = self._head(hidden)
         clusters = range(1, len(self.words))
@@ -190,7 +191,8 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """[s, b, h], a memory [m, b, h] and the encoding [k, h] of distances → [s, b, h]."""
+        """Return the attention's output [s, b, h] for x [s, b, h], a memory [m, b, h] of earlier
+        inputs and the encoding [k, h] of distances."""
         context = x if memory is None else torch.cat([memory, x])  # [k, b, h]
         qkv = self.query_key_value(context).unflatten(2, (self.heads, 3, self.head_dim))
         query, key, value = by_head(qkv)  # each [b, n/t, k, d]
@@ -248,7 +250,8 @@ class TransformerXLLayer(nn.Module):
     def forward(
         self, x: Tensor, memory: Tensor | None, encoding: Tensor, dropout: Dropout | None
     ) -> Tensor:
-        """[s, b, h] and a memory [m, b, h] of this layer's earlier inputs → [s, b, h]."""
+        """Return the layer's output [s, b, h] for x [s, b, h] and a memory [m, b, h] of the layer's
+        earlier inputs."""
         site = f"layers.{self.layer}"
         attention = self.self_attention(x, memory, encoding, dropout)
         x = self.attention_layernorm(

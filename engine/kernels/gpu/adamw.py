@@ -14,7 +14,7 @@ import triton.language as tl
 from mlm_repro.engine.kernels.adam import AdamStep
 
 BLOCK = 1024
-"""Number of weights that a program updates."""
+"""Number of weights that a program of the kernel updates."""
 
 
 def fused(

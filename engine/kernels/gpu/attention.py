@@ -26,7 +26,7 @@ BACKENDS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Torch's attention without dropout, the fastest first."""
+"""Torch's attention kernels, used where there is no dropout, the fastest first."""
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
@@ -199,7 +199,7 @@ def _put(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Store a tile of `_tile` times a factor."""
+    """Store both parts of a tile, times a factor, in one head's rows from `first` on."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tl.store(at, tile[0] * factor, inside)
     if v:
@@ -215,7 +215,8 @@ def _zeros(r: tl.constexpr, w: tl.constexpr, v: tl.constexpr):
 
 @triton.jit
 def _along(a, b, v: tl.constexpr):
-    """Return the products of the rows of two tiles, [rows of a, rows of b]."""
+    """Return a · bᵀ for the tiles a and b, summed over both parts of the head: [rows of a, rows of
+    b]."""
     # Not TF32, which would leave fp32 heads ten bits.
     product = tl.dot(a[0], tl.trans(b[0]), input_precision="ieee")
     if v:
@@ -225,7 +226,7 @@ def _along(a, b, v: tl.constexpr):
 
 @triton.jit
 def _add(total, weights, tile, v: tl.constexpr):
-    """Return total + weights · tile."""
+    """Return total + weights · tile, for both parts of the head."""
     first = tl.dot(weights, tile[0], total[0], input_precision="ieee")
     second = total[1]
     if v:
@@ -332,8 +333,8 @@ def _to_query(
     w: tl.constexpr,
     v: tl.constexpr,
 ):
-    """Write the gradient of the queries, and each query's inner product of output and output
-    gradient, which `_to_key_value` reads."""
+    """Write the gradient of the queries, and for each query the inner product of its output and
+    output gradient, which `_to_key_value` reads."""
     group = tl.program_id(1)
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * m
     stride = b * n * 3 * d

@@ -14,8 +14,8 @@ from mlm_repro.engine.kernels.dropout import DropoutMask
 from mlm_repro.engine.kernels.gpu.masks import BLOCK, Context, mask_arguments, stays, warps
 
 ROWS, MASK_BLOCKS, STEPS = 4, 4, 16
-"""Rows of a tile, columns of a tile in blocks of the mask, and tiles per program in backward. With
-a norm a tile has one whole row."""
+"""Rows per tile, columns per tile in blocks of the mask, and tiles per program in backward. With a
+norm a tile has one whole row."""
 WIDEST = 8192
 """Widest row that a program with a norm holds in registers."""
 
@@ -116,8 +116,8 @@ class _AddNorm(torch.autograd.Function):
 
 
 fused = _AddNorm.apply
-"""residual + dropout(x + bias), for x and residual [s, b, h] and bias [h]; arguments are x, bias,
-residual and mask."""
+"""Differentiable function (x, bias, residual, mask) → residual + dropout(x + bias), for x and
+residual [s, b, h] and bias [h]."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:

@@ -8,10 +8,10 @@ import triton.language as tl
 from mlm_repro.engine.kernels.cross_entropy import LogitLoops, VocabAxis, in_chunks
 
 ROW_BYTES = 8192
-"""Bytes of a row of logits that a program reads at a time."""
+"""Bytes of a row of logits that a program of the kernel reads at a time."""
 CHUNK_BYTES = 1 << 30
-"""Largest block of logits in memory: ten thousand positions of GPT-2's vocabulary. The weight's
-gradient is added up in fp32 over the blocks, which takes longer than a block's softmax."""
+"""Largest block of logits in memory, in bytes: ten thousand positions of GPT-2's vocabulary. The
+weight's gradient is added up in fp32 over the blocks, which takes longer than a block's softmax."""
 
 
 def chunked(

@@ -12,7 +12,7 @@ from mlm_repro.engine.kernels.gpu.masks import Context, warps
 
 
 class _MaskedSoftmax(torch.autograd.Function):
-    """Softmax that keeps the scores for backward, because the weights are rounded."""
+    """Softmax that keeps the scores for backward, and not the weights, which are rounded."""
 
     @staticmethod
     def forward(
@@ -44,12 +44,9 @@ class _MaskedSoftmax(torch.autograd.Function):
 
 
 fused = _MaskedSoftmax.apply
-"""Softmax of scores [b, n, s, k] × scale over the keys: causal, or where `visible` [b, 1, s or 1,
-k] is True.
-
-A query without any key gives 0. Arguments are scores, scale and visible, all by position; `visible`
-may be left out.
-"""
+"""Differentiable function (scores [b, n, s, k], scale, visible) → softmax over the keys of scores ×
+scale: causal, or where `visible` [b, 1, s or 1, k] is True. A query without any key gives 0.
+Arguments are by position; `visible` may be left out."""
 
 
 @triton.jit
