@@ -101,9 +101,8 @@ class Pipeline:
         """Return the settings of a pass: its filters, the digests of the user's own code among
         them, and whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
-        filters = [(name, self._section(name) or {}) for name in names]
         return {
-            "filters": filters,
+            "filters": [(name, self._section(name) or {}) for name in names],
             "own": own_code(names),
             "keep_dropped": self.config.keep_dropped,
         }
@@ -189,12 +188,11 @@ class Pipeline:
         config = self.config.tokenizer
         shards = (self.compared, len(prepared.counts))
         if config.origin not in ("gpt2", "path"):
-            size = self.ledger.stages[-1].bytes_out
             settings = {
                 "kind": config.kind,
                 "vocab_size": config.vocab_size,
                 "shards": shards,
-                "bytes": size,
+                "bytes": self.ledger.stages[-1].bytes_out,
             }
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
@@ -403,17 +401,15 @@ class Pipeline:
                     for first in firsts
                 )
         if is_split:
-            note = (
+            self.ledger.stage("split").note = (
                 f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to"
                 " validation"
             )
-            self.ledger.stage("split").note = note
         if self.tokenizer and dtype:
-            note = (
+            self.ledger.stage("tokenize").note = (
                 f"vocabulary of {self.tokenizer.vocab_size:,}; each document ends with an"
                 " end-of-text token"
             )
-            self.ledger.stage("tokenize").note = note
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
@@ -425,8 +421,9 @@ class Pipeline:
             if name in self.stages:
                 stage = self.ledger.stage(name)
                 for amount in slices.counts:
-                    stage.enter(amount["bytes"], amount["tokens"], amount["documents"])
-                    stage.keep(amount["bytes"], amount["tokens"], amount["documents"])
+                    counted = (amount["bytes"], amount["tokens"], amount["documents"])
+                    stage.enter(*counted)
+                    stage.keep(*counted)
                 stage.seconds = (time.monotonic() - start) / len(
                     {"split", "tokenize"} & set(self.stages)
                 )

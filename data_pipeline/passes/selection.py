@@ -82,7 +82,7 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
             *map(int, sizes[number]),
         )
     for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
-        count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
+        count(*these.sum(0).tolist(), len(these))
     matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
@@ -99,12 +99,13 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
             remains = None
             if number in matched:
                 document = documents[int(numbers[number])]
-                margins = (
+                remains = decontaminate(
+                    document,
+                    ngrams,
                     section["margin_characters"],
                     section["min_part_characters"],
                     section["max_parts"],
                 )
-                remains = decontaminate(document, ngrams, *margins)
             cut.enter(size, tokens)
             for part in remains if isinstance(remains, list) else ():
                 others = Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)
