@@ -242,10 +242,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     forest = np.arange(settings["documents"])
     partly = np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)
-    largest = 0
     for band in range(settings["first"], config.banding[0], LINK_TASKS):
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
-        largest = max(largest, int(np.diff(starts).max(initial=0)))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
             batch = starts[first : first + BUCKETS_AT_ONCE + 1]
             counts += link(forest, documents, batch, sketches, required_agreement(config), partly)
@@ -254,7 +252,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
     np.save(directory / PARTLY, np.flatnonzero(partly))
-    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True)) | {"largest": largest}
+    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True))
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
