@@ -67,7 +67,7 @@ COMPARISON_SECONDS = 1.2e-8
 OFFER_SECONDS = 7e-8
 """Seconds to look at a document that a bucket offers, where the sketches exceed the processor's
 cache."""
-CACHE_BYTES = 72 << 20
+CACHE_BYTES = 80 << 20
 """Bytes by which a process's tables of words and shingles may still grow after a rehearsal."""
 REST = "the rest"
 """Work that no stage of the ledger counts: the loading of code, tokens without a filter of tokens,
