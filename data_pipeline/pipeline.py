@@ -323,12 +323,14 @@ class Pipeline:
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, and describe the search in the
         ledger."""
-        counts = [task_counts["documents"] for task_counts in measured.counts]
         frequent = self.config.decontaminate.frequent
-        settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
+        settings = {
+            "counts": [task_counts["documents"] for task_counts in measured.counts],
+            "frequent": None if frequent == "never" else frequent,
+        }
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
-        searched = [name for name, path in self.test_sets.items() if path is not None]
-        missing = [name for name, path in self.test_sets.items() if path is None]
+        searched = [name for name, path in self.test_sets.items() if path]
+        missing = [name for name, path in self.test_sets.items() if not path]
         documents = rare.counts[0]["documents"]
         common = rare.counts[0]["common"]
         note = (
