@@ -157,7 +157,6 @@ def _taken(runs: Path, process: int) -> int:
 def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     """Build a corpus of each shape, or this part of it, beside its promise. Raises BadInput for an
     unknown shape."""
-    # Imports torch, which would count as memory of a promise.
     # Imports torch, which the promise would count as memory.
     from benchmarks.timing import (
         ratio,

@@ -31,7 +31,7 @@ from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary,
 from mlm_repro.data_pipeline.contamination.words import WORD, Ngrams
 from mlm_repro.data_pipeline.document import Document, Drop, size_bytes
 from mlm_repro.data_pipeline.duplicates.lsh import buckets, fingerprints, required_agreement
-from mlm_repro.data_pipeline.duplicates.near_duplicates import flatten, link, resolve
+from mlm_repro.data_pipeline.duplicates.near_duplicates import Linked, flatten, link, resolve
 from mlm_repro.data_pipeline.fast.exact_ftfy import fix_text
 from mlm_repro.data_pipeline.fast.language import detect, reference_detection
 from mlm_repro.data_pipeline.fast.minhash import as_sketch, reference_signature
@@ -412,7 +412,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         members = np.argsort(flatten(forest), kind="stable")
         starts = np.flatnonzero(np.diff(forest[members], prepend=-1, append=-1))
         resolution = resolve(
-            members, starts, lambda band: keys[members, band], sketches, texts.__getitem__, config
+            Linked(members, starts, lambda band: keys[members, band], sketches, texts.__getitem__),
+            config,
         )
         survivors = np.full(len(texts), -1)
         survivors[resolution.decisions["document"]] = resolution.decisions["survivor"]

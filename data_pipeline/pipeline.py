@@ -101,9 +101,8 @@ class Pipeline:
         """Return the settings of a pass: its filters, the digests of the user's own code among
         them, and whether dropped documents are written."""
         names = [name for name in self.stages if name in kind]
-        filters = [(name, self._section(name) or {}) for name in names]
         return {
-            "filters": filters,
+            "filters": [(name, self._section(name) or {}) for name in names],
             "own": own_code(names),
             "keep_dropped": self.config.keep_dropped,
         }
@@ -189,12 +188,11 @@ class Pipeline:
         config = self.config.tokenizer
         shards = (self.compared, len(prepared.counts))
         if config.origin not in ("gpt2", "path"):
-            size = self.ledger.stages[-1].bytes_out
             settings = {
                 "kind": config.kind,
                 "vocab_size": config.vocab_size,
                 "shards": shards,
-                "bytes": size,
+                "bytes": self.ledger.stages[-1].bytes_out,
             }
             made = self.workspace.one("tokenizer", train, settings, prepared.input)
         else:
@@ -325,12 +323,14 @@ class Pipeline:
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
         """Decide which n-grams of the test sets are cut out, and describe the search in the
         ledger."""
-        counts = [task_counts["documents"] for task_counts in measured.counts]
         frequent = self.config.decontaminate.frequent
-        settings = {"counts": counts, "frequent": None if frequent == "never" else frequent}
+        settings = {
+            "counts": [task_counts["documents"] for task_counts in measured.counts],
+            "frequent": None if frequent == "never" else frequent,
+        }
         rare = self.workspace.one("ngrams", find_rare_ngrams, settings, measured.input, *decided)
-        searched = [name for name, path in self.test_sets.items() if path is not None]
-        missing = [name for name, path in self.test_sets.items() if path is None]
+        searched = [name for name, path in self.test_sets.items() if path]
+        missing = [name for name, path in self.test_sets.items() if not path]
         documents = rare.counts[0]["documents"]
         common = rare.counts[0]["common"]
         note = (
@@ -403,17 +403,15 @@ class Pipeline:
                     for first in firsts
                 )
         if is_split:
-            note = (
+            self.ledger.stage("split").note = (
                 f"shuffled with seed {self.config.seed}; {config.train}:{config.valid} training to"
                 " validation"
             )
-            self.ledger.stage("split").note = note
         if self.tokenizer and dtype:
-            note = (
+            self.ledger.stage("tokenize").note = (
                 f"vocabulary of {self.tokenizer.vocab_size:,}; each document ends with an"
                 " end-of-text token"
             )
-            self.ledger.stage("tokenize").note = note
         return jobs
 
     def _gather(self, jobs: list[Job]) -> Finished:
@@ -425,8 +423,9 @@ class Pipeline:
             if name in self.stages:
                 stage = self.ledger.stage(name)
                 for amount in slices.counts:
-                    stage.enter(amount["bytes"], amount["tokens"], amount["documents"])
-                    stage.keep(amount["bytes"], amount["tokens"], amount["documents"])
+                    counted = (amount["bytes"], amount["tokens"], amount["documents"])
+                    stage.enter(*counted)
+                    stage.keep(*counted)
                 stage.seconds = (time.monotonic() - start) / len(
                     {"split", "tokenize"} & set(self.stages)
                 )

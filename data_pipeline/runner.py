@@ -18,9 +18,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from mlm_repro.data_pipeline.config import BY_NAME, WITHOUT, DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
@@ -62,13 +64,14 @@ DOCUMENT_BYTES = 48
 """Bytes of memory that a document takes beside text and fingerprints."""
 COMPARISON_SECONDS = 1.2e-8
 """Seconds to tell unlike sketches apart."""
-OFFER_SECONDS = 4e-8
-"""Seconds to look at a document that a bucket offers."""
-CACHE_BYTES = 56 << 20
+OFFER_SECONDS = 7e-8
+"""Seconds to look at a document that a bucket offers, where the sketches exceed the processor's
+cache."""
+CACHE_BYTES = 80 << 20
 """Bytes by which a process's tables of words and shingles may still grow after a rehearsal."""
 REST = "the rest"
-"""Work that no stage of the ledger counts: tokens without a filter of tokens, selection, and the
-writing of a dataset."""
+"""Work that no stage of the ledger counts: the loading of code, tokens without a filter of tokens,
+selection, and the writing of a dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
 """Sizes, in bytes, of larger corpora for which a forecast is printed too."""
 STAGE_OF = {
@@ -212,7 +215,9 @@ def promise(
     documents = round(size / sources.total_bytes * sources.documents)
     times = documents / rehearsed.documents
     (fewer, before, _), (many, after, counted) = rehearsed.took
-    rates = {name: max(0.0, after[name] - before[name]) / max(1, many - fewer) for name in after}
+    rates = {
+        name: max(0.0, after[name] - before[name]) / ((many - fewer) or math.inf) for name in after
+    }
     seconds = {
         name: max(0.0, before[name] - rate * fewer) + rate * documents / workers
         for name, rate in rates.items()
@@ -222,7 +227,7 @@ def promise(
     if "deduplicate" in seconds:
         seconds["deduplicate"] += _crowded(rehearsed, times) / workers
         keys = counted["members"] / rehearsed.documents * rehearsed.bytes
-        memory += round(8 * max(0, min(MOST_REMEMBERED, times * keys) - keys))
+        memory += round(8 * max(0, min(workers * MOST_REMEMBERED, times * keys) - keys))
         memory += DOCUMENT_BYTES * documents
     return Promise(
         documents,
@@ -236,21 +241,30 @@ def _crowded(rehearsed: "Rehearsed", times: float) -> float:
     """Seconds by which comparing documents takes longer than in proportion to them, if there are so
     many times those of the sample.
 
-    Buckets grow with the corpus until they are full, and so does what each offers. Texts are
-    compared as often as in the two rehearsals, by a power of the documents, and each with so many
-    at most.
+    Buckets grow with the corpus until they are full, each in its own time, and so does what each
+    offers. Texts are compared as often as in the two rehearsals, by a power of the documents, and
+    each with so many at most.
     """
-    from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED, MOST_OFFERED
+    from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED
 
     (fewer, _, few), (many, _, counted) = rehearsed.took
     offers = OFFER_SECONDS * counted["offered"]
     pairs = counted["compared"]
-    full = min(times, max(1.0, MOST_OFFERED / max(1, counted["largest"])))
-    more = (offers + COMPARISON_SECONDS * counted["unlike"]) * (full * (2 * times - full) - times)
+    grown = offered(times * rehearsed.buckets) / max(1, offered(rehearsed.buckets))
+    more = (offers + COMPARISON_SECONDS * counted["unlike"]) * (grown - times)
     power = math.log((1 + pairs) / (1 + few["compared"])) / math.log(max(2.0, many / fewer))
     most = min(times ** min(2.0, power) * pairs, MOST_COMPARED * times * counted["members"])
     each = (counted["seconds"] - offers) / max(1, pairs)
     return more + max(0.0, each * (most - times * pairs))
+
+
+def offered(buckets: NDArray[Any]) -> float:
+    """Return how many documents buckets of these sizes offer to all their members: to each the
+    earlier ones, up to MOST_OFFERED."""
+    from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_OFFERED
+
+    full = np.minimum(buckets, MOST_OFFERED)
+    return float((full * (buckets - full / 2)).sum())
 
 
 def forecast(config: DataConfig) -> None:
@@ -293,6 +307,8 @@ class Rehearsed(NamedTuple):
     """Bytes of the sample's slices, which are held in memory."""
     memory: int
     """Peak bytes of the process that built the sample."""
+    buckets: NDArray[np.int64]
+    """Number of documents in each bucket of the sample, in all bands."""
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
@@ -308,12 +324,14 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
         values["deduplicate"]["against"] = []
     if config.tokenizer.origin in ("train", "words"):
         values["tokenizer"]["vocab_size"] = REHEARSED_TOKENS
+    begun = time.process_time()
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
+        from mlm_repro.data_pipeline.duplicates.lsh import buckets
         from mlm_repro.data_pipeline.pipeline import Pipeline
         from mlm_repro.data_pipeline.publish import publish
 
-        # The first build only prepares this process, and its time is dropped. The second, as small,
-        # gives the cost of a start, and the third the cost of the documents.
+        # The first build also loads modules and machine code, which every process does once. The
+        # second, as small, gives the cost of small stages, and the third that of the documents.
         took = list[tuple[int, dict[str, float], dict[str, float]]]()
         for number, size in enumerate(
             (REHEARSED_BYTES >> 4, REHEARSED_BYTES >> 4, REHEARSED_BYTES)
@@ -337,7 +355,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             with LocalExecutor(1) as executor:
                 work.mkdir()
                 clock = time.monotonic()
-                busy = time.process_time()
+                busy = time.process_time() if number else begun
                 pipeline = Pipeline(
                     sample, opened, test_sets, Workspace(work, executor), parents
                 ).run()
@@ -356,12 +374,24 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
             counted = defaultdict[str, float](float)
             for path in chain(work.glob(f"link/*/{MARKER}"), work.glob(f"resolve/*/{MARKER}")):
                 for what, count in read_json(path)["counts"].items():
-                    counted[what] = max(count, counted[what] + count * (what != "largest"))
+                    counted[what] += count
             counted["seconds"] *= share
             took.append((documents, seconds | {REST: busy - sum(seconds.values())}, counted))
-        peak = getrusage(RUSAGE_SELF).ru_maxrss << 10
+        loaded, *took = took
+        start = sum(loaded[1].values()) - sum(took[0][1].values())
+        for _, of_stages, _ in took:
+            of_stages[REST] += start
+        sizes = [np.empty(0, np.int64)]
+        for path in work.glob("fingerprints/*/band-*.bin"):
+            sizes.append(np.diff(buckets(np.fromfile(path, np.uint64))[1]))
         return Rehearsed(
-            documents, sample_file.stat().st_size, took[1:], dict(disk), gathered, peak
+            documents,
+            sample_file.stat().st_size,
+            took,
+            dict(disk),
+            gathered,
+            getrusage(RUSAGE_SELF).ru_maxrss << 10,
+            np.concatenate(sizes),
         )
 
 

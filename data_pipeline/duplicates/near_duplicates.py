@@ -155,6 +155,25 @@ DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard",
 two. With `megatron-2019`, the largest similarity of the document to any other."""
 
 
+class Linked(NamedTuple):
+    """The documents of some components, and their texts, sketches and keys."""
+
+    members: NDArray[np.int64]
+    """Documents, component by component, in order in each."""
+    starts: NDArray[np.int64]
+    """Start of each component among the members; the last start is the total."""
+    keys_of: Callable[[int], Words]
+    """Returns the members' keys of a band, [members]."""
+    sketches: Words
+    """Sketches of all documents, [documents, words]."""
+    text_of: Callable[[int], str]
+    """Returns the text of a document."""
+    copies: NDArray[np.int64] | None = None
+    """Number of exact copies of each member; the member's pairs count once for each copy too."""
+    pages: mmap | None = None
+    """Map in which the sketches lie, whose pages are given back meanwhile."""
+
+
 class Resolution(NamedTuple):
     """Outcome of comparing the linked documents of some components: which documents are dropped,
     and how many pairs were compared or left uncompared."""
@@ -182,17 +201,9 @@ class _Held:
     documents.
     """
 
-    def __init__(
-        self,
-        members: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        keys_of: Callable[[int], Words],
-        sketches: Words,
-        config: DeduplicateConfig,
-        scratch: Path | None,
-    ) -> None:
+    def __init__(self, linked: Linked, config: DeduplicateConfig, scratch: Path | None) -> None:
         bands = config.banding[0]
-        size = len(members)
+        size = len(linked.members)
         places = bands * size, bands * (size + size // 2)
         self.pages = [_mapped(4 * max(1, count), scratch) for count in places]
         own, slots = starmap(
@@ -200,16 +211,16 @@ class _Held:
         )
         self._buckets = own.reshape(size, bands)
         self._slots = slots.reshape(bands, -1)
-        component = np.repeat(np.arange(len(starts) - 1, dtype=np.uint64) * SPREAD, np.diff(starts))
+        sizes = np.diff(linked.starts)
+        component = np.repeat(np.arange(len(sizes), dtype=np.uint64) * SPREAD, sizes)
         for band in range(bands):
-            sharing, first = buckets(keys_of(band) ^ component)
+            sharing, first = buckets(linked.keys_of(band) ^ component)
             self._buckets[:, band] = -1
             self._buckets[sharing, band] = np.repeat(
                 first[:-1] + np.arange(len(first) - 1), np.diff(first)
             )
             self.pages[0].madvise(MADV_DONTNEED)
-        self._sketches = sketches
-        self._members = members
+        self._linked = linked
         self._required = required_agreement(config)
         self._most = 1 if config.rule == "megatron-2019" else MOST_OFFERED
         self._found = np.empty(size, np.int64)
@@ -222,7 +233,7 @@ class _Held:
         Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
         may be, and how often a bucket offered one.
         """
-        where = (self._buckets, self._slots, self._sketches, self._members)
+        where = (self._buckets, self._slots, self._linked.sketches, self._linked.members)
         ranked, left, offered = _candidates(
             place, *where, self._required, self._most, self._found, self._seen
         )
@@ -297,23 +308,12 @@ def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def resolve(
-    members: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    keys_of: Callable[[int], Words],
-    sketches: Words,
-    text_of: Callable[[int], str],
-    config: DeduplicateConfig,
-    held_before: int = 0,
-    copies: NDArray[np.int64] | None = None,
-    pages: mmap | None = None,
-    scratch: Path | None = None,
+    linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
-    """Decide for the documents `members`, component by component from `starts` to the next, in
-    order in each.
+    """Decide for linked documents, component by component, in order in each.
 
-    `keys_of` returns the members' keys of a band, [members]. `sketches` has the sketches of all
-    documents, in mapped `pages`. Buckets lie in files in `scratch`: a member takes 40 bytes of
-    memory and 10 of disk for each band.
+    Buckets lie in files in `scratch`: a member takes 40 bytes of memory and 10 of disk for each
+    band.
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
     earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`
@@ -321,8 +321,7 @@ def resolve(
     than MOST_COMPARED such documents, those that agree in the most minima are compared, and a
     bucket offers its MOST_OFFERED first documents that are kept; the pairs that are left out are
     counted. Documents before number `held_before` are kept. Members without such a partner may be
-    added to the component or omitted: nothing changes. The pairs of a document with `copies` exact
-    copies count once for each copy too.
+    added to the component or omitted: nothing changes.
 
     By the rule `megatron-2019`
     (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of v2.6) one
@@ -333,11 +332,12 @@ def resolve(
     text without shingles has a similarity of 0 to all others.
     """
     is_published = config.rule == "megatron-2019"
+    members, *_, copies, pages = linked
     size = len(members)
-    held = _Held(members, starts, keys_of, sketches, config, scratch)
+    held = _Held(linked, config, scratch)
 
     def text(place: int) -> str:
-        whole = text_of(int(members[place]))
+        whole = linked.text_of(int(members[place]))
         return whole[:-1] if is_published else whole
 
     texts = ShingledTexts(text, config.shingle_characters)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pack
 from mlm_repro.lineage.loops import compiled
 
-MOST_REMEMBERED = 1 << 24
-"""Keys, of eight bytes, at most: those of sixteen thousand documents, which the full buckets of one
-template offer, of a thousand characters each."""
+MOST_REMEMBERED = 1 << 25
+"""Keys, of eight bytes, at most: those of 32,000 documents of a thousand characters each."""
 WHOLE = np.uint64(0xFF << 56)
 """The lowest key of a text that is shorter than a shingle; keys of shingles are lower."""
 

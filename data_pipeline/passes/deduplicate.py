@@ -30,6 +30,7 @@ from mlm_repro.data_pipeline.duplicates.lsh import (
 )
 from mlm_repro.data_pipeline.duplicates.near_duplicates import (
     DECISION,
+    Linked,
     flatten,
     link,
     merge,
@@ -76,15 +77,10 @@ class Corpus:
         self._starts = starts
         self._shard = lru_cache(OPEN_SHARDS)(self._open_shard)
 
-    def place(self, number: int) -> tuple[int, int]:
-        """Return the shard that holds a document, and the document's number there."""
-        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return shard, number - int(self._starts[shard])
-
     def __getitem__(self, number: int) -> Document:
-        shard, index = self.place(number)
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         documents, numbers = self._shard(shard)
-        return documents[int(numbers[index])]
+        return documents[int(numbers[number - self._starts[shard]])]
 
     def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
         """Return a shard's documents, and the numbers of those that the token filters kept."""
@@ -105,19 +101,21 @@ def find_duplicates(
     The first `held` documents are kept without a comparison. Prints a warning if pairs were left
     out.
     """
-    counts = [task_counts["documents"] for task_counts in measured.counts]
-    corpus_settings = {"config": config.model_dump(mode="json"), "counts": counts, "held": held}
+    corpus_settings = {
+        "config": config.model_dump(mode="json"),
+        "counts": [task_counts["documents"] for task_counts in measured.counts],
+        "held": held,
+    }
     copies = workspace.one("copies", find_copies, corpus_settings, measured.input)
     laid = workspace.one(
         "fingerprints", lay_side_by_side, corpus_settings, measured.input, copies.input
     )
     documents = laid.counts[0]["documents"]
     fixed = {"config": corpus_settings["config"], "documents": documents}
-    bands = [
-        list(range(first, config.banding[0], LINK_TASKS))
+    jobs: list[Job] = [
+        ({**fixed, "first": first}, (laid.input,))
         for first in range(min(LINK_TASKS, config.banding[0]))
     ]
-    jobs: list[Job] = [({**fixed, "bands": group}, (laid.input,)) for group in bands]
     # Each link task holds a forest and the buckets of a band: together they get half the memory.
     at_once = max(
         1, (memory_bytes() or SMALL_MEMORY_BYTES) // 2 // (LINK_BYTES_PER_DOCUMENT * documents + 1)
@@ -132,9 +130,15 @@ def find_duplicates(
         for first, last in joined.counts[0]["tasks"]
     ]
     decided = workspace.all("resolve", resolve_components, resolving, "duplicates")
-    tasks = {"tasks": len(resolving), "linked": len(jobs)}
-    about = (laid.input, copies.input, forests.input)
-    decisions = workspace.one("decisions", collect_decisions, tasks, decided.input, *about)
+    decisions = workspace.one(
+        "decisions",
+        collect_decisions,
+        {"tasks": len(resolving), "linked": len(jobs)},
+        decided.input,
+        laid.input,
+        copies.input,
+        forests.input,
+    )
     counted = decisions.counts[0]
     left = sum(task_counts["uncompared"] for task_counts in (*forests.counts, *decided.counts))
     compared = Compared(np.array(counted["compared"]), counted["partly"], left)
@@ -225,9 +229,9 @@ def _open_sketches(folder: Path, config: DeduplicateConfig) -> tuple[Words, mmap
 
 
 def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: in some of the bands, join documents that share a bucket and whose sketches agree in
-    enough bytes. Write the resulting union-find forest as pairs of a document and the first of its
-    set, [2, pairs].
+    """Task: in the band `first` and each LINK_TASKS-th after it, join documents that share a bucket
+    and whose sketches agree in enough bytes. Write the resulting union-find forest as pairs of a
+    document and the first of its set, [2, pairs].
 
     Documents that were compared with only a part of a bucket are written beside it. Sketches are
     read through a map whose pages are given back after every BUCKETS_AT_ONCE buckets.
@@ -238,10 +242,8 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     forest = np.arange(settings["documents"])
     partly = np.zeros(settings["documents"], np.bool_)
     counts = np.zeros(2, np.int64)
-    largest = 0
-    for band in settings["bands"]:
+    for band in range(settings["first"], config.banding[0], LINK_TASKS):
         documents, starts = buckets(np.fromfile(folder / BAND.format(band), np.uint64))
-        largest = max(largest, int(np.diff(starts).max(initial=0)))
         for first in range(0, len(starts) - 1, BUCKETS_AT_ONCE):
             batch = starts[first : first + BUCKETS_AT_ONCE + 1]
             counts += link(forest, documents, batch, sketches, required_agreement(config), partly)
@@ -250,7 +252,7 @@ def link_bands(settings: Settings, inputs: list[Path], directory: Path) -> Count
     later = np.flatnonzero(forest != np.arange(len(forest)))
     np.save(directory / FOREST, np.stack([later, forest[later]]))
     np.save(directory / PARTLY, np.flatnonzero(partly))
-    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True)) | {"largest": largest}
+    return dict(zip(("uncompared", "unlike"), counts.tolist(), strict=True))
 
 
 def gather_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
@@ -268,11 +270,7 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
     np.save(directory / MEMBERS, members)
     np.save(directory / COMPONENTS, starts)
     of_task = starts[:-1] // MEMBERS_OF_A_TASK
-    cuts = (
-        np.flatnonzero(np.diff(of_task, prepend=-1, append=-1))
-        if len(sizes)
-        else np.empty(0, np.int64)
-    )
+    cuts = np.flatnonzero(np.diff(of_task, prepend=-1, append=-1))
     return {"tasks": [[int(a), int(b)] for a, b in pairwise(cuts)]}
 
 
@@ -297,18 +295,8 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
         return corpus[int(numbers[document])].text
 
     start = time.perf_counter()
-    *arrays, uncompared, offered = resolve(
-        members,
-        starts - starts[0],
-        keys_of,
-        sketches,
-        text_of,
-        config,
-        settings["held"],
-        copies,
-        pages,
-        directory,
-    )
+    linked = Linked(members, starts - starts[0], keys_of, sketches, text_of, copies, pages)
+    *arrays, uncompared, offered = resolve(linked, config, settings["held"], directory)
     for name, array in zip((DECISIONS, COMPARED, PARTLY), arrays, strict=True):
         np.save(directory / name, array)
     return {

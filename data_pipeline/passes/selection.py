@@ -82,7 +82,8 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
             *map(int, sizes[number]),
         )
     for count, these in ((deduplicate.enter, sizes), (deduplicate.keep, sizes[~gone])):
-        count(int(these[:, 0].sum()), int(these[:, 1].sum()), len(these))
+        size, tokens = these.sum(0).tolist()
+        count(size, tokens, len(these))
     matched = dict(read_matches(measured)) if section else {}
     ngrams = Ngrams.of(rare.read_text(encoding="utf-8").split("\n")[:-1] if rare else ())
     test_text = 0
@@ -99,17 +100,17 @@ def select_documents(settings: Settings, inputs: list[Path], directory: Path) ->
             remains = None
             if number in matched:
                 document = documents[int(numbers[number])]
-                margins = (
+                remains = decontaminate(
+                    document,
+                    ngrams,
                     section["margin_characters"],
                     section["min_part_characters"],
                     section["max_parts"],
                 )
-                remains = decontaminate(document, ngrams, *margins)
             cut.enter(size, tokens)
             for part in remains if isinstance(remains, list) else ():
                 others = Ngrams.of(matched[int(number)].keys() - ngrams.ngrams)
-                share = _share(part.text, others)
-                if share:
+                if share := _share(part.text, others):
                     test_text += 1
                     row = {"id": part.id, "share": round(share, 4)}
                     left_in.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))

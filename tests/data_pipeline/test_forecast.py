@@ -2,14 +2,19 @@
 
 import json
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.corpora import texts, words
+from benchmarks.corpora import texts, words, write_corpus, write_recipe
 from mlm_repro.data_pipeline import publish, runner
-from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig
+from mlm_repro.data_pipeline.duplicates import near_duplicates
+from mlm_repro.data_pipeline.duplicates.lsh import buckets, fingerprints
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.reading.sources import open_sources
 from mlm_repro.lineage.config import override_config
@@ -38,8 +43,11 @@ def test_disk_and_time_are_promised_within_a_quarter(
         "tokenizer": {"kind": "train", "vocab_size": 300},
     }
     config = override_config(DataConfig.model_validate(values), [])
-    monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 20)
     sources = open_sources(config.sources, 1)
+    # This process is one that has begun, for the rehearsal and for the build.
+    monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 14)
+    runner.rehearse(config, sources)
+    monkeypatch.setattr(runner, "REHEARSED_BYTES", 1 << 20)
     rehearsed = runner.rehearse(config, sources)
     taken: list[int] = []
     move = publish._move
@@ -77,6 +85,65 @@ def test_disk_and_time_are_promised_within_a_quarter(
     assert sum(told.seconds.values()) == pytest.approx(busy, rel=0.25)
     assert told.seconds[runner.REST] > 0
     assert taken[0] < runner.announce_cost(config)[1]
+
+
+def test_buckets_of_a_sample_foretell_what_those_of_a_corpus_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pages of templates, eightfold: rare buckets are still growing where common ones are full."""
+    monkeypatch.setattr(near_duplicates, "MOST_OFFERED", 40)
+    monkeypatch.setattr(near_duplicates, "MOST_COMPARED", 1)
+    config, pages = DeduplicateConfig(), [*texts("templates", 2400)]
+    bands = config.banding[0]
+    rows = fingerprints(pages, config)
+    sketches = np.ascontiguousarray(rows[:, bands:])
+
+    def offers(count: int) -> tuple[int, np.ndarray]:
+        keys = [rows[:count, band].copy() for band in range(bands)]
+        every, bounds = np.arange(count), np.array([0, count])
+        linked = near_duplicates.Linked(
+            every, bounds, keys.__getitem__, sketches, pages.__getitem__
+        )
+        found = near_duplicates.resolve(linked, config)
+        return found.offered, np.concatenate([np.diff(buckets(each)[1]) for each in keys])
+
+    few, sizes = offers(300)
+    many, _ = offers(2400)
+    foretold = few * runner.offered(8 * sizes) / runner.offered(sizes)
+    print(f"{few:,} offered in the sample, {many:,} in the corpus, {foretold:,.0f} foretold")
+    assert many < 0.6 * 64 * few
+    assert foretold == pytest.approx(many, rel=0.1)
+
+
+TWICE = """
+import sys
+from pathlib import Path
+from mlm_repro.data_pipeline import runner
+from mlm_repro.data_pipeline.config import DataConfig
+from mlm_repro.data_pipeline.reading.sources import open_sources
+from mlm_repro.lineage.config import load_config
+config = load_config(Path(sys.argv[1]), DataConfig, [])
+sources = open_sources(config.sources, 1)
+for _ in range(2):
+    rehearsed = runner.rehearse(config, sources)
+    print(sum(runner.promise(config, sources, rehearsed, sources.total_bytes).seconds.values()))
+"""
+
+
+def test_the_start_of_a_process_is_in_its_promise(tmp_path: Path) -> None:
+    """Modules and machine code that a build loads: in a fresh process, and not once more."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", "tweets", 200)
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(write_recipe(tmp_path, corpus))],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    fresh, begun = map(float, done.stdout.split())
+    print(f"{fresh} s in a fresh process, {begun} s in one that has begun")
+    assert fresh > 0.3 + begun
 
 
 def test_a_first_document_that_fills_the_sample_is_not_alone(tmp_path: Path) -> None:

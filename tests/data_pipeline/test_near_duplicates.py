@@ -23,8 +23,8 @@ from mlm_repro.data_pipeline.duplicates.lsh import (
     fingerprints,
     required_agreement,
 )
+from mlm_repro.data_pipeline.duplicates.near_duplicates import Linked, link, resolve
 from mlm_repro.data_pipeline.duplicates.near_duplicates import histogram as counted
-from mlm_repro.data_pipeline.duplicates.near_duplicates import link, resolve
 from mlm_repro.data_pipeline.fast.shingles import shingles
 from mlm_repro.data_pipeline.files import LEDGER, Ledger
 from mlm_repro.data_pipeline.passes.deduplicate import DECISIONS, find_duplicates
@@ -62,15 +62,14 @@ def resolved(
 ) -> tuple[list[Decision], np.ndarray]:
     rows = fingerprints(texts, config)
     sketches = np.ascontiguousarray(rows[:, config.banding[0] :])
-    found = resolve(
+    linked = Linked(
         members,
         np.array(starts),
         lambda band: np.ascontiguousarray(rows[members, band]),
         sketches,
         texts.__getitem__,
-        config,
-        held,
     )
+    found = resolve(linked, config, held)
     return sorted(Decision(*each) for each in found.decisions.tolist()), found.compared
 
 
@@ -315,14 +314,9 @@ def test_texts_are_not_read_without_candidates() -> None:
         raise AssertionError(number)
 
     sketches = np.zeros((3, 32), np.uint64)
-    found = resolve(
-        np.arange(3),
-        np.array([0, 3]),
-        lambda band: rows[:, band].copy(),
-        sketches,
-        text_of,
-        DEFAULT,
-    )
+    bounds = np.array([0, 3])
+    linked = Linked(np.arange(3), bounds, lambda band: rows[:, band].copy(), sketches, text_of)
+    found = resolve(linked, DEFAULT)
     assert len(found.decisions) == 0
 
 
@@ -355,9 +349,8 @@ def all_at_once(
     rows = fingerprints(texts, config)
     sketches, every = np.ascontiguousarray(rows[:, config.banding[0] :]), np.arange(len(texts))
     bounds = np.array([0, len(texts)])
-    found = resolve(
-        every, bounds, lambda band: rows[:, band].copy(), sketches, texts.__getitem__, config
-    )
+    linked = Linked(every, bounds, lambda band: rows[:, band].copy(), sketches, texts.__getitem__)
+    found = resolve(linked, config)
     return (
         [Decision(*each) for each in found.decisions.tolist()],
         found.compared,
@@ -433,14 +426,9 @@ def test_pages_of_templates_cost_what_their_number_is(monkeypatch: pytest.Monkey
                 4,
             )
         bounds = np.array([0, count])
-        found = resolve(
-            np.arange(count),
-            bounds,
-            lambda band, own=rows: own[:, band].copy(),
-            sketches,
-            text_of,
-            DEFAULT,
-        )
+        keys = [rows[:, band].copy() for band in range(DEFAULT.banding[0])]
+        linked = Linked(np.arange(count), bounds, keys.__getitem__, sketches, text_of)
+        found = resolve(linked, DEFAULT)
         counted[1] = int(found.compared.sum())
         assert len(found.decisions) >= count // 60
         costs.append(counted.copy())
