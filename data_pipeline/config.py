@@ -51,7 +51,7 @@ class TokenizerConfig(Config):
 
     @property
     def origin(self) -> str:
-        """Return "path" if there is a path, else the kind."""
+        """Where the tokenizer comes from: "path" if `path` is set, else its `kind`."""
         return "path" if self.path else self.kind
 
     @model_validator(mode="after")
@@ -151,7 +151,7 @@ class DataConfig(_WithFilters):
 
     @property
     def needs_tokenizer(self) -> bool:
-        """True if a stage counts or writes tokens."""
+        """True if a stage of the recipe counts or writes tokens."""
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:

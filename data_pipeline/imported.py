@@ -23,7 +23,7 @@ from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.run import RunDirectory
 
 VALID_SHARE = 30
-"""Divisor of the validation split: of this many documents, one of the last is for validation."""
+"""One document in this many goes to the validation split: the last ones."""
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:

@@ -16,7 +16,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
 
 SCORED = 1000
-"""Documents whose language is scored, the first."""
+"""Number of documents, from the first on, whose language is scored."""
 FILES = "page.html", "README.md"
 
 

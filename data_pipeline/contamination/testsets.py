@@ -19,7 +19,8 @@ from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, di
 
 
 class PublishedFile(Config):
-    """One file of published.toml: its path here, its digest, and its source on the hub."""
+    """An entry of published.toml: one file, its SHA-256, and the hub's repository that it comes
+    from."""
 
     place: str
     """Path of the file below a data directory."""
@@ -29,8 +30,8 @@ class PublishedFile(Config):
     subset: str | None = None
     split: str = "test"
     rows: Literal["file", "wikitext", "jsonl", "lines"] = "file"
-    """Form on the hub: the file itself, or rows of text, which `ROWS` turns into parts of the
-    file."""
+    """How the repository holds it: as the file itself, or as rows of text, each of which the
+    function of that name in `ROWS` turns into a part of the file."""
 
 
 class Published(Config):

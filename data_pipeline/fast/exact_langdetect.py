@@ -301,13 +301,14 @@ def _probabilities(
 MAX_LENGTH = 10_000
 """Characters that langdetect examines, counted after addresses are removed."""
 LOOKAHEAD = 3_000
-"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 +
-255, and 2."""
+"""Number of characters that are read beyond MAX_LENGTH: more than a URL (8 + 2076), a mail address
+(64 + 1 + 255 + 255) and a Vietnamese pair of characters (2) together can have."""
 
 
 def without_addresses(text: str) -> str:
-    """Return the text that `Detector.append` examines, before it merges spaces. A long text is read
-    only as far as needed."""
+    """Return the first MAX_LENGTH characters of a text after URLs and mail addresses became spaces
+    and Vietnamese accents were composed, as `Detector.append` does before it merges spaces. A long
+    text is read only as far as needed."""
     size = 2 * MAX_LENGTH
     while True:
         head = text[:size]

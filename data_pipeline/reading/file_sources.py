@@ -57,14 +57,14 @@ Files = list[tuple[str, Path | Remote]]
 
 
 class FileSource:
-    """The documents of local or remote files: `jsonl:PATH`, `parquet:PATH`, `csv:PATH`,
+    """Reads documents from local or remote files: `jsonl:PATH`, `parquet:PATH`, `csv:PATH`,
     `documents:PATH` and so on. Raises BadInput if there are no files.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
-    other files is printed. Of several splits only `train` is read, or those that `sources.split`
-    names, which is printed too. JSON lines and tables hold a document in each `text_key`; a text
-    file is one document. `documents` is a directory that a verb wrote, whose documents keep their
-    ids; IntegrityFailure is raised if it is not complete.
+    other files is printed. Of several splits only `train` is read, or the ones that `sources.split`
+    names, which is printed too. Each JSON line and each row of a table is a document, whose text is
+    its value under `text_key`; a text file is one document. `documents` is a directory that a verb
+    wrote, whose documents keep their ids; IntegrityFailure is raised if it is not complete.
     """
 
     is_named = False
@@ -226,7 +226,7 @@ class FileSource:
                 yield piece
 
     def sample(self) -> Iterator[Item]:
-        """Yield the documents from the first on, without a digest of their files."""
+        """Yield the documents in order, without computing a digest of their files beforehand."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
@@ -290,8 +290,9 @@ class FileSource:
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """Every file with its digest, and the positions at which it can be cut: newlines before
-        each grain, or its frames."""
+        """Each file as a Piece with its SHA-256, and the positions at which it can be cut: the
+        number of newlines before each grain, or its compressed frames. The files are read at first
+        access."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (

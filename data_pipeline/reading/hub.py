@@ -35,8 +35,8 @@ TEXT_PER_BYTE = 3
 
 @cache
 def hub_is_reachable() -> bool:
-    """Return True if the hub answers, which is tried once per process. `HF_HUB_OFFLINE` and
-    `HF_ENDPOINT` are honoured.
+    """Return True if the Hugging Face hub answers a request, which is tried once per process.
+    `HF_HUB_OFFLINE` and `HF_ENDPOINT` are honoured.
 
     Name resolution has no timeout of its own, so the request is made in a thread that is abandoned.
     """
@@ -62,7 +62,8 @@ def _answers() -> bool:
 
 @contextmanager
 def asking_for(what: str) -> Iterator[None]:
-    """Turn the errors of the hub's clients into one sentence about `what`.
+    """Turn the errors that the hub's clients raise in this block into one sentence, which calls the
+    requested thing `what`.
 
     Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops
     answering. Disk errors of this machine are passed on.
@@ -109,7 +110,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 @dataclass(frozen=True)
 class Location:
-    """Repository, subset and revision of a corpus on the hub."""
+    """Where a corpus is on the hub: its repository, subset and revision."""
 
     repository: str
     subset: str | None

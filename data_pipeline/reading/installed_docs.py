@@ -80,7 +80,8 @@ class InstalledDocs:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Files with words for people, without legal texts and lists of changes."""
+        """Installed documentation files, and Python files with documentation in them, except legal
+        texts and lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 GRAIN_BYTES = 1 << 16
-"""Unit in which files of lines are cut."""
+"""Size of a grain in bytes: files of lines are cut at multiples of it."""
 SHARD_BYTES = 64 << 20
 SMALLEST_SHARD_BYTES = 1 << 20
 SHARDS_OF_A_SMALL_CORPUS = 64
@@ -50,7 +50,8 @@ class Piece:
     split: str = ""
     """Split that the piece belongs to, for a corpus that is already split."""
     stamp: str = ""
-    """`stamp_of` the file when its digest was taken; empty for a file that a task wrote."""
+    """The result of `stamp_of` for the file when its digest was taken; empty for a file that a task
+    wrote."""
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:

@@ -59,8 +59,8 @@ def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
 
 
 def _named(name: str) -> str:
-    """Return the split that a file's name tells: by its shard number, then by words in its folders,
-    then by words in its name."""
+    """Return the split that a file's name tells, or "": by its shard number, then by words in its
+    folders, then by words in its name."""
     if sharded := SHARDED.fullmatch(name):
         return sharded[1]
     *folders, file = name.lower().split("/")

@@ -45,7 +45,8 @@ def letters(text: str) -> int:
 
 
 def function_words(words: Iterable[str]) -> int:
-    """Return the number of words that are function words, whatever signs stand around them."""
+    """Return the number of a text's words that are function words; punctuation around a word is
+    ignored."""
     return sum(word.lower().strip(AROUND_WORDS) in FUNCTION_WORDS for word in words)
 
 

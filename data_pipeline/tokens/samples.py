@@ -195,8 +195,8 @@ def blending_indices(
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """Return the compiled loop. It is compiled at first use, so that readers of dataset facts alone
-    never load numba."""
+    """Return the loop `_blend` in compiled form. It is compiled at first use, so that a program
+    that only reads facts about a dataset never loads numba."""
     from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)

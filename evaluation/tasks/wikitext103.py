@@ -43,7 +43,8 @@ ROWS = Detokenizer("rows-by-blank-lines", join_rows)
 NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 NUM_GPT2_TOKENS_OF_WIKITEXT2 = 287_644
-"""Sub-words of its rows joined by blank lines, as transformers' page on perplexity shows them."""
+"""Sub-words of WikiText-2's rows joined by blank lines, as transformers' page on perplexity shows
+them."""
 GPT2_VOCAB_SIZE = 50_257
 
 
