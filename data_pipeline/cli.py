@@ -120,9 +120,12 @@ def import_(
     ],
     out: Out,
     tokenizer: Annotated[
-        Path, typer.Option(help="The tokenizer that made it, as in `tokenizer.path` of a recipe.")
+        Path,
+        typer.Option(help="The tokenizer of these tokens, as in `tokenizer.path` of a recipe."),
     ],
-    end_of_text: Annotated[str | None, typer.Option(help="Its token that ends a document.")] = None,
+    end_of_text: Annotated[
+        str | None, typer.Option(help="The tokenizer's token that ends a document.")
+    ] = None,
 ) -> None:
     """Make a dataset from a token file of Megatron-LM; the last thirtieth of its documents becomes
     the validation split."""
@@ -165,7 +168,9 @@ def stats(
 
 @app.command()
 def fetch(
-    out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder to write; MLM_DATA_DIR can name it afterwards.")
+    ],
 ) -> None:
     """Write the published test sets and GPT-2's vocabulary into a folder, for a machine without a
     connection."""

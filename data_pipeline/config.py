@@ -25,9 +25,9 @@ class OverlapConfig(Config):
     Radford et al. 2019, section 4)."""
 
     test_sets: TestSets = ("wikitext103", "lambada")
-    """Test sets, named as in `decontaminate`."""
+    """Names of the test sets to search for, as in `decontaminate.test_sets`."""
     ngram_words: PositiveInt = 8
-    """Words in an n-gram."""
+    """Number of words in an n-gram."""
 
 
 class TokenizerConfig(Config):
@@ -51,7 +51,7 @@ class TokenizerConfig(Config):
 
     @property
     def origin(self) -> str:
-        """Where the tokenizer comes from: "path" if `path` is set, else its `kind`."""
+        """Origin of the tokenizer: "path" if `path` is set, else its `kind`."""
         return "path" if self.path else self.kind
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ class Amount:
     documents: int = 0
     bytes: int | None = 0
     tokens: int | None = 0
-    """None if tokens were not counted."""
+    """Number of tokens; None if they were not counted."""
 
     def add(self, documents: int, size: int | None, tokens: int | None) -> None:
         """Add the given numbers of documents, bytes and tokens. None counts as 0."""
@@ -128,8 +128,8 @@ class InputShard(FileSchema):
     kept, and the digest of that pass's files."""
 
     read: list[tuple[str, int, int]] = Field(default_factory=list)
-    """For each range its source's name, its first byte and its end byte, or for a table the numbers
-    of its first and end row group."""
+    """Ranges of the input: each has its source's name, its first byte and its end byte, or for a
+    table the numbers of its first and end row group."""
     documents: int
     digest: str
 
@@ -166,9 +166,9 @@ class NearDuplicates(FileSchema):
         if not self.partly_compared_documents:
             return ""
         return (
-            "documents that share a bucket with more than they were compared with:"
-            f" {self.partly_compared_documents:,}; pairs left out there: at most"
-            f" {self.uncompared_pairs:,}, and duplicates may be among them"
+            f"{self.partly_compared_documents:,} documents were not compared with every earlier one"
+            f" in their buckets; at most {self.uncompared_pairs:,} pairs were left out, and"
+            " duplicates may be among them"
         )
 
 

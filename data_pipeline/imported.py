@@ -38,8 +38,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     tokenizer = Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
         raise BadInput(
-            f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,}"
-            " tokens"
+            f"{prefix} has the token {highest}, and the tokenizer {config.path} only"
+            f" {tokenizer.vocab_size:,} tokens"
         )
     documents = len(file.document_index) - 1
     if documents < 2:

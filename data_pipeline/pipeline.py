@@ -61,8 +61,8 @@ class Pipeline:
     """Number of shards that hold the datasets of `deduplicate.against`; they come before the
     recipe's own shards."""
     splits: dict[str, dict[str, list[int]]] = field(init=False, default_factory=dict)
-    """For each split, the numbers of the `gather` tasks that write each of its files. A file is
-    named without its ending."""
+    """Numbers of the `gather` tasks that write each file, by split and by file. A file is named
+    without its ending."""
 
     @property
     def stages(self) -> tuple[str, ...]:

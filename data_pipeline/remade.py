@@ -147,7 +147,9 @@ def stages(run: Path) -> Comparisons:
             folder = "" if name == UNSPLIT else f"{name}/"
             count = len(list((run / folder).glob("shard-*.jsonl")))
             names = [f"{folder}shard-{number:05d}.jsonl" for number in range(count)]
-            texts = [each.text for name in names for each in written_documents(run / name)]
+            texts = []
+            for name_of_file in names:
+                texts += [document.text for document in written_documents(run / name_of_file)]
             amount = split.documents, split.bytes
             yield Remade(f"{LEDGER}: documents and bytes of {name}", amount, _amount(texts))
             named += names

@@ -48,7 +48,7 @@ from mlm_repro.lineage.run import RunDirectory
 SHELF = ".stages"
 """Folder beside the runs that keeps, for each name, task results of the last complete build."""
 DEAR = ("harvest", "prepare", "tokenizer", "measure")
-"""Beginnings of the names of stages whose results are kept there, because they took long."""
+"""Beginnings of the names of stages whose results are kept in SHELF, because they took long."""
 ROOM_OF_A_DATASET = 6
 """Largest disk space that the work of a dataset takes, as a multiple of the input."""
 ROOM_OF_DOCUMENTS = 3
@@ -203,7 +203,8 @@ def promise(
     """Predict the cost of a build of `size` bytes of text from a rehearsal on the same sources:
     seconds, memory and disk grow with the number of documents.
 
-    Comparisons of unlike pairs grow with its square, up to what the buckets offer.
+    The number of compared pairs that are not alike grows with the square of that number, up to the
+    limit of documents that a bucket offers.
     """
     from mlm_repro.data_pipeline.duplicates.similarity import MOST_REMEMBERED
     from mlm_repro.data_pipeline.passes.gather import slice_documents
@@ -285,8 +286,8 @@ class Rehearsed(NamedTuple):
     documents: int
     bytes: int
     took: list[tuple[int, dict[str, float], dict[str, float]]]
-    """Of a small build and of the sample's build: the number of documents, processor seconds by
-    stage, and the counts that comparing documents returned."""
+    """Measurements of a small build and of the sample's build: the number of documents, processor
+    seconds by stage, and the counts that comparing documents returned."""
     disk: dict[str, int]
     """Bytes on disk while the work lasts, by stage."""
     gathered: int
@@ -432,7 +433,9 @@ def _open(
         tokenizer = Tokenizer.open(path, end_of_text)
         parents["tokenizer"] = tokenizer.digest
         if change := tokenizer.changes():
-            print(f"warning: {path} does not keep every text: {change}", file=sys.stderr)
+            print(
+                f"warning: tokenizer {path} does not restore every text: {change}", file=sys.stderr
+            )
     elif config.needs_tokenizer and config.tokenizer.kind == "gpt2":
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, test_set in test_sets.items():

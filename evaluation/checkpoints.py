@@ -249,7 +249,7 @@ def load_checkpoint(
         loaded.model.to(dtype)
     if change := tokenizer.changes():
         raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} asks for more than a vocabulary: {change}"
+            f"the tokenizer of {loaded.directory} does not restore every text: {change}"
         )
     if not row_by_row:
         pack_weights(loaded.model)

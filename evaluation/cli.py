@@ -205,7 +205,7 @@ def compare(
         pairs += [(first[name], other[name]) for name in first if name in other]
     differences = list(starmap(compare.paired_difference, pairs))
     tables.print_rows(compare.rows([first, *others], differences))
-    tables.print_remarks([result for file in (first, *others) for result in file.values()])
+    tables.print_remarks([*chain(*map(dict.values, (first, *others)))])
     _write(
         json, {"differences": [difference.model_dump(mode="json") for difference in differences]}
     )

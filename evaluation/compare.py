@@ -148,7 +148,7 @@ def rows(
             "perplexity",
             "±",
             "accuracy",
-            "ln less the first",
+            "ln ppl - first",
             "95 % interval",
             "p",
             "pairs",

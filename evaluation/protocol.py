@@ -147,7 +147,7 @@ class SourceText:
     title: str
     digest: str
     note: str = ""
-    """Empty, or why this is not the requested task."""
+    """Reason why this is not the task that was requested; empty if it is."""
     remarks: tuple[str, ...] = ()
     """Sentences on oddities of the text and how they are treated."""
 

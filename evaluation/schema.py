@@ -55,7 +55,7 @@ class Result(Provenance):
     partial: bool
     """True if a limit left out a part of the test."""
     note: str
-    """Empty, or the reason why this is not the requested task."""
+    """Reason why this is not the task that was requested; empty if it is."""
     warnings: list[str]
     data_digest: str
     """SHA-256 of the test file."""
@@ -63,7 +63,7 @@ class Result(Provenance):
     """Repository and subset of the published file on the Hugging Face hub; empty for other
     texts."""
     perplexity: Positive | None
-    """None if the text has too few words for a perplexity per word."""
+    """Perplexity by the protocol's divisor; None for a running text of too few words."""
     num_original_tokens: int
     """Number of words, not sub-words: space-separated tokens T_o of a running text, or examples."""
     num_tokens: int

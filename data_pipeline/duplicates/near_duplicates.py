@@ -34,8 +34,8 @@ Forest = NDArray[np.int64]
 
 @compiled
 def merge(forest: Forest, documents: Forest, others: Forest) -> None:
-    """In the union-find `forest`, join the set of `documents[n]` with the set of `others[n]` for
-    each n, in place."""
+    """Join the set of `documents[n]` with the set of `others[n]` for each n, in the union-find
+    `forest`, which is changed."""
     for pair in range(documents.shape[0]):
         join(forest, documents[pair], others[pair])
 
@@ -59,7 +59,8 @@ def _first(forest: Forest, document: int) -> int:
 
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
-    """In the union-find `forest`, join the sets of the documents `left` and `right`, in place."""
+    """Join the sets of the documents `left` and `right` in the union-find `forest`, which is
+    changed."""
     left = _first(forest, left)
     right = _first(forest, right)
     forest[max(left, right)] = min(left, right)
@@ -84,8 +85,8 @@ def link(
     partly: NDArray[np.bool_],
     most: int = MOST_OFFERED,
 ) -> tuple[int, int]:
-    """In the union-find `forest`, join the documents of each bucket whose sketches agree in at
-    least `required` bytes, in place.
+    """Join the documents of each bucket whose sketches agree in at least `required` bytes, in the
+    union-find `forest`, which is changed.
 
     A document is compared with the first `most` documents of its bucket, but not with members of
     its own set, so a bucket of near-duplicates costs one comparison for each. The members of a set

@@ -46,9 +46,12 @@ from mlm_repro.lineage.remembered import stamp_of
 
 SUFFIXES = {
     kind: tuple(
-        name + end
-        for name in names
-        for end in ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
+        map(
+            "".join,
+            itertools.product(
+                names, ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
+            ),
+        )
     )
     for kind, names in ENDINGS.items()
 }
@@ -68,8 +71,8 @@ class FileSource:
     """
 
     is_named = False
-    """True if the names of its files begin with its path, because another source has files of the
-    same names."""
+    """True if the source's path is put before its files' names, because another source has files of
+    the same names."""
 
     def __init__(
         self, name: str, config: SourcesConfig | None = None, is_compared: bool = False
@@ -192,7 +195,7 @@ class FileSource:
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
-        """Return a digest that changes whenever the documents may."""
+        """Return a digest of the names and the SHA-256 of all files to read."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
@@ -215,12 +218,12 @@ class FileSource:
             else:
                 if self.kind in ("jsonl", "documents") and piece.bytes > SHARD_BYTES:
                     why = (
-                        f"{piece.path} is one frame of compression, which one process reads,"
-                        " however many there are"
+                        f"{piece.path} is one frame of compression, which one process reads"
+                        " by itself"
                     )
                     print(
-                        f"note: {why}; one of many frames, such as bgzip and pzstd write, is"
-                        " shared",
+                        f"note: {why}; a file of many frames, such as bgzip and pzstd write, is"
+                        " shared among the processes",
                         file=sys.stderr,
                     )
                 yield piece
@@ -256,8 +259,8 @@ class FileSource:
             # A link out of the directory is refused without telling whether its target exists.
             if not any(map(file.resolve().is_relative_to, roots)):
                 raise BadInput(
-                    f"source {self.name}: {file} is a link out of the directory; name what it"
-                    " leads to"
+                    f"source {self.name}: {file} is a link out of the directory; name its"
+                    " target as the source"
                 )
             if not file.exists():
                 raise BadInput(
@@ -283,7 +286,7 @@ class FileSource:
         shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
-            raise IntegrityFailure(f"{path} is not complete: run the command that made it again")
+            raise IntegrityFailure(f"{path} is not complete: run again the command that made it")
         if not shards:
             raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
         return shards

@@ -46,7 +46,7 @@ MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, if a recipe sets no other length."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
-GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
+GO_ON = "; with sources.max_bad_files a build leaves out the rest of that many such files"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Row = JSON | str
@@ -335,9 +335,11 @@ def _value(row: JSON, key: str) -> Any:
 
 
 def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    rows = ((batch, index) for batch in _batches(piece) for index in range(batch.num_rows))
-    for number, (batch, index) in enumerate(rows, piece.before + 1):
-        yield number, {name: batch.column(name)[index] for name in batch.schema.names}
+    number = piece.before
+    for batch in _batches(piece):
+        for index in range(batch.num_rows):
+            number += 1
+            yield number, {name: batch.column(name)[index] for name in batch.schema.names}
 
 
 def table_bytes(path: str) -> Any:

@@ -128,5 +128,5 @@ class Remote:
 
 
 def place_of(path: str) -> Path | Remote:
-    """Return the file at a path or at an address."""
+    """Return a path as a Path, or an address with `://` as a Remote."""
     return Remote(path) if "://" in path else Path(path)

@@ -33,7 +33,7 @@ class OpenedSources:
     """Sentence on the fallback source and the sources that it replaces; empty without a
     fallback."""
     _cuts: dict[str, str] = field(default_factory=dict)
-    """For each source that a limit cut off, words on how much of it was read."""
+    """Words on how much of a source was read, by its name, if a limit cut it off."""
 
     def __post_init__(self) -> None:
         """Let the files of two sources that have files of the same name be named by their source's

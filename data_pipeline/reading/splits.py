@@ -65,7 +65,7 @@ def _named(name: str) -> str:
         return sharded[1]
     *folders, file = name.lower().split("/")
     for words in (
-        {word for folder in folders for word in SEPARATORS.split(folder)},
+        {*SEPARATORS.split(" ".join(folders))},
         {*SEPARATORS.split(file)[:-1]},
     ):
         if split := next((split for split, known in WORDS.items() if words & known), ""):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from mlm_repro.data_pipeline.stages.stage import Stage
 
 MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
-"""For `choose_banding`: the largest number of rows, the smallest number of bands, the largest
+"""Limits of `choose_banding`: the largest number of rows, the smallest number of bands, the largest
 signature length, and the smallest expected recall at the threshold."""
 
 
@@ -79,7 +79,7 @@ class DeduplicateConfig(Stage):
     @model_validator(mode="after")
     def _finds_pairs(self) -> Self:
         if self.against and self.rule != "verified":
-            raise ValueError("against is a setting of the rule `verified`")
+            raise ValueError("`against` can be used only with rule = verified")
         if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
             raise ValueError(
                 f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%}"

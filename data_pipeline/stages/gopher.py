@@ -81,10 +81,8 @@ def _repeated(parts: list[str], n: int) -> float:
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
     first = dict[tuple[str, ...], int]()
     often = Counter(grams).most_common(1)[0][0]
-    again = {
-        place + part
-        for place, gram in enumerate(grams)
-        for part in range(n)
-        if (gram == often if 1 < n < 5 else first.setdefault(gram, place) < place)
-    }
+    again = set[int]()
+    for place, gram in enumerate(grams):
+        if gram == often if 1 < n < 5 else first.setdefault(gram, place) < place:
+            again.update(range(place, place + n))
     return sum(len(parts[place]) for place in again) / len("".join(parts))

@@ -166,7 +166,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
             f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
-            f" its vocabulary ends at {vocab_size - 1}: make it again with `mlm-data run`",
+            f" its vocabulary ends at {vocab_size - 1}: build it again with `mlm-data run`",
             on_every_rank=True,
         )
     return tokens

@@ -78,7 +78,7 @@ class Tokenizer:
     end_of_text: int
     """Id of the token that ends a document."""
     first_tokens: tuple[int, ...] = ()
-    """Tokens that go before every text; empty here."""
+    """Tokens to put before every text; this tokenizer has none."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
@@ -146,9 +146,7 @@ class Tokenizer:
                 backend.normalizer
                 and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH
             ):
-                raise IntegrityFailure(
-                    f"{path} makes a text many times longer before it is encoded"
-                )
+                raise IntegrityFailure(f"the normalizer in {path} makes a text many times longer")
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
             raise

@@ -64,8 +64,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     dp = read_document(summary, _Summary).dp if summary.is_file() else None
     if not step.batch_size <= step.samples <= taken:
         raise BadInput(
-            f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of"
-            f" {step.batch_size:,}"
+            f"metrics.jsonl of {run} cannot be right: {step.samples:,} samples up to and with a"
+            f" batch of {step.batch_size:,}, and {taken:,} in the whole training"
         )
     for index in range(step.batch_size):
         number = step.samples - step.batch_size + index

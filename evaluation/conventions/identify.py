@@ -107,8 +107,8 @@ class Identified:
         """Return a line for each match, with its probability, or for the nearest conventions if
         none matches."""
         likely = [float(match["probability"]) for match in self.matches]
-        accident = f"a number nearby matches {self.accidents:.2g} by accident"
-        head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none"
+        accident = f"a nearby number matches {self.accidents:.2g} conventions by accident"
+        head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none of them"
         shown = self.matches
         if self.is_named:
             head = f"this, with {likely[0]:.2%}"
@@ -138,7 +138,7 @@ def _with_point(number: str) -> str:
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
             f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"
-            " write it so"
+            " write one of these"
         )
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?", number):
         return number.replace(",", "")
@@ -154,13 +154,13 @@ def parse_claim(claimed: str) -> Decimal:
     except (ArithmeticError, ValueError) as error:
         raise BadInput(f"the claim {claimed!r} is not a number") from error
     if not 0 <= number < math.inf:
-        raise BadInput(f"the claim {claimed} is not a number from zero on")
+        raise BadInput(f"the claim {claimed} is negative or not finite")
     return printed
 
 
 def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
-    """Return the number and None, or for `TEXT=NUMBER TEXT=NUMBER` each number of one program with
-    its text.
+    """Return the numbers of a claim, each with its text: one number with None for `NUMBER`, several
+    for `TEXT=NUMBER TEXT=NUMBER`, whose numbers come from one program.
 
     Raises BadInput for anything else, or for a number that is negative or not finite.
     """

@@ -135,7 +135,7 @@ GPT2 = Usage(
     },
     PROGRAMS["gpt2"],
 )
-"""For a model whose tokenizer adds nothing to a text."""
+"""Conventions for a model whose tokenizer adds nothing to a text."""
 LLAMA = Usage(
     GPT2.axes
     | {
@@ -150,8 +150,8 @@ LLAMA = Usage(
     }
     | PROGRAMS["llama"],
 )
-"""For a model whose tokenizer puts a token before a text, whose attention sees a window, and whose
-output layer has padded rows."""
+"""Conventions for a model whose tokenizer puts a token before a text, whose attention sees a
+window, and whose output layer has padded rows."""
 DIVISORS: dict[str, Callable[[str], int]] = {
     "words": lambda text: len(text.split()),
     "original tokens": count_original_tokens,

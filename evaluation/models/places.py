@@ -41,7 +41,7 @@ class Place:
     """Directory and format of a checkpoint, found once and before torch is imported."""
 
     asked: Path
-    """The path or name that was given."""
+    """Path or name of the checkpoint as the user gave it."""
     directory: Path
     format: Literal["native", "transformers", "published"]
     """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a Hugging Face

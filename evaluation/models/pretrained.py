@@ -53,8 +53,8 @@ CHECKED = 8
 """Number of tokens on which the output layer is compared with the whole model, and a merged adapter
 with an unmerged one."""
 MERGED = {4: 1e-4, 2: 0.05}
-"""Bytes of a number → largest change of a logit by merging an adapter, as a share of the largest
-logit."""
+"""Largest accepted change of a logit by merging an adapter, as a share of the largest logit, by the
+size of a number in bytes."""
 
 
 class PretrainedTokenizer:

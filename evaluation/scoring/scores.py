@@ -68,7 +68,7 @@ class ScoringModel:
     vocab_size: int
     """Number of real entries; logits beyond them are padding."""
     seq_length: int
-    """Longest input."""
+    """Longest input that the model takes, in tokens."""
     hidden_size: int
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)

@@ -65,7 +65,7 @@ class Stream:
     blocks: list[Block]
     """Consecutive parts of the text, taken as independent for the standard error."""
     window: int
-    """Longest input."""
+    """Longest input of a request, in sub-words."""
     stride: int
     """Sub-words between the starts of windows."""
 

@@ -107,7 +107,7 @@ def test_two_checkpoints(
     assert words["log_perplexity"] == pytest.approx(math.log(second / first))
     assert words["log_perplexity_standard_error"] > 0
     assert cloze["num_pairs"] == 6
-    assert "ln less the first" in done.out
+    assert "ln ppl - first" in done.out
     low, high = words["interval"]
     assert low < words["log_perplexity"] < high
     assert 0 <= words["p"] <= 1
