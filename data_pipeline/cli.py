@@ -120,11 +120,15 @@ def import_(
     ],
     out: Out,
     tokenizer: Annotated[
-        Path, typer.Option(help="The tokenizer that made it, as in `tokenizer.path` of a recipe.")
+        Path,
+        typer.Option(help="The tokenizer of these tokens, as in `tokenizer.path` of a recipe."),
     ],
-    end_of_text: Annotated[str | None, typer.Option(help="Its token that ends a document.")] = None,
+    end_of_text: Annotated[
+        str | None, typer.Option(help="The tokenizer's token that ends a document.")
+    ] = None,
 ) -> None:
-    """Make a dataset from a token file; the last thirtieth of its documents is for validation."""
+    """Make a dataset from a token file of Megatron-LM; the last thirtieth of its documents becomes
+    the validation split."""
     from mlm_repro.data_pipeline.config import TokenizerConfig
     from mlm_repro.data_pipeline.imported import import_tokens
 
@@ -164,9 +168,12 @@ def stats(
 
 @app.command()
 def fetch(
-    out: Annotated[Path, typer.Argument(help="Folder to write, which MLM_DATA_DIR can name.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder to write; MLM_DATA_DIR can name it afterwards.")
+    ],
 ) -> None:
-    """Copy the published test sets and GPT-2's vocabulary, for a machine without a connection."""
+    """Write the published test sets and GPT-2's vocabulary into a folder, for a machine without a
+    connection."""
     from mlm_repro.data_pipeline.contamination.testsets import fetch_published
 
     for path in fetch_published(out):
@@ -174,7 +181,8 @@ def fetch(
 
 
 def _one_source(source: str, stages: list[str]) -> "VerbConfig":
-    """Return a verb's configuration: its one source, the argument IN, and its stages."""
+    """Return the recipe for a verb: its stages, and the argument IN as the one source. A directory
+    without `KIND:` before it is read as `documents:`."""
     from mlm_repro.data_pipeline.config import VerbConfig
     from mlm_repro.data_pipeline.reading.config import ENDINGS
     from mlm_repro.lineage.config import parse_config
@@ -194,8 +202,9 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 
 def _counts(directory: Path) -> str:
-    """Return the words for what a finished directory holds: documents and tokens of each split, or
-    shares of test sets."""
+    """Return a summary of a finished directory's content in words: documents and tokens of each
+    split and a warning of malformed lines or, for `overlap.json`, the percentage found of each test
+    set."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():

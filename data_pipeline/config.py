@@ -25,9 +25,9 @@ class OverlapConfig(Config):
     Radford et al. 2019, section 4)."""
 
     test_sets: TestSets = ("wikitext103", "lambada")
-    """Test sets, named as in `decontaminate`."""
+    """Names of the test sets to search for, as in `decontaminate.test_sets`."""
     ngram_words: PositiveInt = 8
-    """Words in an n-gram."""
+    """Number of words in an n-gram."""
 
 
 class TokenizerConfig(Config):
@@ -51,7 +51,7 @@ class TokenizerConfig(Config):
 
     @property
     def origin(self) -> str:
-        """Return "path" if there is a path, else the kind."""
+        """Origin of the tokenizer: "path" if `path` is set, else its `kind`."""
         return "path" if self.path else self.kind
 
     @model_validator(mode="after")
@@ -151,7 +151,7 @@ class DataConfig(_WithFilters):
 
     @property
     def needs_tokenizer(self) -> bool:
-        """True if a stage counts or writes tokens."""
+        """True if a stage of the recipe counts or writes tokens."""
         return any(BY_NAME[name].needs_tokenizer for name in self.stages)
 
     def identity(self) -> JSON:

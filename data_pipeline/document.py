@@ -14,7 +14,8 @@ ROWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text. `id` tells people where it is from; no stage's decision depends on it."""
+    """One document: a text, and an id that tells people where it is from. No stage's decision
+    depends on the id."""
 
     id: str
     text: str

@@ -19,9 +19,10 @@ from mlm_repro.lineage.run import MANIFEST, RunDirectory
 LEDGER = "ledger.json"
 DATASET = "dataset.json"
 UNSPLIT = "all"
-"""Stands for a split's name in the token file of documents that were not divided."""
+"""Name that the token files have instead of a split's if the documents were not divided into
+splits."""
 DATED_FILES = frozenset({MANIFEST, LEDGER})
-"""Files that say when and how fast a dataset was made."""
+"""Files that contain times, which the digest of a dataset's content leaves out."""
 MAX_SAMPLES = 5
 EXCERPT_CHARACTERS = 300
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -36,7 +37,7 @@ class Amount:
     documents: int = 0
     bytes: int | None = 0
     tokens: int | None = 0
-    """None if tokens were not counted."""
+    """Number of tokens; None if they were not counted."""
 
     def add(self, documents: int, size: int | None, tokens: int | None) -> None:
         """Add the given numbers of documents, bytes and tokens. None counts as 0."""
@@ -73,7 +74,8 @@ class StageAttrition(FileSchema, frozen=False):
 
     @classmethod
     def begin(cls, name: str) -> Self:
-        """Return a stage with all counts 0. Every field is set, so that each is written."""
+        """Return an entry for the stage `name` with all counts 0. Every field is set, so that each
+        is written."""
         counts = dict.fromkeys(
             ("documents_in", "documents_out", "bytes_in", "bytes_out", "tokens_in", "tokens_out"), 0
         )
@@ -85,13 +87,13 @@ class StageAttrition(FileSchema, frozen=False):
         return Amount(self.documents_out, self.bytes_out, self.tokens_out)
 
     def enter(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add documents, bytes and tokens to the stage's input."""
+        """Add to the documents, bytes and tokens that came into the stage."""
         self.documents_in += documents
         self.bytes_in = (self.bytes_in or 0) + (size or 0)
         self.tokens_in = (self.tokens_in or 0) + (tokens or 0)
 
     def keep(self, size: int | None, tokens: int | None = 0, documents: int = 1) -> None:
-        """Add documents, bytes and tokens to the stage's output."""
+        """Add to the documents, bytes and tokens that the stage kept."""
         self.documents_out += documents
         self.bytes_out = (self.bytes_out or 0) + (size or 0)
         self.tokens_out = (self.tokens_out or 0) + (tokens or 0)
@@ -126,13 +128,15 @@ class InputShard(FileSchema):
     kept, and the digest of that pass's files."""
 
     read: list[tuple[str, int, int]] = Field(default_factory=list)
-    """Name of the source, first byte and end byte of each range, or row groups of a table."""
+    """Ranges of the input: each has its source's name, its first byte and its end byte, or for a
+    table the numbers of its first and end row group."""
     documents: int
     digest: str
 
 
 class NearDuplicates(FileSchema):
-    """The banding of MinHash signatures, its expected recall, and the pairs that were compared."""
+    """Ledger entry of the search for near-duplicates: the banding of MinHash signatures, its
+    expected recall, and the pairs that were compared."""
 
     rule: str
     bands: int
@@ -141,7 +145,8 @@ class NearDuplicates(FileSchema):
     shingle_characters: int
     threshold: Share
     min_agreement: int = 0
-    """Smallest number of permutations whose minima must agree as well."""
+    """Number of minima of the whole signature in which two documents must agree to be compared,
+    besides sharing a band."""
     s_curve: list[tuple[Share, Share]] = Field(min_length=2)
     """Pairs of a Jaccard similarity and the probability that documents of that similarity are
     compared."""
@@ -150,10 +155,10 @@ class NearDuplicates(FileSchema):
     compared_pairs_by_similarity: list[Count] = Field(min_length=1)
     """Numbers of compared pairs in equal bins of [0, 1]."""
     partly_compared_documents: Count = 0
-    """Documents that share a bucket with more earlier ones than they were compared with."""
+    """Number of documents that were not compared with every earlier document in their buckets."""
     uncompared_pairs: Count = 0
-    """Upper bound on the pairs of these documents that were not compared: a pair counts once for
-    each full bucket that it shares."""
+    """Upper bound on the number of pairs that these documents left uncompared: a pair counts once
+    for each full bucket that it shares."""
 
     @property
     def left_out(self) -> str:
@@ -161,9 +166,9 @@ class NearDuplicates(FileSchema):
         if not self.partly_compared_documents:
             return ""
         return (
-            "documents that share a bucket with more than they were compared with:"
-            f" {self.partly_compared_documents:,}; pairs left out there: at most"
-            f" {self.uncompared_pairs:,}, and duplicates may be among them"
+            f"{self.partly_compared_documents:,} documents were not compared with every earlier one"
+            f" in their buckets; at most {self.uncompared_pairs:,} pairs were left out, and"
+            " duplicates may be among them"
         )
 
 
@@ -192,13 +197,14 @@ class Ledger(FileSchema, frozen=False):
         return entry
 
     def enter(self, tasks: list[JSON]) -> None:
-        """Add the counts of tasks; each has a list of `stages`."""
+        """Merge the stage counts of finished tasks into the ledger; each task has them as a list
+        `stages`."""
         for counts in tasks:
             for stage in counts["stages"]:
                 self.stage(stage["name"]).merge(StageAttrition.model_validate(stage))
 
     def check(self) -> None:
-        """Raise BadInput if a stage kept nothing."""
+        """Raise BadInput, with the reasons for the drops, if a stage kept no document."""
         for stage in self.stages:
             if stage.documents_out:
                 continue
@@ -239,8 +245,8 @@ class TokenizerFacts(FileSchema):
 
 
 class Split(FileSchema):
-    """A split: the name of its token files without an ending, a pattern if there are several, and
-    its size."""
+    """One split of a dataset: the prefix of its token files, which is a glob pattern if there are
+    several, and its size."""
 
     prefix: str
     documents: int
@@ -298,17 +304,17 @@ class TrainedOn(NamedTuple):
     parent: str
     """Name of the dataset among the run's parents."""
     place: Path
-    """The directory with that digest: the one that the run names, or one beside it, beside the run
-    or one folder above.
+    """Directory whose content has the recorded digest: the one that the run names or, if that has
+    changed, one beside it, beside the run or one folder above.
 
-    If none has the digest, the directory that the run names, or the one of that name beside the
-    run.
+    If none has the digest, the directory that the run names if it is complete, else the one of that
+    name beside the run.
     """
     weight: float
     digest: str
     """Digest that the run recorded."""
     is_here: bool
-    """True if that directory has the digest."""
+    """True if the directory in `place` has the recorded digest."""
 
 
 def named_datasets(run: Path) -> list[TrainedOn]:

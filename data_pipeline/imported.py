@@ -23,7 +23,7 @@ from mlm_repro.lineage.files import write_document
 from mlm_repro.lineage.run import RunDirectory
 
 VALID_SHARE = 30
-"""Divisor of the validation split: of this many documents, one of the last is for validation."""
+"""One document in this many goes to the validation split: the last ones."""
 
 
 def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirectory:
@@ -38,8 +38,8 @@ def import_tokens(prefix: Path, config: TokenizerConfig, out: Path) -> RunDirect
     tokenizer = Tokenizer.open(config.path, config.end_of_text)
     if (highest := file.tokens.max(initial=0)) >= tokenizer.vocab_size:
         raise BadInput(
-            f"{prefix} has the token {highest}, and {config.path} only {tokenizer.vocab_size:,}"
-            " tokens"
+            f"{prefix} has the token {highest}, and the tokenizer {config.path} only"
+            f" {tokenizer.vocab_size:,} tokens"
         )
     documents = len(file.document_index) - 1
     if documents < 2:

@@ -16,7 +16,7 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_document
 
 SCORED = 1000
-"""Documents whose language is scored, the first."""
+"""Number of documents, from the first on, whose language is scored."""
 FILES = "page.html", "README.md"
 
 
@@ -28,7 +28,9 @@ def write_page(dataset: Path, out: Path) -> None:
     if out.exists():
         raise BadInput(f"{out} is there already: name a new folder")
     if not (dataset / DATASET).is_file():
-        raise BadInput(f"{dataset} is no dataset of `mlm-data run`, so it has no page")
+        raise BadInput(
+            f"{dataset} was not made by `mlm-data run`, and only such a dataset has a page"
+        )
     ledger = read_document(dataset / LEDGER, Ledger)
     card = read_document(dataset / DATASET, DataCard)
     prefixes = {name: split_prefixes(dataset, name) for name in card.splits}

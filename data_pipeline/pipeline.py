@@ -41,7 +41,7 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass
 class Pipeline:
-    """The stages of a recipe over its sources, in `workspace`.
+    """Runs the stages of a recipe on its sources, as tasks in `workspace`.
 
     `test_sets` are the files to search for, None for one that is missing.
     """
@@ -58,10 +58,11 @@ class Pipeline:
     """Finished stages by name: `prepare`, `measure`, `select`, `gather`, and `decisions` if
     duplicates were searched for."""
     compared: int = field(init=False, default=0)
-    """Number of shards, the first ones, that hold the datasets to compare with."""
+    """Number of shards that hold the datasets of `deduplicate.against`; they come before the
+    recipe's own shards."""
     splits: dict[str, dict[str, list[int]]] = field(init=False, default_factory=dict)
-    """Numbers of the `gather` tasks behind each file of each split. A file is named without its
-    ending."""
+    """Numbers of the `gather` tasks that write each file, by split and by file. A file is named
+    without its ending."""
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -69,8 +70,8 @@ class Pipeline:
         return self.config.stages
 
     def run(self) -> Self:
-        """Run all stages of the recipe; tasks that are done already are not repeated. Raises
-        BadInput if no document is left."""
+        """Run all stages of the recipe and return the pipeline; tasks that are done already are not
+        repeated. Raises BadInput if no document is left."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -293,7 +294,8 @@ class Pipeline:
 
     @property
     def left_in(self) -> int:
-        """Number of documents that keep text of a test set."""
+        """Number of documents that still have n-grams of a test set, because these are frequent in
+        the corpus."""
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
@@ -347,8 +349,8 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """Return the tasks that write the slices of the splits, and note the split and the
-        vocabulary in the ledger. Raises BadInput if one document is left to split."""
+        """Return the tasks that write the slices of the splits, and describe the split and the
+        vocabulary in the ledger. Raises BadInput if only one document is left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages

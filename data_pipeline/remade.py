@@ -52,8 +52,8 @@ TEST_SET_KEYS = {"texts", "percent", "occurrences", "distinct", "documents"}
 
 
 def card(run: Path) -> Comparisons:
-    """Compare the data card with the sealed files, the ledger, the token files, the documents and
-    the tokenizer.
+    """Yield comparisons of the data card with the sealed files, the ledger, the token files, the
+    documents and the tokenizer.
 
     Up to SAMPLED_DOCUMENTS documents of each token file are tokenized anew.
     """
@@ -130,8 +130,8 @@ def card(run: Path) -> Comparisons:
 
 
 def stages(run: Path) -> Comparisons:
-    """Compare the ledger of a verb's result with its documents, or `overlap.json` with its own
-    counts. A dataset is checked by `card`."""
+    """Yield comparisons of a verb's ledger with the documents beside it, or of `overlap.json` with
+    its own counts. A dataset is compared by `card`."""
     if (run / LEDGER).is_file():
         done = [stage.name for stage in read_document(run / LEDGER, Ledger).stages]
         asked = [SOURCE, *_config(run).get("stages", [])]
@@ -147,7 +147,9 @@ def stages(run: Path) -> Comparisons:
             folder = "" if name == UNSPLIT else f"{name}/"
             count = len(list((run / folder).glob("shard-*.jsonl")))
             names = [f"{folder}shard-{number:05d}.jsonl" for number in range(count)]
-            texts = [each.text for name in names for each in written_documents(run / name)]
+            texts = []
+            for name_of_file in names:
+                texts += [document.text for document in written_documents(run / name_of_file)]
             amount = split.documents, split.bytes
             yield Remade(f"{LEDGER}: documents and bytes of {name}", amount, _amount(texts))
             named += names
@@ -174,8 +176,8 @@ def stages(run: Path) -> Comparisons:
 
 
 def _attrition(run: Path, ledger: Ledger) -> Comparisons:
-    """Compare the numbers of each stage's ledger entry with one another, with the stages before,
-    and with quarantine, banding and splits."""
+    """Yield comparisons of the numbers in each stage's ledger entry with one another, with the
+    stages before it, and with quarantine, banding and splits."""
     for stage in ledger.stages:
         # A document loses tokens, and may become several.
         is_cut = stage.name == "decontaminate" and stage.changed
@@ -225,13 +227,14 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
-    """A section of a configuration, also of one that an earlier version wrote, with the defaults of
-    what it leaves out."""
+    """Return a section of a recorded configuration, with defaults for the keys that it lacks, such
+    as the newer ones."""
     return {**section().model_dump(), **config.get(name, {})}
 
 
 def _banded(run: Path, alike: NearDuplicates | None) -> Comparisons:
-    """Compare the rule by which documents are near-duplicates with the run's settings."""
+    """Yield a comparison of the ledger's near-duplicate rule, threshold and shingle length with the
+    settings in the run's manifest."""
     if alike:
         asked = _asked(_config(run), DeduplicateConfig, "deduplicate")
         rule = {name: asked[name] for name in ("rule", "threshold", "shingle_characters")}
@@ -243,12 +246,12 @@ def _config(run: Path) -> JSON:
 
 
 def _amount(texts: list[str]) -> tuple[int, int]:
-    """Return the number of documents and of their bytes."""
+    """Return the number of texts, and their size in UTF-8 in bytes."""
     return len(texts), sum(map(size_bytes, texts))
 
 
 def counted(run: Path, card: DataCard) -> Comparisons:
-    """Compare a data card with its ledger."""
+    """Yield comparisons of a data card with the ledger beside it, and of the ledger with itself."""
     ledger = read_document(run / LEDGER, Ledger)
     yield from _attrition(run, ledger)
     stages = {stage.name: stage.kept for stage in ledger.stages}

@@ -48,30 +48,30 @@ from mlm_repro.lineage.progress import announce, format_bytes, format_duration
 from mlm_repro.lineage.run import RunDirectory
 
 SHELF = ".stages"
-"""Folder beside the runs for the work of the last complete build of each name."""
+"""Folder beside the runs that keeps, for each name, task results of the last complete build."""
 DEAR = ("harvest", "prepare", "tokenizer", "measure")
-"""Stages that are kept there because they took long."""
+"""Beginnings of the names of stages whose results are kept in SHELF, because they took long."""
 ROOM_OF_A_DATASET = 6
 """Largest disk space that the work of a dataset takes, as a multiple of the input."""
 ROOM_OF_DOCUMENTS = 3
 """Largest disk space that the work of a verb takes, as a multiple of the input."""
 ROOM_OF_SMALL_TOKENS = 3
-"""Multiple that is added for small vocabularies, where a token may be a byte."""
+"""Added to ROOM_OF_A_DATASET for a small vocabulary, where a token may be a byte."""
 SMALL_VOCABULARY = 8192
 RECORD_BYTES = 300
 """Bytes of disk that a document takes beside text and fingerprints."""
 DOCUMENT_BYTES = 48
 """Bytes of memory that a document takes beside text and fingerprints."""
 COMPARISON_SECONDS = 1.2e-8
-"""Seconds to tell unlike sketches apart."""
+"""Seconds to compare the sketches of two documents that are not alike."""
 OFFER_SECONDS = 7e-8
-"""Seconds to look at a document that a bucket offers, where the sketches exceed the processor's
-cache."""
+"""Seconds to look at one document that a bucket offers for comparison, where the sketches exceed
+the processor's cache."""
 CACHE_BYTES = 80 << 20
 """Bytes by which a process's tables of words and shingles may still grow after a rehearsal."""
 REST = "the rest"
-"""Work that no stage of the ledger counts: the loading of code, tokens without a filter of tokens,
-selection, and the writing of a dataset."""
+"""Name of the work that no stage of the ledger counts: the loading of code, tokens without a filter
+of tokens, selection, and the writing of a dataset."""
 LARGER = (174 * 10**9, 10**12, 10**13)
 """Sizes, in bytes, of larger corpora for which a forecast is printed too."""
 STAGE_OF = {
@@ -99,20 +99,20 @@ TABLES = ("mlm_repro.data_pipeline.fast.ready",)
 """Modules that make the tables of cleaning and languages when they are imported, before workers are
 forked."""
 REHEARSED_BYTES = 4 << 20
-"""Bytes of text on which a time is rehearsed."""
+"""Bytes of text in the sample that a rehearsal builds."""
 REHEARSED_TOKENS = 300
-"""Tokens of a vocabulary that is trained on it."""
+"""Vocabulary size of a tokenizer that a rehearsal trains."""
 
 Build = Callable[[Workspace], Callable[[Path], dict[str, str] | None]]
-"""Runs the tasks in a workspace. The function that it returns fills the directory of a run and
-returns the SHA-256 of the files that it knows, by name."""
+"""A function that runs the tasks in a workspace and returns another. That one fills the directory
+of a run, and returns the SHA-256 of the files that it knows, by name, or None."""
 
 
 def build_dataset(
     config: DataConfig, root: Path, executor: str = "local", part: str = ""
 ) -> RunDirectory:
-    """Build the dataset of `config` under `root`, or return it at once, with a note, if it is
-    complete there.
+    """Build the dataset of `config` under `root` and return its run; if it is complete there, print
+    a note and return it at once.
 
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
     continues from there after any interruption. A task that the last complete build of that name
@@ -206,7 +206,8 @@ def promise(
     """Predict the cost of a build of `size` bytes of text from a rehearsal on the same sources:
     seconds, memory and disk grow with the number of documents.
 
-    Comparisons of unlike pairs grow with its square, up to what the buckets offer.
+    The number of compared pairs that are not alike grows with the square of that number, up to the
+    limit of documents that a bucket offers.
     """
     from mlm_repro.data_pipeline.duplicates.similarity import MOST_REMEMBERED
     from mlm_repro.data_pipeline.passes.gather import slice_documents
@@ -238,12 +239,12 @@ def promise(
 
 
 def _crowded(rehearsed: "Rehearsed", times: float) -> float:
-    """Seconds by which comparing documents takes longer than in proportion to them, if there are so
-    many times those of the sample.
+    """Return by how many seconds comparing documents takes longer than in proportion to their
+    number, in a corpus of `times` as many documents as the sample.
 
-    Buckets grow with the corpus until they are full, each in its own time, and so does what each
-    offers. Texts are compared as often as in the two rehearsals, by a power of the documents, and
-    each with so many at most.
+    Buckets grow with the corpus until they are full, each in its own time, and so does the number
+    of documents that each offers. The number of compared texts is extrapolated from the two
+    rehearsals as a power of the number of documents, up to MOST_COMPARED for each document.
     """
     from mlm_repro.data_pipeline.duplicates.near_duplicates import MOST_COMPARED
 
@@ -293,14 +294,14 @@ def forecast(config: DataConfig) -> None:
 
 
 class Rehearsed(NamedTuple):
-    """Measured cost of building a sample: time, memory, disk, and the pairs that deduplication
-    compares in vain."""
+    """Measured cost of building a sample: time, memory, disk, and counts of the compared
+    documents."""
 
     documents: int
     bytes: int
     took: list[tuple[int, dict[str, float], dict[str, float]]]
-    """Documents, processor seconds by stage, and what the comparison of documents counted, of a
-    small build and of that of the sample."""
+    """Measurements of a small build and of the sample's build: the number of documents, processor
+    seconds by stage, and the counts that comparing documents returned."""
     disk: dict[str, int]
     """Bytes on disk while the work lasts, by stage."""
     gathered: int
@@ -462,7 +463,9 @@ def _open(
         tokenizer = Tokenizer.open(path, end_of_text)
         parents["tokenizer"] = tokenizer.digest
         if change := tokenizer.changes():
-            print(f"warning: {path} does not keep every text: {change}", file=sys.stderr)
+            print(
+                f"warning: tokenizer {path} does not restore every text: {change}", file=sys.stderr
+            )
     elif config.needs_tokenizer and config.tokenizer.kind == "gpt2":
         parents["tokenizer"] = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()).digest
     for name, test_set in test_sets.items():
@@ -570,8 +573,8 @@ def _workspace(
 
 
 def _put_away(work: Path, shelf: Path | None) -> None:
-    """Remove the work of a run that has ended. With a shelf, the results of long stages are kept
-    there for the next build of that name."""
+    """Remove the work of a run that has ended or, with a shelf, move it there without the results
+    of quick stages, for the next build of that name."""
     if shelf and work.is_dir():
         for path in work.iterdir():
             if not path.name.startswith(DEAR):
@@ -583,14 +586,14 @@ def _put_away(work: Path, shelf: Path | None) -> None:
 
 
 def _found(run: RunDirectory) -> RunDirectory:
-    """Print that a run is complete already, renew its link, and return it."""
+    """Print that the run is complete already, renew the link to it, and return it."""
     print(f"already complete: {run.path}", file=sys.stderr)
     run.link()
     return run
 
 
 def _find_or_none(name: str) -> Path | None:
-    """Return the path of a test set, or None, with a warning, if it is missing."""
+    """Return the path of a test set; if it is missing, print a warning and return None."""
     try:
         return find_test_set(name).resolve()
     except DataMissing as error:

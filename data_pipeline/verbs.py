@@ -19,7 +19,8 @@ def stage_verbs() -> dict[str, str]:
 
 
 def _constants(node: ast.ClassDef) -> dict[str, str]:
-    """Return the text constants of a class by name. A name for anything else has an empty text."""
+    """Return the text constants that a class assigns, by name; a name that it assigns anything else
+    has an empty text."""
     constants = {}
     for statement in node.body:
         if isinstance(statement, ast.Assign):

@@ -71,14 +71,14 @@ class EvaluatedCheckpoint:
     tokenizer: Encoder
     model: ScoringModel
     kind: Kind
-    """`scaled` for a shrunk twin of a published model, `measured` otherwise."""
+    """`scaled` for a small twin of a published model, `measured` for any other."""
     num_parameters: int
     notes: tuple[str, ...] = ()
-    """Warnings for readers of its numbers."""
+    """Sentences that warn readers of the numbers measured on it."""
     backend: str = "engine"
-    """Program that computes the model."""
+    """Name of the program that computes the model."""
     checked: dict[str, str] = field(default_factory=dict)
-    """Outcome of each probe."""
+    """Subject of each check of the loaded model → its outcome."""
     loaded: str = ""
     """SHA-256 of the loaded tensors if transformers loaded them; `digest` is then computed from the
     files."""
@@ -114,7 +114,8 @@ class EvaluatedCheckpoint:
 
     @property
     def store(self) -> Store:
-        """Function that opens the kept scores of this checkpoint."""
+        """A function that opens the stored scores of this checkpoint, given the settings of an
+        evaluation."""
         return partial(
             open_scores, user_cache("scores"), self.loaded or self.digest, self.tokenizer.digest
         )
@@ -209,7 +210,7 @@ def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckp
 
 
 def _device(name: str) -> torch.device:
-    """Return torch's device of that name. Raises BadInput if it cannot be used for scoring."""
+    """Return the torch device called `name`. Raises BadInput if it cannot be used for scoring."""
     if name.partition(":")[0] not in MAX_LOGIT_BYTES:
         raise BadInput(f"a model on {name} is not scored yet: give {' or '.join(MAX_LOGIT_BYTES)}")
     try:
@@ -251,7 +252,7 @@ def load_checkpoint(
         loaded.model.to(dtype)
     if change := tokenizer.changes():
         raise IntegrityFailure(
-            f"the tokenizer of {loaded.directory} asks for more than a vocabulary: {change}"
+            f"the tokenizer of {loaded.directory} does not restore every text: {change}"
         )
     if not row_by_row:
         pack_weights(loaded.model)

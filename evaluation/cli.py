@@ -229,7 +229,8 @@ def identify(
     scoring: Scoring = None,
     json: Json = None,
 ) -> None:
-    """Name the conventions that give a claimed number within its rounding."""
+    """Name the conventions of evaluation by which a checkpoint gives a claimed number, within its
+    rounding."""
     settings = override_config(Settings(), scoring or ())
     from mlm_repro.evaluation.conventions import identify as conventions
 
@@ -376,8 +377,8 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
     """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
     directory and format.
 
-    Raises the errors of `Place.find`, and BadInput if `json`, the file to write, cannot be written
-    or exists without `mark`, so that it is no result of this command.
+    Raises the errors of `Place.find`, and BadInput if the file `json` cannot be written, or exists
+    without the text `mark`, which shows that this command wrote it.
     """
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)
@@ -389,7 +390,8 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 
 def _write(path: Path | None, content: JSON | str) -> None:
-    """Write a result as JSON, or a text as it is, and say so. Do nothing without a path."""
+    """Write a text unchanged, or any other content as JSON, to `path`, and print the path. Do
+    nothing if `path` is None."""
     if path is not None:
         try:
             if isinstance(content, str):

@@ -21,25 +21,27 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.files import read_object
 
 NORMAL_95 = 1.959964
-"""Number of standard errors to each side that hold 95 % of a normal distribution."""
+"""Number of standard errors on each side of a normal distribution's mean that enclose 95 % of
+it."""
 
 
 class Difference(Config):
-    """A model's result minus the first model's, over the same articles or examples."""
+    """Difference between a model's result and the first model's, over the same articles or
+    examples."""
 
     task: str
     model: str
     num_pairs: int
     log_perplexity: float
-    """Difference of ln perplexity, below zero if the model predicts better than the first."""
+    """The model's ln perplexity minus the first model's; negative if the model predicts better."""
     log_perplexity_standard_error: float | None
     interval: tuple[float, float] | None
     """95 % interval of the difference of ln perplexity."""
     p: float | None
-    """Two-sided probability of at least this difference between models that predict alike: from a
-    normal distribution, or exact for an accuracy."""
+    """Two-sided p value: how probable so large a difference is for two equally good models. From a
+    normal distribution for a perplexity, from an exact sign test for an accuracy."""
     accuracy: float | None
-    """Difference of the accuracies; None for a perplexity task."""
+    """The model's accuracy minus the first model's; None for a perplexity task."""
     accuracy_standard_error: float | None
 
 
@@ -55,8 +57,8 @@ def read_results(path: Path) -> dict[str, Result]:
 
 
 def paired_difference(first: Result, second: Result) -> Difference:
-    """Return the difference of two results over the parts of a text. Raises BadInput if they were
-    scored on different texts or parts."""
+    """Return the second result minus the first, paired over the parts of a text. Raises BadInput if
+    they were scored on different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task}: the two models were scored on different texts, or by different"
@@ -130,8 +132,8 @@ def _check_parts(first: PerplexityResult, second: PerplexityResult) -> None:
 
 
 def _sign_test(better: int, worse: int) -> float:
-    """Return the two-sided probability of at least this uneven a split, among examples on which two
-    equally good models differ."""
+    """Return the two-sided p value of the sign test: the probability of a split at least as uneven
+    as `better` to `worse`, if each example favours either model with probability 1/2."""
     count = better + worse
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
@@ -146,7 +148,7 @@ def rows(first: Iterable[Result], compared: Iterable[tuple[Result, Difference]])
             "perplexity",
             "±",
             "accuracy",
-            "ln less the first",
+            "ln ppl - first",
             "95 % interval from",
             "to",
             "p",

@@ -32,14 +32,14 @@ COMPUTING = (
     "compressed-tensors",
     "gptqmodel",
 )
-"""Packages that compute models of other programs."""
+"""Packages that may compute a model and whose versions a result records."""
 MakeTask = Callable[[EvaluatedCheckpoint], Task]
-"""Function that builds the task for a checkpoint's tokenizer and context."""
+"""Function that builds a task for a checkpoint, from its tokenizer and context."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished task: the task, its scores and its result."""
+    """A finished task with its scores and its result."""
 
     task: Task
     scores: Scores
@@ -52,7 +52,7 @@ class Evaluations:
     run."""
 
     done: dict[str, Evaluation]
-    """Finished evaluations, by requested name."""
+    """Finished tasks with their results, by requested name."""
     missing: dict[str, str]
     """Requested name → why the task could not run."""
 
@@ -116,7 +116,7 @@ def evaluate(
 
 
 def _environment() -> Environment:
-    """Describe the machine and the packages that may compute a model."""
+    """Describe the machine and its packages, with the versions of all that may compute a model."""
     environment = describe_environment()
     versions = {name: installed(name) for name in COMPUTING}
     more = {name: version for name, version in versions.items() if version}
@@ -126,8 +126,8 @@ def _environment() -> Environment:
 def _score_all(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
 ) -> list[Scores]:
-    """Score all tasks: tasks without memory in one pass over shared requests, the others one by
-    one."""
+    """Return the scores of each task, in order. Tasks without memory share one pass over the model;
+    tasks with memory are scored one by one."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
@@ -159,10 +159,10 @@ def score_shared(
     banned: Tokens | None = None,
 ) -> list[Scores]:
     """Return the scores of each list of requests. A request in several lists is scored once; scores
-    that an earlier run kept are read.
+    that an earlier evaluation stored are read.
 
-    Tokens that are `banned` do not count as answers. The cost and the progress are shown under the
-    title, in requests.
+    Tokens that are `banned` do not count as answers. The cost is announced and the progress is
+    shown under `title`, with `unit` as the plural noun for requests.
     """
     if not request_lists:
         return []

@@ -37,7 +37,7 @@ class Generated:
     tokens: list[int]
     """Tokens of the continuation, with the end-of-text token if it was generated."""
     sampling: Sampling | None
-    """None for greedy decoding."""
+    """How the tokens were drawn; None for greedy decoding."""
     checkpoint: str
     checkpoint_digest: str
 

@@ -80,8 +80,9 @@ class Scores(NamedTuple):
         return np.logical_and.reduceat(self.greedy, self.starts)
 
     def taken(self, indices: Tokens, requests: Sequence[Request]) -> "Scores":
-        """Return the scores of `requests`, whose tokens were scored as the requests at `indices`.
-        Each takes only the last tokens that it scores itself."""
+        """Return the scores of `requests`: `requests[n]` has the tokens of this object's request
+        number `indices[n]`, and gets the scores of as many of its last tokens as it scores
+        itself."""
         counts = np.array([request.num_scored for request in requests], dtype=np.int64)
         ends = (self.starts + self.num_scored)[indices]
         chosen = np.concatenate(
@@ -146,7 +147,7 @@ class SourceText:
     title: str
     digest: str
     note: str = ""
-    """Empty, or why this is not the requested task."""
+    """Reason why this is not the task that was requested; empty if it is."""
     remarks: tuple[str, ...] = ()
     """Sentences on oddities of the text and how they are treated."""
 
@@ -229,7 +230,7 @@ class Task(ABC):
 
     @abstractmethod
     def result(self, scores: Scores, provenance: Provenance) -> Result:
-        """Aggregate the scores of `requests` to the protocol's numbers."""
+        """Return the protocol's result, computed from the scores of `requests`."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
         """Return the fields that results of every kind have, with warnings for an oddity of the

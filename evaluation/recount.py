@@ -23,14 +23,14 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "heldout-perplexity": heldout_perplexity,
     "heldout-cloze": heldout_cloze,
 }
-"""Tasks on held-out documents, by name."""
+"""Tasks on held-out documents that stand in for published tests, by name."""
 SPACES = 4
 """Largest number of spaces between two articles. They are words of the text but of no article."""
 
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
-    """Return the numbers of an evaluation that its other numbers determine, by field of its
-    result."""
+    """Return the numbers of an evaluation that its other numbers determine, recomputed from these,
+    by field of its result."""
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
     share = result.normaliser / result.num_original_tokens
@@ -74,10 +74,10 @@ def _cloze_follows(result: ClozeResult) -> dict[str, float]:
 def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
-    """Return the numbers of an evaluation that its text and the dataset's tokenizer determine, by
-    field of its result.
+    """Return the numbers of an evaluation that its text and the dataset's tokenizer determine,
+    recomputed from these, by field of its result.
 
-    Raises DataMissing if the text is not on this machine.
+    Raises DataMissing if the text is not on this machine or is not the one that was scored.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:

@@ -51,11 +51,11 @@ class Result(Provenance):
 
     task: str
     protocol: str
-    """The whole recipe in one line."""
+    """The recipe of the task in one line: text, windows, tokens before it and divisor."""
     partial: bool
     """True if a limit left out a part of the test."""
     note: str
-    """Empty, or the reason why this is not the requested task."""
+    """Reason why this is not the task that was requested; empty if it is."""
     warnings: list[str]
     data_digest: str
     """SHA-256 of the test file."""
@@ -63,7 +63,7 @@ class Result(Provenance):
     """Repository and subset of the published file on the Hugging Face hub; empty for other
     texts."""
     perplexity: Positive | None
-    """None for a text of too few words."""
+    """Perplexity by the protocol's divisor; None for a running text of too few words."""
     num_original_tokens: int
     """Number of words, not sub-words: space-separated tokens T_o of a running text, or examples."""
     num_tokens: int
@@ -112,8 +112,8 @@ class PerplexityResult(Result):
     bits_per_byte: float
     """Bits per UTF-8 byte of the text before the detokenizer."""
     token_ratio: float | None
-    """Scored sub-words of the whole test per original token, as Megatron prints it: (T - 1) / (T_o
-    - 1)."""
+    """Scored sub-words of the whole test for each original token, (T - 1) / (T_o - 1), as Megatron
+    prints it."""
     num_windows: int
     """Number of scored windows."""
     window: int | None = None

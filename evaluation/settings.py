@@ -77,8 +77,8 @@ class Sampling:
     top_k: int | None = None
     """Keep only the k likeliest tokens and those as likely as the last of them."""
     top_p: float | None = None
-    """Keep only the likeliest tokens that together have this probability (nucleus sampling,
-    Holtzman et al. 2020)."""
+    """Keep only the fewest likeliest tokens that together have at least this probability (nucleus
+    sampling, Holtzman et al. 2020)."""
     seed: int = 1234
 
     def __post_init__(self) -> None:

@@ -19,7 +19,8 @@ from mlm_repro.lineage.errors import BadInput, DataMissing, IntegrityFailure, di
 
 
 class PublishedFile(Config):
-    """One file of published.toml: its path here, its digest, and its source on the hub."""
+    """An entry of published.toml: one file, its SHA-256, and the hub's repository that it comes
+    from."""
 
     place: str
     """Path of the file below a data directory."""
@@ -29,8 +30,8 @@ class PublishedFile(Config):
     subset: str | None = None
     split: str = "test"
     rows: Literal["file", "wikitext", "jsonl", "lines"] = "file"
-    """Form on the hub: the file itself, or rows of text, which `ROWS` turns into parts of the
-    file."""
+    """How the repository holds it: as the file itself, or as rows of text, each of which the
+    function of that name in `ROWS` turns into a part of the file."""
 
 
 class Published(Config):
@@ -61,8 +62,8 @@ def check_test_set_name(name: str) -> None:
     if colon and kind in FILE_KINDS:
         if not path or (kind == "jsonl") != path.endswith(".jsonl"):
             raise ValueError(
-                f"test set {name!r}: jsonl: stands before a path that ends in .jsonl, text: before"
-                " others"
+                f"test set {name!r}: write jsonl:PATH for a path that ends in .jsonl, text:PATH for"
+                " any other"
             )
     elif name not in TEST_SETS:
         others = f"known: {', '.join(TEST_SETS)}, jsonl:PATH, text:PATH"
@@ -112,7 +113,7 @@ def fetch_published(out: Path) -> Iterator[Path]:
             write_bytes(path, content)
         if sha256_file(path) != file.sha256:
             raise IntegrityFailure(
-                f"{path} is not the published file: remove it, and MLM_DATA_DIR if it names another"
+                f"{path} is not the published file: remove it, and its original in MLM_DATA_DIR"
             )
         written.append(file)
         yield path
@@ -139,7 +140,8 @@ def _find(file: PublishedFile) -> Path:
         content = _download(file)
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise DataMissing(
-                f"{file.repository} on the hub is not the published {file.place}: {_remedy(file)}"
+                f"the hub's {file.repository} does not give the published {file.place}:"
+                f" {_remedy(file)}"
             )
         write_bytes(path, content)
     return path

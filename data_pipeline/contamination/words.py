@@ -12,14 +12,15 @@ from mlm_repro.data_pipeline.fast.ngram_index import WORD, NgramIndex
 TAG = r"<[^<>]{1,2000}>"
 LINK = r"\]\([^()\s]{1,2000}\)"
 MARK = re.compile(rf"\u00ad|{TAG}|{LINK}")
-"""A soft hyphen, a tag, or what follows the words of a link in Markdown."""
+"""Finds marks that hide no match: a soft hyphen, a tag, or the target of a Markdown link with the
+brackets around it."""
 SPACED = {
     (True, False): re.compile(TAG),
     (False, True): re.compile(LINK),
     (True, True): re.compile(f"{TAG}|{LINK}"),
 }
-"""Patterns of the marks that are replaced by spaces, by whether a text has `<` and `](`. A pattern
-of one kind matches faster than a pattern of both."""
+"""Patterns of tags and link targets, by whether a text contains `<` and whether it contains `](`. A
+pattern of one kind matches faster than a pattern of both."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Ngrams:
     """All n-grams of `words` words in `texts`. A text with fewer words is one n-gram as a whole."""
 
     texts: tuple[str, ...]
-    """Words as runs of `\\w`, lower-cased and joined by one space; each text has at least one
-    word."""
+    """Lower-cased words joined by one space, a word being a run of `\\w`. Each text has at least
+    one word."""
     words: int
 
     @classmethod
@@ -78,7 +79,8 @@ class Ngrams:
 
     @cached_property
     def index(self) -> NgramIndex:
-        """The index of all runs of as many words as the shortest n-gram has."""
+        """A hash index of every run of n words in the texts, where n is the length of the shortest
+        n-gram."""
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
@@ -94,8 +96,8 @@ class Ngrams:
 
 
 def _without_marks(text: str) -> list[tuple[int, str]]:
-    """Return the text in parts, each with its position: soft hyphens are left out, tags and targets
-    of links become spaces."""
+    """Return the text as pieces, each with its position in the original. Soft hyphens are omitted;
+    a tag or a link target becomes one space."""
     pieces = []
     end = 0
     for mark in MARK.finditer(text):

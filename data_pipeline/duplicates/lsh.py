@@ -146,14 +146,15 @@ def recall(similarity: float, bands: int, rows: int, min_agreement: int = 0) -> 
 
 
 class Compared(NamedTuple):
-    """Counts of the pairs that were compared, and of those that were not."""
+    """The pairs of documents that deduplication compared, counted by similarity, and an upper bound
+    on the pairs that it did not."""
 
     by_similarity: NDArray[np.int64]
     """Number of pairs in HISTOGRAM_BINS equal bins of [0, 1]."""
     partly: int = 0
-    """Documents that share a bucket with more documents than they were compared with."""
+    """Number of documents that were not compared with every earlier document in their buckets."""
     left: int = 0
-    """Upper bound on the pairs of these documents that were not compared."""
+    """Upper bound on the number of pairs that these documents left uncompared."""
 
 
 def describe(config: DeduplicateConfig, compared: Compared) -> NearDuplicates:

@@ -1,5 +1,5 @@
-"""Components of linked documents; which documents of each are dropped, and the survivor of each
-dropped one.
+"""Joins linked documents into components, and decides which documents of each are dropped for which
+survivor.
 
 A forest is an array that holds for each document an earlier one of its set, or itself for the first
 of a set. Two documents are linked if they share a bucket and their sketches agree often enough.
@@ -34,7 +34,8 @@ Forest = NDArray[np.int64]
 
 @compiled
 def merge(forest: Forest, documents: Forest, others: Forest) -> None:
-    """Join the set of each document with the set of its pair in `others`, in place."""
+    """Join the set of `documents[n]` with the set of `others[n]` for each n, in the union-find
+    `forest`, which is changed."""
     for pair in range(documents.shape[0]):
         join(forest, documents[pair], others[pair])
 
@@ -58,18 +59,19 @@ def _first(forest: Forest, document: int) -> int:
 
 @compiled
 def join(forest: Forest, left: int, right: int) -> None:
-    """Join the sets of two documents, in place."""
+    """Join the sets of the documents `left` and `right` in the union-find `forest`, which is
+    changed."""
     left = _first(forest, left)
     right = _first(forest, right)
     forest[max(left, right)] = min(left, right)
 
 
 MOST_OFFERED = 4096
-"""Largest number of documents of a bucket that later ones are compared with: the first ones. So
-each of a million pages of one template, all similar and none a duplicate, costs the same; pairs
-that are duplicates share rarer buckets as well. The pairs that are not compared are counted."""
+"""A document is compared with at most this many of the first documents in each of its buckets, so
+that a million pages of one template, all similar and none a duplicate, cost linear time. Real
+duplicates share rarer buckets as well. The pairs that are not compared are counted."""
 MOST_COMPARED = 1000
-"""Largest number of earlier documents that a document is compared with: those that agree with it in
+"""A document is compared with at most this many earlier documents: the ones that agree with it in
 the most minima."""
 
 
@@ -83,14 +85,16 @@ def link(
     partly: NDArray[np.bool_],
     most: int = MOST_OFFERED,
 ) -> tuple[int, int]:
-    """Join, in place, the sets of documents of each bucket whose sketches agree in `required`
-    bytes.
+    """Join the documents of each bucket whose sketches agree in at least `required` bytes, in the
+    union-find `forest`, which is changed.
 
-    Each is compared with the `most` first of its bucket. Members of one set are not compared again,
-    so a bucket of near-duplicates costs one comparison for each. They form a chain: `following`
-    leads from `heads` to `tails`. Returns the number of pairs that could join two sets and were not
-    compared, whose later documents are marked in `partly` [documents of the corpus], and the number
-    of pairs that were compared and are not alike.
+    A document is compared with the first `most` documents of its bucket, but not with members of
+    its own set, so a bucket of near-duplicates costs one comparison for each. The members of a set
+    form a chain: `following` leads from its head in `heads` to its tail in `tails`.
+
+    Returns the number of pairs that could have joined two sets but were not compared, and the
+    number of compared pairs that do not agree. The later document of each pair left uncompared is
+    marked in `partly` [documents of the corpus].
     """
     uncompared = 0
     unlike = 0
@@ -151,8 +155,9 @@ GIVEN_BACK = 1 << 12
 """Number of members after which the pages of mapped files are given back to the system."""
 PLACE_BITS = 32
 DECISION = np.dtype([("document", np.int64), ("survivor", np.int64), ("jaccard", np.float64)])
-"""A dropped document, its survivor, which is an earlier document, and the exact similarity of the
-two. With `megatron-2019`, the largest similarity of the document to any other."""
+"""Record of a dropped document: its survivor, which is an earlier document, and the exact
+similarity of the two. With `megatron-2019` the similarity is the document's largest to any
+other."""
 
 
 class Linked(NamedTuple):
@@ -179,26 +184,28 @@ class Resolution(NamedTuple):
     and how many pairs were compared or left uncompared."""
 
     decisions: NDArray[Any]
-    """DECISION of each dropped document, component by component, in order in each."""
+    """A DECISION for each dropped document, component by component; in a component the documents
+    are in input order."""
     compared: NDArray[np.int64]
     """Number of pairs whose texts were compared, by similarity, in HISTOGRAM_BINS equal bins of [0,
     1], the last one closed."""
     partly: NDArray[np.int64]
-    """Documents that share a bucket with more earlier ones than they were compared with."""
+    """Documents that were not compared with every earlier document in their buckets."""
     uncompared: int
-    """Pairs of these that were not compared, at most: one is counted for each bucket that it
-    shares."""
+    """Upper bound on the number of pairs that these documents left uncompared. A pair counts once
+    for each bucket that it shares."""
     offered: int
-    """How often a bucket offered a document to a later one."""
+    """Number of times that a bucket offered an earlier document for comparison, repetitions
+    included."""
 
 
 class _Held:
-    """The kept documents of some components, which later ones are compared with, by their index
-    among the members.
+    """The kept documents of some components in their buckets, for later documents to be compared
+    with. A document is given by its index among the members.
 
     `buckets` [members, bands] are positions of buckets in `slots` [bands, 1.5 members], or -1 if a
-    member is alone. There a bucket has its number of documents held, then the first of these
-    documents.
+    member is alone in its bucket. From that position on, `slots` has the number of kept documents
+    in the bucket, then the first of these documents.
     """
 
     def __init__(self, linked: Linked, config: DeduplicateConfig, scratch: Path | None) -> None:
@@ -227,11 +234,12 @@ class _Held:
         self._seen = np.full(size, -1, np.int32)
 
     def candidates(self, place: int) -> tuple[list[int], int, int]:
-        """Held documents, in order, that share a bucket with this document and agree with it often
-        enough.
+        """Return the kept documents, ascending, that share a bucket with the document `place` and
+        agree with it in enough minima. Of more than MOST_COMPARED, return the ones that agree in
+        the most.
 
-        Of more than MOST_COMPARED, those that agree most often. Returns also how many more there
-        may be, and how often a bucket offered one.
+        Return also an upper bound on the number of further such documents, and how many times a
+        bucket offered a document.
         """
         where = (self._buckets, self._slots, self._linked.sketches, self._linked.members)
         ranked, left, offered = _candidates(
@@ -243,12 +251,13 @@ class _Held:
         return np.sort(ranked & ((1 << PLACE_BITS) - 1)).tolist(), left, offered
 
     def hold(self, place: int) -> None:
-        """Add a document to each of its buckets; a full bucket only counts it."""
+        """Add a document to each of its buckets; a bucket that is full only counts it."""
         _hold(place, self._buckets, self._slots, self._most)
 
 
 def _mapped(size: int, folder: Path | None) -> mmap:
-    """Return a map of a nameless file of zeros, which takes memory only as far as it is touched."""
+    """Map a temporary file of `size` zero bytes into memory and return the map. Memory is taken
+    only by pages that are touched."""
     with TemporaryFile(dir=folder) as file:
         file.truncate(size)
         return mmap(file.fileno(), size)
@@ -266,8 +275,9 @@ def _candidates(
     found: Forest,
     seen: NDArray[np.int32],
 ) -> tuple[Forest, int, int]:
-    """Places of candidates, their disagreement above PLACE_BITS; how often a full bucket did not
-    offer one; and how often one was offered."""
+    """Return each candidate's index, with the number of its differing sketch bytes in the bits
+    above PLACE_BITS; the number of documents that full buckets did not offer; and the number that
+    buckets offered."""
     count = 0
     left = 0
     every = 0
@@ -310,7 +320,8 @@ def histogram(similarities: NDArray[np.float64]) -> NDArray[np.int64]:
 def resolve(
     linked: Linked, config: DeduplicateConfig, held_before: int = 0, scratch: Path | None = None
 ) -> Resolution:
-    """Decide for linked documents, component by component, in order in each.
+    """Decide which of the linked documents are dropped, component by component, in input order
+    within each.
 
     Buckets lie in files in `scratch`: a member takes 40 bytes of memory and 10 of disk for each
     band.
@@ -318,18 +329,18 @@ def resolve(
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
     earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`
     minima is at least the threshold; its survivor is the first such document. If there are more
-    than MOST_COMPARED such documents, those that agree in the most minima are compared, and a
-    bucket offers its MOST_OFFERED first documents that are kept; the pairs that are left out are
-    counted. Documents before number `held_before` are kept. Members without such a partner may be
-    added to the component or omitted: nothing changes.
+    than MOST_COMPARED such documents, only the ones that agree in the most minima are compared, and
+    a bucket offers only its first MOST_OFFERED kept documents; the pairs that are not compared are
+    counted. Documents with a number below `held_before` are always kept. A member that no other
+    member agrees with changes nothing: it may be in the component or not.
 
     By the rule `megatron-2019`
     (tools/openwebtext/{find_duplicates,group_duplicate_url,remove_group_duplicates}.py of v2.6) one
     document of a bucket is compared with all others in it, pairs above 0.5 are listed, pairs of at
     least the threshold are linked, and one document of each linked group is kept. Where the
     published code takes an arbitrary one (of a bucket, of an unordered set), the first in input
-    order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
-    text without shingles has a similarity of 0 to all others.
+    order is taken. As in that code, the last shingle of a text is left out of the comparison, and
+    a text without shingles has a similarity of 0 to all others.
     """
     is_published = config.rule == "megatron-2019"
     members, *_, copies, pages = linked

@@ -14,9 +14,11 @@ from mlm_repro.data_pipeline.fast.shingles import CHUNK, as_bytes, first_end, pa
 from mlm_repro.lineage.loops import compiled
 
 MOST_REMEMBERED = 1 << 25
-"""Keys, of eight bytes, at most: those of 32,000 documents of a thousand characters each."""
+"""Largest number of cached keys, each of eight bytes: enough for 32,000 documents of a thousand
+characters each."""
 WHOLE = np.uint64(0xFF << 56)
-"""The lowest key of a text that is shorter than a shingle; keys of shingles are lower."""
+"""Smallest key that stands for a whole text, one that is shorter than a shingle. Keys of shingles
+are smaller."""
 
 Keys = NDArray[np.uint64]
 Span = tuple[int, int]
@@ -51,11 +53,12 @@ def _keys(data: NDArray[np.uint8], characters: int) -> Keys:
 
 @compiled
 def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> NDArray[np.float64]:
-    """Similarity of ascending keys to each of others, which lie in `keys` at `spans` [others, 2]:
-    shared keys over all keys, up to the first that is `enough`.
+    """Return the Jaccard similarity of the ascending keys `own` to the ascending `keys[start:end]`
+    for each span (start, end) of `spans` [others, 2], up to and with the first that is at least
+    `enough`.
 
-    No step depends on a branch, which could not be foreseen, and steps from the front do not wait
-    for those from the back.
+    Common keys are counted from both ends at once, so that the steps from the front do not wait for
+    the steps from the back, and without branches, which a processor could not predict.
     """
     similar = np.empty(spans.shape[0])
     for number in range(spans.shape[0]):
@@ -84,8 +87,8 @@ def compare(own: Keys, keys: Keys, spans: NDArray[np.int64], enough: float) -> N
 
 
 class ShingledTexts:
-    """Texts by number, read with `text_of` and cached as their keys. At `most` keys the cache is
-    emptied."""
+    """Computes similarities of texts by their numbers. A text is read with `text_of`, and the keys
+    of its shingles are cached; a cache that would exceed `most` keys is emptied first."""
 
     def __init__(
         self, text_of: Callable[[int], str], characters: int, most: int = MOST_REMEMBERED
@@ -111,7 +114,8 @@ class ShingledTexts:
         return np.concatenate(similar)
 
     def _find(self, numbers: Sequence[int]) -> Iterator[list[Span]]:
-        """Spans of the keys of texts, in lists; each list ends before all are forgotten."""
+        """Yield lists of the spans that the texts' keys have in the cache. A list is valid until
+        the next one is requested, which may empty the cache."""
         some: list[Span] = []
         for number in numbers:
             if number not in self._spans:

@@ -1,5 +1,5 @@
-"""Fast functions that must equal their reference; one that does not is replaced by the reference at
-first use."""
+"""Checks a fast function against its reference on samples at first use, and falls back to the
+reference if they differ."""
 
 import io
 import sys
@@ -61,11 +61,13 @@ def checked_with_tables(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Return what `checked` does for the function that `fast` makes from arrays. The arrays are
-    cached: later processes need neither the library nor the samples.
+    """Like `checked`, for a function that `fast` builds from the arrays that `make` returns. The
+    arrays of an accepted function are cached on disk: later processes need neither the library nor
+    the samples.
 
-    `tables` are the cached file's name and the library's. The cache counts as long as the library's
-    files, the files beside this one, Python, numpy, the compiler and the processor are the same.
+    `tables` is the name of the cached file without its ending, and the library's name. The cache is
+    used as long as the library's files, the files beside this one, Python, numpy, the compiler and
+    the processor are the same.
     """
     import numba
     from llvmlite import binding  # type: ignore[import-untyped]

@@ -37,7 +37,8 @@ from mlm_repro.data_pipeline.fast.exact import LAST_LETTER, checked
 from mlm_repro.lineage.loops import call_first, compiled
 
 LAST = 0xFFFF
-"""Code point that stands for itself and all later ones; ftfy's sets hold none of them."""
+"""Code point that stands for itself and all larger ones; ftfy's sets of characters hold none of
+them."""
 
 Codes = NDArray[np.uint32]
 
@@ -61,10 +62,11 @@ Normalization = Literal["NFC", "NFKC"]
 SUPPORTED = "6.3."
 SEGMENT = TextFixerConfig().max_decode_length
 BLOCK = 1 << 12
-"""Number of characters of whole lines that are tested together; only if they fail is each line
-tested."""
+"""Approximate number of characters in a block, whose lines are examined together. Only if a block
+may need further repairs is each of its lines examined by itself."""
 PLAIN = set(printable) - set("&\r\v")
-"""ASCII without controls and the ampersand; a form feed is left alone."""
+"""ASCII characters that no repair touches: the printable ones and white space, but not the
+ampersand, the carriage return and the vertical tab."""
 PLAIN_CHARACTER, AMPERSAND, TRANSLATED, QUOTE, REPAIRED, OTHER, MARK = (
     1 << bit for bit in range(7)
 )
@@ -88,7 +90,7 @@ AFTER_DECODING = (
 )
 """ftfy's repairs that follow its repairs of entities and encodings, in order."""
 may_be_decoded = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE).search
-"""Matches a text if ftfy may repair the encoding of one of its lines."""
+"""Returns a match if ftfy may repair the encoding of one of the text's lines, else None."""
 
 SAMPLES = (
     "",
@@ -216,8 +218,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
         return text
 
     def fix_segment(segment: str, entities: bool) -> str:
-        """Return one of ftfy's segments repaired: by the cheap repairs if they suffice, else by
-        all."""
+        """Return one of ftfy's segments after its repair: by the cheap repairs if they suffice,
+        else by all."""
         settled = settle(segment, entities)
         if settled is None and not (entities and find_entity(segment)):
             settled = settle(decoded(segment, _passes()), entities)
@@ -244,7 +246,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
 
 def _passes() -> Iterator[int]:
-    """Yield the numbers of the allowed passes, then raise Unfit."""
+    """Yield a number for each allowed pass, then raise Unfit."""
     yield from range(MOST_PASSES)
     raise Unfit(f"not repaired after {MOST_PASSES} passes")
 

@@ -46,8 +46,8 @@ SLOTS_LOG2 = 18
 
 
 def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
-    """Return the tables of `fast_detect` for the factory's profiles. Probabilities are stored
-    sparsely: values that are not 0, and their positions."""
+    """Return the arrays that `fast_detect` needs, computed from the factory's profiles.
+    Probabilities are stored sparsely: values that are not 0, and their positions."""
     chances = np.zeros((len(factory.word_lang_prob_map), PADDED))
     chances[:, : len(factory.langlist)] = list(factory.word_lang_prob_map.values())
     classes, upper = _character_classes(factory)
@@ -100,7 +100,8 @@ def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
 
 
 def _letters(factory: DetectorFactory) -> dict[str, int]:
-    """Return the class of each character in a profile, in order of code point."""
+    """Return the class of each character that occurs in a profile, in order of code point; a space
+    has the class SPACE."""
     letters = sorted(set(chain.from_iterable(factory.word_lang_prob_map)) - {" "})
     return {" ": SPACE} | {letter: number for number, letter in enumerate(letters, UPPER + 1)}
 
@@ -301,13 +302,14 @@ def _probabilities(
 MAX_LENGTH = 10_000
 """Characters that langdetect examines, counted after addresses are removed."""
 LOOKAHEAD = 3_000
-"""More than a URL, a mail address and a Vietnamese pair together can be: 8 + 2076, 64 + 1 + 255 +
-255, and 2."""
+"""Number of characters that are read beyond MAX_LENGTH: more than a URL (8 + 2076), a mail address
+(64 + 1 + 255 + 255) and a Vietnamese pair of characters (2) together can have."""
 
 
 def without_addresses(text: str) -> str:
-    """Return the text that `Detector.append` examines, before it merges spaces. A long text is read
-    only as far as needed."""
+    """Return the first MAX_LENGTH characters of a text after URLs and mail addresses became spaces
+    and Vietnamese accents were composed, as `Detector.append` does before it merges spaces. A long
+    text is read only as far as needed."""
     size = 2 * MAX_LENGTH
     while True:
         head = text[:size]

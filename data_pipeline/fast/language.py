@@ -55,7 +55,8 @@ def probability(text: str) -> float:
 
 
 def reference_detection(text: str) -> Detection:
-    """Return the detection by langdetect itself, with seed 0 and ordered profiles."""
+    """Return the language and the probabilities that langdetect itself finds, with seed 0 and
+    ordered profiles."""
     detector = language_factory().create()
     detector.append(text)
     try:
@@ -67,8 +68,8 @@ def reference_detection(text: str) -> Detection:
 
 @cache
 def _detection() -> Callable[[str], Detection]:
-    """Return the fast detection, or langdetect's own if the fast one is not exact here. With the
-    fast one, langdetect's tables are freed."""
+    """Return the fast function that detects languages, or `reference_detection` if the fast one is
+    not exact here. If the fast one is returned, langdetect's own tables are freed."""
     detection = checked_with_tables(
         "language detection",
         ("languages", "langdetect"),

@@ -176,8 +176,8 @@ def as_sketch(values: Numbers | None, num_permutations: int) -> "MinHash":
 
 @cache
 def _signer(num_permutations: int, shingle_characters: int) -> Sign:
-    """Return the function that signs texts with this number of permutations and this length of
-    shingles."""
+    """Return the function that computes a text's signature, for this number of permutations and
+    this length of shingles in characters."""
     reference = partial(
         reference_signature,
         num_permutations=num_permutations,
@@ -197,8 +197,8 @@ def _permutations(count: int) -> dict[str, Numbers]:
 
 
 def _compiled_signer(shingle_characters: int, reference: Sign, arrays: Arrays) -> Sign:
-    """Return a function that signs a text by compiled loops. Texts without a whole shingle go to
-    `reference`."""
+    """Return a compiled function that computes a text's signature. A text shorter than a shingle is
+    given to `reference`."""
     multipliers, offsets = np.ascontiguousarray(arrays["permutations"])
     known = np.full((1 << TABLE_BITS, 2), EMPTY)
     recent = np.zeros(RECENT_HASHES, np.uint64)
@@ -290,7 +290,7 @@ def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numb
 
 @compiled
 def _mix(value: np.uint32) -> np.uint32:
-    """MurmurHash3's finalizer, which datasketch applies before it permutes."""
+    """Apply MurmurHash3's finalizer to a hash, as datasketch does before it permutes hashes."""
     value ^= value >> np.uint32(16)
     value = np.uint32(value * np.uint32(0x85EBCA6B))
     value ^= value >> np.uint32(13)

@@ -28,18 +28,19 @@ ZERO, ONE, SIX, HALF, LOW_SIX = (np.uint64(number) for number in (0, 1, 6, 32, 6
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 Numbers = NDArray[np.uint64]
 HASHES = 0
-"""Row of the array of words with the hash of each word."""
+"""Row of the word array that has the hash of each word."""
 STARTS = 1
-"""Row with the character position of each word."""
+"""Row of the word array that has the position of each word in the text, in characters."""
 MATCHES = 2
-"""Row with the positions of the matches."""
+"""Row of the word array that has the positions of the matches."""
 
 
 class NgramIndex:
-    """The hashes of every run of `words` words in texts, in about 20 to 40 bytes each.
+    """A hash index of every run of `words` words in `texts`, which takes about 20 to 40 bytes for
+    each run.
 
-    The texts are words, lower-cased and joined by one space, at least `words` of them. Raises
-    ValueError if this Python lower-cases in a way the index does not know.
+    A text consists of at least `words` lower-cased words, joined by one space. Raises ValueError if
+    this Python lower-cases in a way the index does not know.
     """
 
     def __init__(self, texts: Sequence[str], words: int) -> None:
@@ -99,13 +100,13 @@ class NgramIndex:
 
 @cache
 def fold_table() -> NDArray[np.uint32]:
-    """Return the first code point of each code point's lower case, or 0 if it is not part of words,
-    [0x110000].
+    """Return a table [0x110000] that maps each code point to the first code point of its lower
+    case, or to 0 if it is not part of words.
 
-    Words that are equal in lower case are equal folded: the three sigmas fold to one, because which
-    small sigma a capital becomes depends on its position, and what follows the first code point is
-    nothing in a word (in Unicode only U+0130 has more than one). Raises ValueError if that does not
-    hold.
+    Words that are equal in lower case are equal after this mapping: the three sigmas are mapped to
+    one, because which small sigma a capital becomes depends on its position, and only U+0130 has a
+    second code point in lower case, which is not part of words. Raises ValueError if this does not
+    hold for the running Python.
     """
     characters = (
         np.arange(sys.maxunicode + 1, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")
@@ -147,8 +148,9 @@ def _hash_words(
     count: int,
     within_word: bool,
 ) -> tuple[int, bool]:
-    """Append the complete words of `codes`; the unfinished last word follows them. Returns the
-    number of complete words, and whether the chunk ends inside of a word.
+    """Append the hashes and positions of the complete words of `codes` to `word_rows`, which has
+    `count` words; the unfinished last word follows them. Returns the new number of complete words,
+    and whether the chunk ends inside of a word.
 
     The loop has no branches, because a processor cannot predict where words end: every character
     writes its word again, and the end of a word moves on to the next entry.
@@ -209,8 +211,9 @@ def _search(
     filter_bits: Numbers,
     table: Numbers,
 ) -> tuple[int, bool, int]:
-    """Append the words of `codes` and look up every run of `words` words. Returns the results of
-    `_hash_words`, then the number of matches."""
+    """Append the words of `codes` as `_hash_words` does, look up every run of `words` words in the
+    index, and write the positions of the runs that it has to the row MATCHES. Returns the number of
+    complete words, whether the chunk ends inside of a word, and the number of matches."""
     count, within_word = _hash_words(codes, origin, fold, word_rows, count, within_word)
     hashes = word_rows[HASHES]
     last_bit = np.uint64(len(filter_bits) * 64 - 1)

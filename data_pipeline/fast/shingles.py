@@ -19,7 +19,8 @@ _HALF = np.uint64(32)
 
 
 def shingles(text: str, characters: int = 5) -> frozenset[str]:
-    """Return every run of `characters` characters. A shorter text is its own only shingle."""
+    """Return the distinct runs of `characters` characters of a text. A text that is shorter is its
+    own only shingle."""
     return frozenset(
         text[start : start + characters] for start in range(max(1, len(text) - characters + 1))
     )

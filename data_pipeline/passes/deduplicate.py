@@ -83,7 +83,8 @@ class Corpus:
         return documents[int(numbers[number - self._starts[shard]])]
 
     def _open_shard(self, shard: int) -> tuple[DocumentShard, NDArray[np.int64]]:
-        """Return a shard's documents, and the numbers of those that the token filters kept."""
+        """Return the documents of a shard, and the numbers in it of the ones that the token filters
+        kept."""
         numbers = np.load(self._measured / f"{shard:05d}" / NUMBERS, mmap_mode="r")
         return DocumentShard(self._prepared / f"{shard:05d}"), numbers
 
@@ -178,7 +179,7 @@ def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Coun
 
 
 def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
-    """Return one 64-bit word of the digests of all texts, [documents]."""
+    """Return 64-bit word number `word` (0 or 1) of the digest of each text, [documents]."""
     words = np.empty(sum(counts), np.uint64)
     start = 0
     for shard, count in enumerate(counts):
@@ -189,8 +190,8 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the numbers of distinct documents, their sketches and their keys of each band,
-    each into a file of its own."""
+    """Task: write the numbers of the distinct documents, their sketches, and their keys of each
+    band, one file for each kind and band."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]

@@ -19,8 +19,8 @@ def drop(
     size: int,
     tokens: int = 0,
 ) -> None:
-    """Enter a document, as it came to the stage, in the ledger under a reason. With a folder
-    `place`, append it to `dropped.jsonl` there."""
+    """Count a dropped document, as it came to the stage, under a reason in the stage's ledger
+    entry. With a folder `place`, append it to `dropped.jsonl` there."""
     entry.drop(document, reason, size, tokens)
     if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}

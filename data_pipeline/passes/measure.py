@@ -43,8 +43,8 @@ BATCH_CHARACTERS = 1 << 20
 """Characters encoded, hashed and searched at a time, so that the tables stay in the processor's
 cache."""
 DOCUMENT_CHARACTERS = 64
-"""Characters that a document counts for at least, so that empty documents do not fill the
-memory."""
+"""Smallest number of characters that a document counts for in a batch, so that empty documents do
+not fill the memory."""
 
 
 def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:

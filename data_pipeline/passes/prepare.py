@@ -72,8 +72,9 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 def _read(
     pieces: list[Piece], max_line_bytes: int, goes_on: bool, damaged: list[str]
 ) -> Iterator[Item]:
-    """Yield all items of the pieces. With `goes_on`, a damaged file ends early, and the sentence on
-    its damage is appended to `damaged`."""
+    """Yield the documents and the malformed input of the pieces, and None for each blank line. With
+    `goes_on`, a damaged file ends early, and a sentence on its damage is appended to `damaged`;
+    otherwise Damaged is raised."""
     for piece in pieces:
         try:
             yield from read_pieces([piece], max_line_bytes)

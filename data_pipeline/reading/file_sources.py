@@ -46,9 +46,12 @@ from mlm_repro.lineage.remembered import stamp_of
 
 SUFFIXES = {
     kind: tuple(
-        name + end
-        for name in names
-        for end in ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
+        map(
+            "".join,
+            itertools.product(
+                names, ("", *[*COMPRESSIONS.values()] * (kind in ("jsonl", "csv", "warc")))
+            ),
+        )
     )
     for kind, names in ENDINGS.items()
 }
@@ -57,19 +60,19 @@ Files = list[tuple[str, Path | Remote]]
 
 
 class FileSource:
-    """The documents of local or remote files: `jsonl:PATH`, `parquet:PATH`, `csv:PATH`,
+    """Reads documents from local or remote files: `jsonl:PATH`, `parquet:PATH`, `csv:PATH`,
     `documents:PATH` and so on. Raises BadInput if there are no files.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
-    other files is printed. Of several splits only `train` is read, or those that `sources.split`
-    names, which is printed too. JSON lines and tables hold a document in each `text_key`; a text
-    file is one document. `documents` is a directory that a verb wrote, whose documents keep their
-    ids; IntegrityFailure is raised if it is not complete.
+    other files is printed. Of several splits only `train` is read, or the ones that `sources.split`
+    names, which is printed too. Each JSON line and each row of a table is a document, whose text is
+    its value under `text_key`; a text file is one document. `documents` is a directory that a verb
+    wrote, whose documents keep their ids; IntegrityFailure is raised if it is not complete.
     """
 
     is_named = False
-    """True if the names of its files begin with its path, because another source has files of the
-    same names."""
+    """True if the source's path is put before its files' names, because another source has files of
+    the same names."""
 
     def __init__(
         self, name: str, config: SourcesConfig | None = None, is_compared: bool = False
@@ -192,7 +195,7 @@ class FileSource:
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
-        """Return a digest that changes whenever the documents may."""
+        """Return a digest of the names and the SHA-256 of all files to read."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
@@ -215,18 +218,18 @@ class FileSource:
             else:
                 if self.kind in ("jsonl", "documents") and piece.bytes > SHARD_BYTES:
                     why = (
-                        f"{piece.path} is one frame of compression, which one process reads,"
-                        " however many there are"
+                        f"{piece.path} is one frame of compression, which one process reads"
+                        " by itself"
                     )
                     print(
-                        f"note: {why}; one of many frames, such as bgzip and pzstd write, is"
-                        " shared",
+                        f"note: {why}; a file of many frames, such as bgzip and pzstd write, is"
+                        " shared among the processes",
                         file=sys.stderr,
                     )
                 yield piece
 
     def sample(self) -> Iterator[Item]:
-        """Yield the documents from the first on, without a digest of their files."""
+        """Yield the documents in order, without computing a digest of their files beforehand."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
@@ -256,8 +259,8 @@ class FileSource:
             # A link out of the directory is refused without telling whether its target exists.
             if not any(map(file.resolve().is_relative_to, roots)):
                 raise BadInput(
-                    f"source {self.name}: {file} is a link out of the directory; name what it"
-                    " leads to"
+                    f"source {self.name}: {file} is a link out of the directory; name its"
+                    " target as the source"
                 )
             if not file.exists():
                 raise BadInput(
@@ -283,15 +286,16 @@ class FileSource:
         shards: Files = [(name, file) for name, file in below if file.name.startswith("shard-")]
         shards = shards or [(name, file) for name, file in below if name.startswith("documents/")]
         if shards and not is_sealed(path):
-            raise IntegrityFailure(f"{path} is not complete: run the command that made it again")
+            raise IntegrityFailure(f"{path} is not complete: run again the command that made it")
         if not shards:
             raise BadInput(f"{path} holds no documents: it has no shard-*.jsonl")
         return shards
 
     @cached_property
     def _surveyed(self) -> list[tuple[Piece, list[int], list[Cut]]]:
-        """Every file with its digest, and the positions at which it can be cut: newlines before
-        each grain, or its frames."""
+        """Each file as a Piece with its SHA-256, and the positions at which it can be cut: the
+        number of newlines before each grain, or its compressed frames. The files are read at first
+        access."""
         try:
             size = sum(path.stat().st_size for _, path in self.files)
             with (

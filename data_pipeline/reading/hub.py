@@ -22,7 +22,7 @@ from mlm_repro.data_pipeline.reading.pieces import Piece, cut_lines
 from mlm_repro.data_pipeline.reading.readers import EXCERPT_CHARACTERS, document_of
 from mlm_repro.data_pipeline.reading.splits import TRAIN, choose_splits
 from mlm_repro.data_pipeline.work.tasks import NO_ROOM, Counts, Settings
-from mlm_repro.data_pipeline.work.workspace import Workspace
+from mlm_repro.data_pipeline.work.workspace import Job, Workspace
 from mlm_repro.lineage.digest import sha256_json
 from mlm_repro.lineage.errors import DataMissing, Interrupted
 
@@ -35,8 +35,8 @@ TEXT_PER_BYTE = 3
 
 @cache
 def hub_is_reachable() -> bool:
-    """Return True if the hub answers, which is tried once per process. `HF_HUB_OFFLINE` and
-    `HF_ENDPOINT` are honoured.
+    """Return True if the Hugging Face hub answers a request, which is tried once per process.
+    `HF_HUB_OFFLINE` and `HF_ENDPOINT` are honoured.
 
     Name resolution has no timeout of its own, so the request is made in a thread that is abandoned.
     """
@@ -62,7 +62,8 @@ def _answers() -> bool:
 
 @contextmanager
 def asking_for(what: str) -> Iterator[None]:
-    """Turn the errors of the hub's clients into one sentence about `what`.
+    """Turn the errors that the hub's clients raise in this block into one sentence, which calls the
+    requested thing `what`.
 
     Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops
     answering. Disk errors of this machine are passed on.
@@ -160,7 +161,7 @@ class HubSource:
             )
 
     def fingerprint(self) -> str:
-        """Return a digest that changes whenever the documents may."""
+        """Return a digest of the corpus's repository, subset, revision and splits."""
         more = {"splits": self._splits} if self._splits != (TRAIN,) else {}
         return sha256_json(asdict(self._location) | more)
 
@@ -195,18 +196,15 @@ class HubSource:
         """Stream each file of the corpus into a local file, and yield the pieces of the local
         files. Raises the errors of `asking_for`."""
         with asking_for(self.name):
-            of_split = _open(self._location)
-        choose_splits(self.name, [*of_split], self._splits, is_whole=True)
-        counts = {split: int(of_split[split].num_shards) for split in self._splits}
+            streams = _open(self._location)
+        choose_splits(self.name, [*streams], self._splits, is_whole=True)
         fixed = {"name": self.name, "location": self._location, "keys": self._keys}
-        jobs = (
-            ({**fixed, "split": split, "files": files, "file": number}, ())
-            for split, files in counts.items()
-            for number in range(files)
-        )
-        for done in workspace.each(
-            f"harvest-{self.name}", harvest, jobs, self.name, sum(counts.values())
-        ):
+        jobs: list[Job] = []
+        for split in self._splits:
+            files = int(streams[split].num_shards)
+            of_split = {**fixed, "split": split, "files": files}
+            jobs += [({**of_split, "file": number}, ()) for number in range(files)]
+        for done in workspace.each(f"harvest-{self.name}", harvest, jobs, self.name, len(jobs)):
             path = done.path / HARVESTED
             yield from cut_lines(
                 Piece("harvest", self.name, str(path), done.digest, path.stat().st_size),

@@ -80,7 +80,8 @@ class InstalledDocs:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Files with words for people, without legal texts and lists of changes."""
+        """Files to read documentation from: Python files, package descriptions and texts of the
+        distributions and the standard library, except legal texts and lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property
@@ -93,7 +94,7 @@ class InstalledDocs:
         return {**installed, PYTHON: platform.python_version()}
 
     def fingerprint(self) -> str:
-        """Return a digest that changes whenever the documents may."""
+        """Return a digest of the versions of Python and of the distributions that are read."""
         versions = [
             f"{name}=={version}" for name, version in self.versions.items() if name != PYTHON
         ]
@@ -190,8 +191,9 @@ def _standard_library_files() -> Iterator[Place]:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents of all files, or of a sample, in the order of the files. Returns
-    the number of files taken and whether they are a sample."""
+    """Task: write the documents of all installed documentation files, or of a random sample of
+    them, in the order of the files. Returns the number of files taken and whether they are a
+    sample."""
     places = [(owner, inside, Path(path)) for owner, inside, path in settings["places"]]
     order = list(range(len(places)))
     if settings["max_documents"] or settings["max_bytes"]:

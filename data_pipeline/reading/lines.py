@@ -23,7 +23,7 @@ from mlm_repro.lineage.atomic import parse_json
 CHUNK_BYTES = 1 << 20
 SMALL_CHUNK_BYTES = 1 << 12
 COMPRESSIONS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"BZh": ".bz2", b"\xfd7zXZ": ".xz"}
-"""First bytes of compressed files, with the usual ending of their names."""
+"""First bytes of a compressed file → the usual ending of its name."""
 
 
 class Cut(NamedTuple):
@@ -178,8 +178,8 @@ def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def skip_line(file: BinaryIO, most: float = math.inf) -> int:
-    """Read to the end of a line, or until `most` bytes were read, and return the number of bytes
-    read."""
+    """Read to the end of a line, but no further line once `most` bytes were read, and return the
+    number of bytes read."""
     length = 0
     while length < most and (chunk := file.readline(CHUNK_BYTES)):
         length += len(chunk)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 GRAIN_BYTES = 1 << 16
-"""Unit in which files of lines are cut."""
+"""Size of a grain in bytes: files of lines are cut at multiples of it."""
 SHARD_BYTES = 64 << 20
 SMALLEST_SHARD_BYTES = 1 << 20
 SHARDS_OF_A_SMALL_CORPUS = 64
@@ -18,12 +18,12 @@ class Piece:
     """Format: `jsonl`, `documents`, `harvest`, `hub`, `parquet`, `arrow`, `csv`, `warc` or
     `text`."""
     name: str
-    """Beginning of the ids of its documents."""
+    """Name of the file in its source, with which the ids of its documents begin."""
     path: str
     sha256: str
     """Digest of the whole file."""
     bytes: int
-    """Approximate size in bytes."""
+    """Approximate size of the piece in bytes."""
     start: int = 0
     end: int = 0
     """Range in the file: bytes of lines that begin in it, or row groups; an empty range is the
@@ -33,7 +33,8 @@ class Piece:
     text_key: str = "text"
     """Key of the text in a line or a row; dots lead to inner objects."""
     id_key: str | None = None
-    """Key of the document's own id."""
+    """Key of the document's own id in a line or a row; None for ids made of the file's name and the
+    line."""
     keep: tuple[str, ...] = ()
     """Other keys that stay with a document."""
     owner: str = ""
@@ -50,7 +51,8 @@ class Piece:
     split: str = ""
     """Split that the piece belongs to, for a corpus that is already split."""
     stamp: str = ""
-    """`stamp_of` the file when its digest was taken; empty for a file that a task wrote."""
+    """The result of `stamp_of` for the file when its digest was taken; empty for a file that a task
+    wrote."""
 
 
 def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:

@@ -32,9 +32,9 @@ from mlm_repro.lineage.remembered import stamp_of
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 EXCERPT_CHARACTERS = 300
 NAMES = 5
-"""Largest number of keys that an error names if the key of the text is missing."""
+"""Largest number of a document's keys that an error names if the text's key is missing."""
 NAME_CHARACTERS = 20
-"""Largest number of characters of such a key."""
+"""Number of characters to which an error cuts each of these keys."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 BATCH_ROWS = 64
 LONG_INTEGER = re.compile(rb"\d{19}")
@@ -46,17 +46,18 @@ MAX_LINE_BYTES = 256 << 20
 """Longest line or text file that is read, if a recipe sets no other length."""
 BYTES = "surrogateescape"
 """Error handler by which bytes that are not UTF-8 pass through a text."""
-GO_ON = "; sources.max_bad_files lets a build go on without the rest of so many files"
+GO_ON = "; with sources.max_bad_files a build leaves out the rest of that many such files"
 AGAIN = "the same command reads it again, and what was finished of other files is kept"
 
 Row = JSON | str
-"""Fields by the names of their columns, or the reason why they are not a document."""
+"""A row's fields by the names of their columns, or the reason why the row is not a document."""
 Item = Document | Malformed | None
 """A document, malformed input, or None for a blank line."""
 
 
 class Damaged(BadInput):
-    """A file cannot be read to its end. If the build goes on, its quarantine has the sentence."""
+    """Raised if a file cannot be read to its end. If the build goes on without the rest, the
+    message is written to the quarantine."""
 
 
 class Limit:
@@ -86,7 +87,7 @@ class Limit:
 
 
 def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Item]:
-    """Yield all items of the pieces, in order.
+    """Yield the documents, malformed input and blank lines (None) of the pieces, in order.
 
     Raises Damaged if a file cannot be read, Interrupted if it was changed or removed meanwhile.
     """
@@ -112,8 +113,8 @@ def read_pieces(pieces: Iterable[Piece], max_line_bytes: int = MAX_LINE_BYTES) -
 
 
 def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the items of a table, CSV file or archive. Raises Damaged for whatever its library
-    cannot read."""
+    """Yield the documents and malformed rows of a table, CSV file or archive. Raises Damaged for
+    anything that its library cannot read."""
     try:
         for number, row in {"csv": _csv_rows, "warc": _warc_rows}.get(piece.kind, _table_rows)(
             piece
@@ -151,7 +152,9 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the records of plain text, as in Common Crawl's WET files; the keys are the headers."""
+    """Yield the number and headers of each record of an archive, with its plain text under the
+    text's key, as in Common Crawl's WET files. A record of another content type has a reason
+    instead."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -168,7 +171,8 @@ def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def is_table(piece: Piece) -> bool:
-    """Return True for a Parquet or Arrow table, which a file of a dataset may be too."""
+    """Return True if the piece is a Parquet or Arrow table: by its kind or, for a file of a
+    dataset, by its name."""
     return piece.kind in ("parquet", "arrow") or (
         piece.kind == "documents" and piece.path.endswith(".parquet")
     )
@@ -180,8 +184,8 @@ def _check_stamp(piece: Piece) -> None:
 
 
 def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) -> Iterator[Piece]:
-    """Yield the pieces up to the first document that the limit refuses. They are read here once,
-    for the sizes of their documents."""
+    """Yield the pieces up to the first document that the limit refuses; the last piece ends before
+    it. The pieces are read here once, for the sizes of their documents."""
     for piece in pieces:
         before = limit.documents
         if all(map(limit.admits, read_pieces([piece], max_line_bytes))):
@@ -208,7 +212,8 @@ def malformed(name: str, line: int, reason: str, content: bytes) -> Malformed:
 
 
 def _read_lines(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
-    """Yield the items of the lines that begin in the piece, and None for each blank line."""
+    """Yield the documents and malformed input of the lines that begin in the piece, and None for
+    each blank line."""
     number = piece.before
     is_framed = piece.is_inside is not None
     end = piece.bytes if is_framed else piece.end
@@ -330,13 +335,15 @@ def _value(row: JSON, key: str) -> Any:
 
 
 def _table_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    rows = ((batch, index) for batch in _batches(piece) for index in range(batch.num_rows))
-    for number, (batch, index) in enumerate(rows, piece.before + 1):
-        yield number, {name: batch.column(name)[index] for name in batch.schema.names}
+    number = piece.before
+    for batch in _batches(piece):
+        for index in range(batch.num_rows):
+            number += 1
+            yield number, {name: batch.column(name)[index] for name in batch.schema.names}
 
 
 def table_bytes(path: str) -> Any:
-    """Return the bytes of a table as a file; a local file is mapped into memory."""
+    """Return a table opened as a binary file; a local file is mapped into memory."""
     import pyarrow
 
     file = place_of(path)

@@ -48,8 +48,8 @@ class Remote:
         return self.url
 
     def _ask(self, method: str, **more: int) -> Any:
-        """Return the answer of a method of the file system, which is asked again after each of
-        PAUSES_SECONDS.
+        """Call a method of the file system on this address and return its result. After an error,
+        or if too few bytes came, it is called again after each of PAUSES_SECONDS.
 
         The file system is looked up at each call, because every process needs one of its own.
         """
@@ -89,8 +89,8 @@ class Remote:
         raise Interrupted(f"{self.url} {where}: {reason}, {again}")
 
     def stat(self) -> SimpleNamespace:
-        """Return the size and, instead of the inode, a digest of the server's facts about the
-        version."""
+        """Return the size and, in the field of the inode, a digest of the server's facts that
+        change with the content."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(f"{self.url}: the server does not say its size; fetch the file first")
@@ -128,5 +128,5 @@ class Remote:
 
 
 def place_of(path: str) -> Path | Remote:
-    """Return the file at a path or at an address."""
+    """Return a path as a Path, or an address with `://` as a Remote."""
     return Remote(path) if "://" in path else Path(path)

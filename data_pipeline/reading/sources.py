@@ -22,20 +22,22 @@ Source = FileSource | HubSource | InstalledDocs
 
 @dataclass
 class OpenedSources:
-    """The sources of one build, in order, each cut off at the recipe's limits."""
+    """Opens and cuts the sources of one build, in order, each up to the recipe's limits."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig
     compared: tuple[FileSource, ...] = ()
-    """Datasets whose documents count as earlier ones and are not written."""
+    """Datasets that are only compared with: their documents count as earlier ones and are not
+    written."""
     stand_in: str = ""
-    """A sentence about the source that stands in for others; empty without one."""
+    """Sentence on the fallback source and the sources that it replaces; empty without a
+    fallback."""
     _cuts: dict[str, str] = field(default_factory=dict)
-    """Words that say where a source was cut off, by the name of the source."""
+    """Words on how much of a source was read, by its name, if a limit cut it off."""
 
     def __post_init__(self) -> None:
-        """Give files of one name below two sources names that begin with the path of their
-        source."""
+        """Let the files of two sources that have files of the same name be named by their source's
+        path too."""
         files = [
             source
             for source in self.sources

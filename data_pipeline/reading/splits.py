@@ -59,13 +59,13 @@ def _cached(name: str, listed_in: dict[str, list[str]]) -> str:
 
 
 def _named(name: str) -> str:
-    """Return the split that a file's name tells: by its shard number, then by words in its folders,
-    then by words in its name."""
+    """Return the split that a file's name tells, or "": by its shard number, then by words in its
+    folders, then by words in its name."""
     if sharded := SHARDED.fullmatch(name):
         return sharded[1]
     *folders, file = name.lower().split("/")
     for words in (
-        {word for folder in folders for word in SEPARATORS.split(folder)},
+        {*SEPARATORS.split(" ".join(folders))},
         {*SEPARATORS.split(file)[:-1]},
     ):
         if split := next((split for split, known in WORDS.items() if words & known), ""):

@@ -1,10 +1,10 @@
 """C4's rules on lines and pages (Raffel et al. 2020, section 2.2).
 
-Two of its rules are left out: the list of bad words, and the removal of spans of three sentences
-that came before. Its third, on language, is `language.min_probability = 0.99`. The paper leaves
-open: here white space divides words, a sentence ends with a period, an exclamation or a question
-mark before white space, whatever closes between, and a marker of a citation is a number, "edit" or
-"citation needed" in brackets.
+Two rules of the paper are left out: the list of bad words, and the removal of spans of three
+sentences that came before. A third, on language, is `language.min_probability = 0.99`. The paper
+leaves open: here white space divides words, a sentence ends with a period, an exclamation or a
+question mark before white space, whatever closes between, and a marker of a citation is a number,
+"edit" or "citation needed" in brackets.
 """
 
 import re
@@ -38,8 +38,9 @@ class C4(TextFilter):
     )
 
     def apply(self, text: str) -> str | Drop:
-        """The lines that end as a sentence does, have five words and are no notice, without markers
-        of citations."""
+        """Return the lines that end like a sentence, have at least five words and are no notice,
+        without their citation markers. Return a Drop for a text with "lorem ipsum" or a curly
+        bracket, or with fewer than three sentences in these lines."""
         if "lorem ipsum" in text.lower():
             return Drop("lorem ipsum")
         if "{" in text:

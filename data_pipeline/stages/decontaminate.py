@@ -28,7 +28,7 @@ class DecontaminateConfig(Stage):
     """Test sets whose text is removed: `wikitext103`, `wikitext103-valid`, `lambada`,
     `lambada-standard`, `jsonl:PATH` (the `text` of each line) or `text:PATH` (each line)."""
     ngram_words: PositiveInt = 13
-    """Words in an n-gram."""
+    """Number of words in an n-gram."""
     min_ngram_words: PositiveInt = 8
     """A test passage of at least this many words but fewer than `ngram_words` is one n-gram as a
     whole."""

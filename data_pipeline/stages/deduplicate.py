@@ -11,14 +11,14 @@ from pydantic import Field, model_validator
 from mlm_repro.data_pipeline.stages.stage import Stage
 
 MOST_ROWS, LEAST_BANDS, MOST_PERMUTATIONS, CHOSEN_RECALL = 5, 25, 256, 0.9999
-"""Limits of the bands and rows that follow from a threshold, and the smallest recall there that is
-expected of them."""
+"""Limits of `choose_banding`: the largest number of rows, the smallest number of bands, the largest
+signature length, and the smallest expected recall at the threshold."""
 
 
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
-    """Return bands and rows: the most rows, and then the fewest bands, that find nearly all pairs
-    at the threshold.
+    """Return the numbers of bands and rows: the most rows, and then the fewest bands, that find a
+    pair at the threshold with a probability of CHOSEN_RECALL.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """
@@ -50,17 +50,18 @@ class DeduplicateConfig(Stage):
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Smallest exact Jaccard similarity of duplicates."""
     min_recall: Annotated[float, Field(ge=0, le=1)] = 0.99
-    """Bands and rows that find a smaller share of the pairs at the threshold are refused, with the
-    rule `verified`."""
+    """Smallest expected share of found pairs at the threshold; with the rule `verified`, bands and
+    rows that find a smaller share are refused."""
     against: tuple[Path, ...] = ()
-    """Datasets, or directories that a verb wrote: documents similar to theirs are dropped, theirs
-    are not written."""
+    """Datasets, or directories that a verb wrote, to compare with. Documents similar to one of
+    theirs are dropped; their own documents are not written."""
     shingle_characters: Annotated[int, Field(ge=1, le=13)] = 5
     """Length of a shingle; 13 characters of four bytes fit one block of SHA-1."""
 
     @property
     def banding(self) -> tuple[int, int]:
-        """Bands and rows, from the settings or from the threshold."""
+        """Numbers of bands and rows: from the settings if they give them, else from the
+        threshold."""
         chosen = choose_banding(self.threshold)
         return self.bands or chosen[0], self.rows or chosen[1]
 
@@ -78,7 +79,7 @@ class DeduplicateConfig(Stage):
     @model_validator(mode="after")
     def _finds_pairs(self) -> Self:
         if self.against and self.rule != "verified":
-            raise ValueError("against is a setting of the rule `verified`")
+            raise ValueError("`against` can be used only with rule = verified")
         if self.rule == "verified" and round(self.expected_recall, 2) < self.min_recall:
             raise ValueError(
                 f"{self.banding[0]} bands of {self.banding[1]} rows find {self.expected_recall:.1%}"

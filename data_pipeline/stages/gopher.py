@@ -1,9 +1,9 @@
 """Gopher's rules on quality and repetition (Rae et al. 2021, appendix A.1.1 and table A1).
 
-The paper leaves open: here white space divides words, bullet points are • ‣ ◦ ▪ * and -, a stop
-word counts once, and what comes again is repeated while its first occurrence is not. Of the most
-frequent n-gram, of several the first one, all occurrences count. A character counts once, however
-many n-grams it is in, and white space does not.
+The paper leaves open: here white space divides words, bullet points are • ‣ ◦ ▪ * and -, and a stop
+word counts once. Of a repeated line, paragraph or n-gram every occurrence but the first counts; of
+the most frequent n-gram (the first of several) all occurrences count. A character counts once,
+however many n-grams it is in, and white space does not.
 """
 
 import re
@@ -24,12 +24,12 @@ QUALITY = (
     ("lines that end with an ellipsis", r"(?m)(?:\.\.\.|…)[^\S\n]*$", LINE, 0, 0.3),
     ("words without a letter", r"(?<!\S)(?:[^\w\s]|[\d_])*+\w", WORD, 0.8, 1),
 )
-"""Rules, each with the expression that it counts, the expression that it counts by, and the least
-and the greatest ratio of the two."""
+"""Rules on a ratio of counts: the reason for a drop, the pattern counted above, the pattern counted
+below, and the smallest and largest accepted ratio."""
 STOP_WORDS = re.compile(r"\b(?:the|be|to|of|and|that|have|with)\b")
 LIMITS = (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
-"""Largest share of a text: for the most frequent n-gram of 2 to 4 words, then for repeated n-grams
-of 5 to 10 words."""
+"""Largest share of a text's characters in the most frequent n-gram, for n from 2 to 4, then in
+repeated n-grams, for n from 5 to 10."""
 PAGE = (
     "An old mill stands by the river, and people have walked there with their dogs since anyone can"
     " remember. Its wheel turned until some winter broke it; then nobody came to mend it. Today"
@@ -81,10 +81,8 @@ def _repeated(parts: list[str], n: int) -> float:
     grams = [*zip(*(parts[start:] for start in range(n)), strict=False)]
     first = dict[tuple[str, ...], int]()
     often = Counter(grams).most_common(1)[0][0]
-    again = {
-        place + part
-        for place, gram in enumerate(grams)
-        for part in range(n)
-        if (gram == often if 1 < n < 5 else first.setdefault(gram, place) < place)
-    }
+    again = set[int]()
+    for place, gram in enumerate(grams):
+        if gram == often if 1 < n < 5 else first.setdefault(gram, place) < place:
+            again.update(range(place, place + n))
     return sum(len(parts[place]) for place in again) / len("".join(parts))

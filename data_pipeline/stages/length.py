@@ -17,7 +17,7 @@ class Length(TokenFilter):
     )
 
     min_tokens: PositiveInt = 128
-    """Tokens a document needs, its end-of-text token counted."""
+    """Smallest number of tokens of a kept document, its end-of-text token included."""
 
     def apply(self, text: str, tokens: int) -> Drop | None:
         """Return None for a text with enough tokens, else a Drop. Megatron-LM's cleanup_dataset.py

@@ -45,7 +45,8 @@ def letters(text: str) -> int:
 
 
 def function_words(words: Iterable[str]) -> int:
-    """Return the number of words that are function words, whatever signs stand around them."""
+    """Return the number of a text's words that are function words; punctuation around a word is
+    ignored."""
     return sum(word.lower().strip(AROUND_WORDS) in FUNCTION_WORDS for word in words)
 
 
@@ -85,15 +86,15 @@ class Prose(TextFilter):
     )
 
     min_words: PositiveInt = 50
-    """Words of prose that a document needs (MassiveText's minimum)."""
+    """Smallest number of words of prose in a kept document (MassiveText's minimum)."""
     min_paragraph_words: PositiveInt = 5
-    """Words that a paragraph needs (C4's minimum for a line)."""
+    """Smallest number of words in a paragraph of prose (C4's minimum for a line)."""
     min_function_words: Share = 0.2
-    """Share of the words of a paragraph that are function words; English prose has 0.4 to 0.5."""
+    """Smallest share of function words among a paragraph's words; English prose has 0.4 to 0.5."""
     min_letters: Share = 0.8
-    """Share of the characters of a paragraph that are letters or white space."""
+    """Smallest share of letters and white space among a paragraph's characters."""
     max_sentence_words: PositiveFloat = 60
-    """Words of a sentence, on average over a paragraph."""
+    """Largest mean number of words in a paragraph's sentences."""
 
     def apply(self, text: str) -> str | Drop:
         """Return the paragraphs of prose, divided by blank lines, or a Drop if they have too few

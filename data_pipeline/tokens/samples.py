@@ -166,7 +166,7 @@ def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise IntegrityFailure(
             f"the dataset has the token {tokens.min() if tokens.min() < 0 else tokens.max()}, and"
-            f" its vocabulary ends at {vocab_size - 1}: make it again with `mlm-data run`",
+            f" its vocabulary ends at {vocab_size - 1}: build it again with `mlm-data run`",
             on_every_rank=True,
         )
     return tokens
@@ -195,8 +195,8 @@ def blending_indices(
 
 @cache
 def _compiled_blend() -> Callable[..., Any]:
-    """Return the compiled loop. It is compiled at first use, so that readers of dataset facts alone
-    never load numba."""
+    """Return the loop `_blend` in compiled form. It is compiled at first use, so that a program
+    that only reads facts about a dataset never loads numba."""
     from mlm_repro.lineage.loops import compiled
 
     return compiled(_blend)

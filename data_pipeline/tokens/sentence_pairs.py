@@ -24,7 +24,7 @@ from mlm_repro.lineage.loops import call_first, compiled
 
 LONGEST_RUN = 3
 SHORT_EVERY = 10
-"""One sample in this many, at random, has a random target length below the longest."""
+"""One sample in this many, at random, gets a random target length below the longest."""
 
 Tokens = NDArray[np.int64]
 
@@ -135,8 +135,8 @@ class PairSamples:
         return self.make(int(self._epoch(epoch)[index]), number)
 
     def make(self, place: int, number: int) -> PairSample:
-        """Return the sample at index entry `place`, split and masked with random draws from seed +
-        `number`."""
+        """Return the sample at `index[place]`, split into its two parts and masked, with random
+        draws from the seed plus `number`."""
         first, last, target = self.index[place].tolist()
         random = np.random.RandomState((self._seed + number) % 2**32)
         spans = zip(

@@ -29,7 +29,7 @@ class Vocabulary:
     """Flags of each token from which words and sentences are found; each array is [vocabulary]."""
 
     begins_in_word: Flags
-    """Begins with a letter or digit."""
+    """True for a token whose text begins with a letter, a digit or a part of a character."""
     ends_in_word: Flags
     begins_with_space: Flags
     ends_sentence: Flags

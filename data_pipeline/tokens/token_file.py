@@ -25,7 +25,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 TOKENS_OF = "_text_document"
-"""End of a token file's prefix, after the name of its split."""
+"""Suffix of a token file's prefix, after the name of its split."""
 Numbers = Sequence[int] | NDArray[Any]
 CHECKED_AT_ONCE = 1 << 20
 """Number of sequences whose offsets are checked together."""

@@ -42,7 +42,7 @@ OTHER_IDS = (
 )
 """Settings of BPE that change ids and that GPT-2 does not use."""
 MOST_GROWTH = 16
-"""Largest number of characters that the steps before encoding may make of one."""
+"""Largest number of characters that normalization may make of one character."""
 NAMES = 8
 """Largest number of special tokens that an error names."""
 MOST_BYTES = 64 << 20
@@ -78,7 +78,7 @@ class Tokenizer:
     end_of_text: int
     """Id of the token that ends a document."""
     first_tokens: tuple[int, ...] = ()
-    """Tokens that go before every text; empty here."""
+    """Tokens to put before every text; this tokenizer has none."""
 
     def __init__(self, backend: Backend, end_token: str = END_OF_TEXT) -> None:
         end_of_text = backend.token_to_id(end_token)
@@ -146,9 +146,7 @@ class Tokenizer:
                 backend.normalizer
                 and _growth(parse_json(backend.normalizer.__getstate__())) > MOST_GROWTH
             ):
-                raise IntegrityFailure(
-                    f"{path} makes a text many times longer before it is encoded"
-                )
+                raise IntegrityFailure(f"the normalizer in {path} makes a text many times longer")
             return cls(backend, end_token or _named_end(path.parent) or END_OF_TEXT)
         except (BadInput, IntegrityFailure):
             raise
@@ -235,8 +233,8 @@ class Tokenizer:
         write_json(directory / CONFIG_NAME, config | {"split_special_tokens": True})
 
     def changes(self) -> str:
-        """Return a sentence on the first of CHECKED_TEXTS that decoding its ids does not restore;
-        an empty text if all are restored."""
+        """Return a sentence on the first of CHECKED_TEXTS that changes when it is encoded and
+        decoded; an empty text if none does."""
         texts = ((text, self.decode(self.encode(text))) for text in CHECKED_TEXTS)
         return next(
             (f"{text[:20]!r} comes back as {back[:20]!r}" for text, back in texts if text != back),
@@ -368,7 +366,7 @@ def _check_ids(backend: Backend, path: Path) -> None:
 
 
 def _growth(step: JSON) -> int:
-    """Return the largest number of characters that a normalizer makes of one."""
+    """Return an upper bound on the number of characters that a normalizer makes of one."""
     factor = max(1, len(step.get("content", "")), len(step.get("prepend", "")))
     return factor * math.prod(map(_growth, step.get("normalizers", [])))
 
@@ -394,5 +392,5 @@ def _byte_level(
 
 @cache
 def _kinds() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the kinds of GPT-2's byte pairs and of a vocabulary of words."""
+    """Return the `_kind` of GPT-2's byte-level BPE and of a vocabulary of words."""
     return _kind(_byte_level({}, [])), _kind(_byte_level({}, [], of_words=True))

@@ -64,8 +64,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     dp = read_document(summary, _Summary).dp if summary.is_file() else None
     if not step.batch_size <= step.samples <= taken:
         raise BadInput(
-            f"metrics.jsonl of {run} counts {step.samples:,} samples, of a batch of"
-            f" {step.batch_size:,}"
+            f"metrics.jsonl of {run} cannot be right: {step.samples:,} samples up to and with a"
+            f" batch of {step.batch_size:,}, and {taken:,} in the whole training"
         )
     for index in range(step.batch_size):
         number = step.samples - step.batch_size + index
@@ -91,8 +91,9 @@ def _show(pieces: list[SamplePiece], tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _places(path: Path, documents: set[int]) -> dict[int, str]:
-    """Return id, source and line of some documents of a token file as text, by the document's
-    index. Documents that the dataset has no text for at `path` are left out."""
+    """Return the origin of each of some documents in a token file, by the document's index, as
+    text: its id, its source and its line in the file at `path`. Documents that this file lacks are
+    left out."""
     origins = {}
     rows = written_documents(path) if path.is_file() else iter(())
     for number, row in enumerate(islice(rows, max(documents) + 1)):
@@ -103,9 +104,9 @@ def _places(path: Path, documents: set[int]) -> dict[int, str]:
 
 
 def _taken(run: Path, iteration: int, config: _Config) -> tuple[_Batch, int]:
-    """Return the iteration's line, and the number of samples of the whole training, which
-    determines their shuffle. Raises BadInput if metrics.jsonl is unreadable, has no such iteration,
-    or leaves that number open."""
+    """Return the iteration's line in metrics.jsonl, and the number of samples in the whole
+    training, which determines how they are shuffled. Raises BadInput if metrics.jsonl is
+    unreadable, has no such iteration, or does not yet determine that number."""
     try:
         lines = [orjson.loads(line) for line in read_bytes(run / "metrics.jsonl").splitlines()]
     except (OSError, ValueError) as error:

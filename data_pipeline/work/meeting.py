@@ -1,5 +1,5 @@
-"""How the parts of an array of jobs find one another: they compare their work, and notice when one
-has died.
+"""Lets the parts of an array of jobs find one another, compare their work, and notice when one has
+died.
 
 Each part has a sign, a file that a thread rewrites with a growing count and with the facts that the
 part works on. A part lives as long as its sign changes while another part watches, by the watcher's
@@ -22,13 +22,13 @@ from mlm_repro.lineage.progress import is_quiet
 from mlm_repro.lineage.variables import JOIN_SECONDS, number
 
 MEETINGS = ".parts"
-"""Folder beside the runs, with one meeting for each run's name."""
+"""Folder beside the runs that holds the signs of all parts, in a folder for each run's name."""
 BEAT_SECONDS = 0.5
-"""Seconds from one count of a sign to the next."""
+"""Seconds between two updates of a part's own sign."""
 LOOK_SECONDS = 3.0
-"""Longest time that a living sign stays the same, in seconds."""
+"""Longest time in seconds that the sign of a living part stays unchanged."""
 ASK_SECONDS = 0.25
-"""Seconds from one look to the next."""
+"""Seconds between two looks at the signs of the other parts."""
 SAID_AFTER_SECONDS = 5.0
 """Seconds after which a part prints which part it waits for; each further message takes four times
 as long."""
@@ -93,8 +93,8 @@ class Meeting:
     def _check(
         self, facts: dict[str, str], before: dict[str, Sign], signs: dict[str, Sign]
     ) -> None:
-        """Raise BadInput if a sign that has changed since `before`, so that its part lives, has
-        other facts."""
+        """Raise BadInput, with the differences, if a living part works on other facts. A part lives
+        if its sign has changed from `before` to `signs`."""
         for sign in (sign for name, sign in signs.items() if sign != before.get(name)):
             if differing := _differing(facts, sign):
                 raise BadInput(
@@ -104,8 +104,8 @@ class Meeting:
                 )
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
-        """Return the first result of `ready` that is not None, which another part makes; `state`
-        says how far that part is.
+        """Wait until `ready` returns another value than None, which the work of `part` makes
+        possible, and return the value. `state` describes how far that part is.
 
         Raises Interrupted if that part ends without it or gives no sign of life for
         MLM_JOIN_SECONDS, and BadInput if it works on other facts.
@@ -154,15 +154,15 @@ class Meeting:
 
 
 def _differing(facts: dict[str, str], sign: Sign) -> list[str]:
-    """Return the names of the facts in which a sign differs; an empty list if its part has
-    ended."""
+    """Return the names of the facts that differ between `facts` and the sign of another part; an
+    empty list if that part has ended."""
     theirs = {} if sign["said"] else sign["facts"]
     return sorted(name for name in facts.keys() & theirs.keys() if facts[name] != theirs[name])
 
 
 def read_signs(folder: Path, part: int | str = "*") -> dict[str, Sign]:
-    """Return the JSON of each file with which a part shows that it lives, by file name: the files
-    of one part, or of all. A file that is removed meanwhile is left out."""
+    """Return the content of the sign files in a folder, by file name: of one part, or of all. A
+    file that is removed meanwhile is left out."""
     signs = {}
     for path in folder.glob(f"part-{part}-*.json"):
         with suppress(OSError):  # the first part has ended and removed it

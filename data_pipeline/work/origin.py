@@ -1,4 +1,5 @@
-"""The code and the libraries that decide a dataset's bytes beside its settings and input."""
+"""Names the code and the library versions that, besides settings and input, determine a dataset's
+bytes."""
 
 import unicodedata
 from functools import cache
@@ -9,7 +10,7 @@ from mlm_repro.lineage.extras import installed
 from mlm_repro.lineage.shipped import HOME
 
 LIBRARIES = ("ftfy", "langdetect", "tokenizers", "fastokens", "datasketch", "orjson", "pyarrow")
-"""Libraries whose results are in the bytes of a dataset."""
+"""Libraries that a dataset's bytes depend on."""
 
 
 @cache

@@ -59,7 +59,10 @@ class Workspace:
         at_once: int | None = None,
     ) -> Iterator[Done]:
         """Run one task for each job, its settings and inputs, and yield the results in order.
-        Progress is counted under `title`; an empty title shows none."""
+
+        At most `at_once` tasks are given to the executor at a time. Progress is counted under
+        `title`; an empty title shows none.
+        """
         folder = self.path / stage
         tasks = (
             WorkTask(work, settings, inputs, folder / f"{number:05d}")

@@ -1,4 +1,5 @@
-"""Finds the conventions that give a number, on the oracle's texts or on a published test."""
+"""Finds the conventions of evaluation that give a claimed number, on the oracle's texts or on a
+published test."""
 
 import math
 import re
@@ -54,35 +55,37 @@ USUAL = {
     "attention": "in its window",
 }
 REAL_TEXTS = ("as it stands", "detokenised", "rows joined by blank lines", "without <unk>")
-"""Rewritings that are tried on a published text."""
+"""Changes to the text that the search tries on a published test."""
 LONG = (
     "a 32nd apart",
     "overlapping by three quarters",
     "overlapping by three quarters, target inside",
 )
-"""Windows that are not tried on a published text, where a pass is long: only programs that use them
-have them there."""
+"""Kinds of windows that need a long pass over a published test; there the search tries them only in
+the conventions of programs that use them."""
 
 
 UNIT_SHARES = {"ppl": 0.6, "loss": 0.25, "bits-per-byte": 0.15, ACCURACY: 1.0}
 """Assumed share of each unit among reported numbers."""
 MISMATCHED = 0.05
-"""Assumed weight of bits per byte for a loss that is not divided by bytes, or of another unit for
-one that is."""
+"""Factor on a convention's weight if the claimed number is in bits per byte and its loss is not
+divided by bytes, or the other way round."""
 OUTSIDE = 0.5
 """Assumed share of numbers that no convention in the table gives."""
 NAMED = 0.99
-"""Probability from which a single convention is named."""
+"""Smallest probability at which one convention is named as the answer."""
 SPREADS = {0.1: 0.8, 1.5: 0.2}
-"""Numbers outside the table lie near its numbers: width of the distance in ln → share of the
-numbers."""
+"""Assumed spread of numbers that the table lacks, around the numbers in it, as a mixture of normal
+distributions in ln: standard deviation → share."""
 NEIGHBOURHOOD = 0.25
-"""Distance in ln within which another number could have been reported."""
+"""Distance in ln up to which a number counts as near a convention's number, for the expected number
+of accidental matches."""
 
 
 @dataclass(frozen=True)
 class Identified:
-    """Conventions that may have given a number, or several numbers of one program."""
+    """Conventions of evaluation that may have given a claimed number, or several numbers of one
+    program."""
 
     claimed: str
     matches: list[dict[str, str]]
@@ -101,11 +104,11 @@ class Identified:
         return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:
-        """Describe each match with its probability in a line, or the nearest conventions if none
-        matches."""
+        """Return a line for each match, with its probability, or for the nearest conventions if
+        none matches."""
         likely = [float(match["probability"]) for match in self.matches]
-        accident = f"a number nearby matches {self.accidents:.2g} by accident"
-        head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none"
+        accident = f"a nearby number matches {self.accidents:.2g} conventions by accident"
+        head = f"not certain: one of these, or with {max(0.0, 1 - sum(likely)):.1%} none of them"
         shown = self.matches
         if self.is_named:
             head = f"this, with {likely[0]:.2%}"
@@ -135,7 +138,7 @@ def _with_point(number: str) -> str:
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
             f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"
-            " write it so"
+            " write one of these"
         )
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?", number):
         return number.replace(",", "")
@@ -151,13 +154,13 @@ def parse_claim(claimed: str) -> Decimal:
     except (ArithmeticError, ValueError) as error:
         raise BadInput(f"the claim {claimed!r} is not a number") from error
     if not 0 <= number < math.inf:
-        raise BadInput(f"the claim {claimed} is not a number from zero on")
+        raise BadInput(f"the claim {claimed} is negative or not finite")
     return printed
 
 
 def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
-    """Return the number and None, or for `TEXT=NUMBER TEXT=NUMBER` each number of one program with
-    its text.
+    """Return the numbers of a claim, each with its text: one number with None for `NUMBER`, several
+    for `TEXT=NUMBER TEXT=NUMBER`, whose numbers come from one program.
 
     Raises BadInput for anything else, or for a number that is negative or not finite.
     """
@@ -170,7 +173,8 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
 
 
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
-    """Find the conventions that give the numbers within their rounding, each with its probability.
+    """Find the conventions that give the claimed numbers within their rounding, each with its
+    probability.
 
     A convention is as likely as it is common. A number that no convention in the table gives may be
     any number nearby, so with more digits an accidental match is less likely. Raises BadInput as
@@ -247,7 +251,8 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
 
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
-    """Find the conventions that give a checkpoint's number on WikiText-103 or LAMBADA."""
+    """Find the conventions by which a checkpoint gives the claimed number on WikiText-103 or
+    LAMBADA: score it by every one of them."""
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint
     from mlm_repro.evaluation.evaluate import score_shared

@@ -27,7 +27,8 @@ AFTER_END = "scored after end-of-text"
 OWN = "scored after what the tokenizer puts before a text"
 TWICE = "what the tokenizer puts before a text, itself scored"
 IN_EVERY, IN_PLACE = " in every window", " in place of each window's first"
-"""Endings of a value of `first` if later windows have the first tokens too."""
+"""Endings of a value on the axis `first`, if later windows begin with the tokenizer's first tokens
+too: added to the window, or in place of its first token."""
 END = "\0"
 LITERAL = "<|endoftext|>"
 ACCURACY = "accuracy"
@@ -80,21 +81,22 @@ WINDOWS: dict[str, Callable[[int, int], Iterable[Window]]] = {
         Window(max(0, tokens - c), max(0, tokens - c) + 1, tokens)
     ],
 }
-"""(sub-words of a piece, longest input) → windows."""
+"""Function from the number of a piece's sub-words and the longest input to the windows over the
+piece."""
 Axes = dict[str, Sequence[str]]
 
 
 class Usage(NamedTuple):
-    """Ways to use one kind of model: the values of each axis, the usual one first, and the
-    programs' readings."""
+    """The conventions for one kind of model: the values of each axis, the usual one first, and the
+    reading of each program."""
 
     axes: Axes
     programs: dict[str, dict[str, str]]
     """Program → values of the axes on which it differs from the usual ones."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Return every program's reading, and each of these with one change. Padding is scored only
-        where separate documents are cut."""
+        """Return the reading of every program, and each of these with one axis changed. Padding is
+        scored only where separate documents are cut."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
         changes = []
@@ -111,7 +113,7 @@ class Usage(NamedTuple):
         ]
 
     def weight(self, axes: Mapping[str, str]) -> float:
-        """Return how common a reading with its average is assumed to be, relative to others."""
+        """Return the assumed frequency of a reading with its average, relative to others."""
         usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
         changes = min(
             sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)
@@ -133,7 +135,7 @@ GPT2 = Usage(
     },
     PROGRAMS["gpt2"],
 )
-"""A model whose tokenizer adds nothing to a text."""
+"""Conventions for a model whose tokenizer adds nothing to a text."""
 LLAMA = Usage(
     GPT2.axes
     | {
@@ -148,8 +150,8 @@ LLAMA = Usage(
     }
     | PROGRAMS["llama"],
 )
-"""A model whose tokenizer puts a token before a text, whose attention sees a window, and whose
-output layer has padded rows."""
+"""Conventions for a model whose tokenizer puts a token before a text, whose attention sees a
+window, and whose output layer has padded rows."""
 DIVISORS: dict[str, Callable[[str], int]] = {
     "words": lambda text: len(text.split()),
     "original tokens": count_original_tokens,
@@ -169,7 +171,8 @@ UNITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "bits-per-byte": lambda loss: loss / math.log(2),
     ACCURACY: lambda share: share,
 }
-"""Unit → the number that it makes from a loss in nats, or from a share of right answers."""
+"""Unit of a reported number → function that computes it from a loss in nats, or from a share of
+right answers."""
 
 
 COMMON = {
@@ -188,13 +191,12 @@ RARE = 0.02
 """Assumed frequency of an average that COMMON lacks. Both are guesses from the numbers that
 programs print."""
 CHANGED = 0.05
-"""Assumed frequency of a program's reading with one change, relative to the program's own
-reading."""
+"""Factor on a program's assumed frequency for each axis that a reading changes."""
 
 
 class Convention(NamedTuple):
-    """A reading with an average, and its value on each text: a loss in nats, or a share of right
-    answers."""
+    """A convention of evaluation: a reading with an average, and its value on each text, which is a
+    loss in nats or a share of right answers."""
 
     axes: dict[str, str]
     values: dict[str, float]
@@ -301,8 +303,8 @@ class ReadText:
             yield name, total / max(1, divisor)
 
     def divisors(self) -> dict[str, int]:
-        """Return the counts by which programs divide a summed loss, wrong ones included. A torn
-        sub-word is decoded as U+FFFD."""
+        """Return the counts by which programs divide a summed loss, by name, wrong ones included. A
+        sub-word that is a part of a character is decoded as U+FFFD."""
         parts = list(chain.from_iterable(piece.split(END) for piece in self.pieces))
         counts = {name: sum(map(count, parts)) for name, count in DIVISORS.items()}
         counts |= {
@@ -355,7 +357,8 @@ LAST_WORD_AXES: Axes = {
 
 
 def last_word_readings(usage: Usage) -> list[dict[str, str]]:
-    """Return every reading of passages for their last words."""
+    """Return every convention for reading passages whose last words are predicted: each combination
+    of the values on the axes."""
     first = [value for value in LAST_WORD_AXES["first"] if value in usage.axes["first"]]
     axes = LAST_WORD_AXES | {"first": first}
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -378,7 +381,8 @@ class LastWords:
         ]
 
     def averages(self, scores: Scores) -> Iterator[tuple[str, float]]:
-        """Yield the losses of a target and of its sub-words, and the shares of right answers."""
+        """Yield the name and value of each average: the mean loss of a target and of a target's
+        sub-word, and the shares of right targets and right sub-words."""
         yield "targets", math.fsum(scores.nll) / len(scores.nll)
         yield "sub-words of targets", math.fsum(scores.nll) / len(scores.greedy)
         yield ACCURACY, float(scores.all_greedy.mean())

@@ -1,4 +1,5 @@
 """Finds the files of models that are scored, and loads other programs' models."""
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
-"""Patterns of weight files. A model is read from the first format that it has."""
+"""Patterns of weight files, in order of preference: a model is read from the first format that its
+directory has."""

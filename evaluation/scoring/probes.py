@@ -28,11 +28,13 @@ ROUNDING = 1e-5
 ROUNDING_OF_HALF = 0.02
 """Largest change of a log-probability by rounding alone in 16 bits."""
 OF_ITS_OWN = 1e-3
-"""Smallest change beyond rounding, as a share of an input's effect on the next prediction."""
+"""A change of a log-probability below this share of an input's effect on the next prediction counts
+as rounding."""
 IN_A_BATCH = 30
-"""Factor by which products of another shape may increase the rounding."""
+"""Factor on the tolerated rounding between a row alone and a row in a batch, whose matrix products
+have other shapes."""
 Outcome = tuple[ScoringModel, str]
-"""The model as it will be scored, and a sentence on the probe's result."""
+"""The model as it will be scored, and a sentence on the outcome of the probe."""
 
 
 class Probed:
@@ -92,7 +94,7 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
     """Check that predictions stay the same when a later input changes, or when all later inputs are
     left out.
 
-    Raises BadInput for a model that sees the future, if only within a prefix.
+    Raises BadInput for a model whose predictions depend on later inputs, if only within a prefix.
     """
     if not (probed.moved <= probed.allowed and probed.moved_first <= IN_A_BATCH * probed.allowed):
         raise BadInput(
@@ -104,8 +106,8 @@ def is_causal(model: ScoringModel, probed: Probed) -> Outcome:
 
 
 def is_row_by_row(model: ScoringModel, probed: Probed) -> Outcome:
-    """Compare rows scored alone with rows scored together, one beside padding. A model that differs
-    gets one row at a time."""
+    """Compare rows scored alone with rows scored together, one of them beside padding. If they
+    differ, return a model that scores one row at a time."""
     moved = _difference(probed.alone, probed.together)
     # Not `>`, because NaN is a difference too.
     if not moved <= IN_A_BATCH * probed.allowed:

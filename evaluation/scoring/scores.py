@@ -68,7 +68,7 @@ class ScoringModel:
     vocab_size: int
     """Number of real entries; logits beyond them are padding."""
     seq_length: int
-    """Longest input."""
+    """Longest input that the model takes, in tokens."""
     hidden_size: int
     dtype: torch.dtype
     mesh: ParallelMesh = field(default_factory=serial_mesh)
@@ -105,8 +105,9 @@ def score(
     `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in
     the store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt
     to the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
-    thread each (by default all available cores). Raises BadInput for a request longer than the
-    model's context, an unknown token, or several workers on a GPU or on a rank.
+    thread each (by default all available cores). Raises BadInput if there is no request, for a
+    request longer than the model's context, an unknown token, or several workers on a GPU or on a
+    rank.
     """
     mesh = model.mesh
     if not requests:
@@ -476,7 +477,8 @@ def _sum_exponentials(logits: Array, start: int, count: int, highest: Array, tot
 
 
 class NoMemory(BadInput):
-    """The model cannot score with memory: it has none, or it is divided over ranks."""
+    """Raised for a model that cannot score with memory: it has none, or it is divided over
+    ranks."""
 
 
 def remembering(model: ScoringModel) -> TransformerXL:

@@ -106,7 +106,8 @@ def open_scores(
 
 
 def remove_oldest(folder: Path, largest_bytes: int = LARGEST_BYTES) -> None:
-    """Remove the least recently used evaluations until at most `largest_bytes` remain."""
+    """Remove the least recently used evaluations until at most `largest_bytes` remain; the most
+    recently used one always stays."""
     used = []
     for directory in folder.iterdir():
         try:

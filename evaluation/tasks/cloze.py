@@ -175,7 +175,8 @@ class ClozeTask(Task):
 
     @property
     def counts(self) -> JSON:
-        """Numbers of passages, sub-words and shortened passages, which need no scores."""
+        """Numbers of passages, of sub-words and of shortened passages, by field of the result; they
+        need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}

@@ -110,8 +110,8 @@ def join_rows(text: str) -> str:
 
 
 def lm_eval_words(document: str) -> int:
-    r"""Pieces between runs of white space, with the empty ones at the ends (`re.split(r"\s+",
-    page)`)."""
+    r"""Count the pieces between runs of white space, the empty ones at the ends included
+    (`len(re.split(r"\s+", page))`)."""
     return len(re.split(r"\s+", document))
 
 

@@ -34,8 +34,8 @@ MOST_BYTES = 64 << 20
 def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, context: int, reason: str
 ) -> PerplexityTask:
-    """Build the task of sliding-window perplexity on all validation documents, joined by blank
-    lines."""
+    """Build the task of measuring perplexity in sliding windows on all validation documents, joined
+    by blank lines."""
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
     text = RunningText.of_documents(source, read_documents(dataset))
     stream = sliding_stream(
@@ -45,10 +45,8 @@ def heldout_perplexity(
 
 
 def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
-    """Build the task of strict last-word accuracy on passages cut from the validation documents.
-
-    Raises DataMissing if no document is long enough.
-    """
+    """Build the task of strict last-word prediction on passages cut from the validation documents.
+    Raises DataMissing if no document is long enough."""
     passages = list(chain.from_iterable(map(cut_passages, read_documents(dataset))))
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
@@ -99,11 +97,8 @@ def file_perplexity(
 def file_cloze(
     path: Path, tokenizer: Encoder, context: int, window: int | None = None
 ) -> ClozeTask:
-    """Build the task of strict last-word accuracy on the lines of a text file, or on the documents
-    of a .jsonl or .json file.
-
-    Raises BadInput for a passage of one word.
-    """
+    """Build the task of strict last-word prediction on the lines of a text file, or on the
+    documents of a .jsonl or .json file. Raises BadInput for a passage of one word."""
     passages, remarks = read_texts(path)
     passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
     passages = [passage for passage in passages if passage.strip()]
@@ -149,8 +144,8 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return the documents of a file of {"text": ...}, or the text of any other file, and a remark
-    on each oddity.
+    """Return the documents of a .jsonl or .json file, or the whole text of any other file, and a
+    remark on each oddity.
 
     Raises BadInput for a file that cannot be read or has no text.
     """

@@ -34,7 +34,8 @@ def openai_passages(path: Path) -> list[str]:
 def openai_lambada(
     name: str, path: Path, tokenizer: Encoder, context: int, rule: ClozeRule = STRICT
 ) -> ClozeTask:
-    """Build the task of a rule on OpenAI's file (lm-evaluation-harness's `lambada_openai`)."""
+    """Build the task of predicting the last words of the passages in OpenAI's file
+    (lm-evaluation-harness's `lambada_openai`) by a rule."""
     source = SourceText(name, "LAMBADA test file (OpenAI)", TEST_SETS["lambada"].sha256)
     return ClozeTask(source, openai_passages(path), rule, tokenizer, context)
 
@@ -45,8 +46,8 @@ stop_word_lambada = partial(openai_lambada, rule=STOP_WORD_FILTER)
 
 
 def standard_lambada(name: str, path: Path, tokenizer: Encoder, context: int) -> ClozeTask:
-    """Build the task of the strict rule on the original authors' plain text, lower-cased and
-    tokenised."""
+    """Build the task of predicting the last words of the original authors' passages, which are
+    lower-cased and tokenised, by the strict rule."""
     source = SourceText(
         name, "LAMBADA test file (original plain text)", TEST_SETS["lambada-standard"].sha256
     )

@@ -32,7 +32,8 @@ class NamedProtocol(NamedTuple):
     reason) → task."""
 
     def task(self, *arguments: Any) -> "Task":
-        """Build the protocol's task from the arguments of `function` and its settings."""
+        """Call the function that builds the protocol's task, with these arguments and the
+        protocol's settings, and return the task."""
         return _made_by(self.function, *arguments, **self.settings)
 
 
@@ -53,11 +54,11 @@ def check_task_name(name: str) -> None:
 def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
-    """Build a protocol's task for a checkpoint, on the test file at `path` or its usual place;
-    without a file, its stand-in.
+    """Build a protocol's task for a checkpoint, on the test file at `path` or else the published
+    one. If that file is missing, build the task that stands in for it.
 
-    The name of the task says which window was requested. Raises DataMissing if the dataset that the
-    checkpoint was trained on is missing too.
+    The task's name tells a requested window. Raises DataMissing if nothing stands in, or if the
+    dataset that the checkpoint was trained on is missing too.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 

@@ -65,7 +65,7 @@ class Stream:
     blocks: list[Block]
     """Consecutive parts of the text, taken as independent for the standard error."""
     window: int
-    """Longest input."""
+    """Longest input of a request, in sub-words."""
     stride: int
     """Sub-words between the starts of windows."""
 
@@ -170,7 +170,8 @@ def block_weights(blocks: Sequence[Block], normaliser: float, num_windows: int) 
 
 
 class PerplexityTask(Task):
-    """Task of the perplexity of one text, cut into one stream."""
+    """Task of measuring the perplexity of one text, which is cut into requests as its `stream`
+    says."""
 
     unit = "windows"
 
@@ -191,7 +192,8 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of the text's words and sub-words, which need no scores."""
+        """Numbers of the text's words and sub-words, by field of the result; they need no
+        scores."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
         return {
@@ -207,8 +209,8 @@ class PerplexityTask(Task):
         )
 
     def result(self, scores: Scores, provenance: Provenance) -> PerplexityResult:
-        """Return the perplexity, exp(summed loss / words), with the columns of every convention
-        beside it.
+        """Return the perplexity, exp(summed loss / the protocol's divisor), and beside it the
+        number by every other convention.
 
         A text of too few words has no number by words, and a warning says why.
         """
@@ -269,7 +271,7 @@ class PerplexityTask(Task):
         )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
-        """Return the summed loss and its divisor by the protocol's convention."""
+        """Return the summed loss and its divisor, both by the protocol's convention."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())
@@ -308,7 +310,8 @@ class PerplexityTask(Task):
         ]
 
     def _describe(self, dtype: str) -> str:
-        """Describe the recipe for the result's protocol line."""
+        """Return the result's protocol line: the text, the recipe, the divisor, the number format,
+        and the extent of a partial test."""
         divisor = {
             "original tokens": (
                 f"{self._num_original_tokens} space-separated tokens of the original"

@@ -43,7 +43,8 @@ ROWS = Detokenizer("rows-by-blank-lines", join_rows)
 NUM_GPT2_TOKENS = {MEGATRON: 270_330, UNCHANGED: 285_234, ROWS: 286_657}
 NUM_GPT2_TOKENS_BY_DOCUMENT = 270_263
 NUM_GPT2_TOKENS_OF_WIKITEXT2 = 287_644
-"""Sub-words of its rows joined by blank lines, as transformers' page on perplexity shows them."""
+"""Sub-words of WikiText-2's rows joined by blank lines, as transformers' page on perplexity shows
+them."""
 GPT2_VOCAB_SIZE = 50_257
 
 
@@ -73,8 +74,8 @@ def sliding_wikitext103(
     detokenizer: Detokenizer = MEGATRON,
     stride: int = 32,
 ) -> PerplexityTask:
-    """Build the task on the whole file in sliding windows, with `stride` new tokens in each window
-    of 1024."""
+    """Build the task of measuring perplexity on the whole WikiText-103 file in sliding windows,
+    with `stride` new tokens in each window of 1024."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -82,16 +83,16 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task on the unchanged file in disjoint windows of the model's segment, each with
-    the memory of earlier ones."""
+    """Build the task of measuring perplexity on the unchanged WikiText-103 file in disjoint windows
+    of the model's segment length, each with the memory of earlier ones."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
 def huggingface_wikitext(
     name: str, path: Path, tokenizer: Encoder, context: int, test_set: str = "wikitext103"
 ) -> PerplexityTask:
-    """Build the task of transformers' strided recipe (`docs/source/en/perplexity.md`), which counts
-    sub-words.
+    """Build the task of measuring perplexity on a WikiText file by transformers' strided recipe
+    (`docs/source/en/perplexity.md`), which divides the loss by sub-words.
 
     Its windows hold the whole context, the target included, so the first target has one token less
     before it than in Megatron-LM's; they overlap by half. On WikiText-2, the page's own text, a
@@ -105,8 +106,8 @@ def huggingface_wikitext(
 
 
 def gptq_wikitext2(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task of GPTQ's recipe on WikiText-2: its `datautils.py` joins the rows, its
-    `llama.py` scores them."""
+    """Build the task of measuring perplexity on WikiText-2 by GPTQ's recipe: its `datautils.py`
+    joins the rows, its `llama.py` scores them."""
     text = read_wikitext(name, path, "wikitext2")
     task = program_perplexity(text, GPTQ, [join_rows(text.text)], tokenizer, context)
     _expect_gpt2(tokenizer, task.stream, NUM_GPT2_TOKENS_OF_WIKITEXT2)
@@ -122,8 +123,8 @@ def lm_eval_wikitext(
     is_double: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Build the task of lm-evaluation-harness's `wikitext`, whose text is WikiText-2; the window is
-    the whole context."""
+    """Build the task of measuring perplexity on a WikiText file as lm-evaluation-harness's
+    `wikitext` does on WikiText-2; the window is the whole context."""
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
@@ -144,7 +145,8 @@ def _in_windows(
     with_memory: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Build the task on a test set in sliding windows, and check GPT-2's number of sub-words."""
+    """Build the task of measuring perplexity on a WikiText file in sliding windows. Raises
+    IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the known one."""
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
     counted = (
@@ -155,7 +157,8 @@ def _in_windows(
 
 
 def has_gpt2_vocabulary(tokenizer: Encoder) -> bool:
-    """Return True if the tokenizer has the ids of OpenAI's GPT-2."""
+    """Return True if the tokenizer looks like OpenAI's GPT-2: it has as many ids, and the same ones
+    for two words."""
     return tokenizer.vocab_size == GPT2_VOCAB_SIZE and tokenizer.encode("Hello world") == [
         15496,
         995,

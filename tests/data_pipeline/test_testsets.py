@@ -56,7 +56,7 @@ def test_a_file_of_the_user_is_a_test_set(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"there is no file .*/other\.jsonl"):
         find_test_set(f"jsonl:{tmp_path}/other.jsonl")
     for name in (f"jsonl:{lines}", f"text:{exam}", "text:", "jsonl:"):
-        with pytest.raises(ValueError, match="stands before a path"):
+        with pytest.raises(ValueError, match="write jsonl:PATH for a path"):
             testsets.check_test_set_name(name)
     with pytest.raises(ValueError, match="unknown test set"):
         testsets.check_test_set_name(f"csv:{lines}")
@@ -71,7 +71,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, rows: list[str]) -> None:
 def test_wrong_content_from_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, ["something else"])
     for name in TEST_SETS:
-        with pytest.raises(DataMissing, match="is not the published"):
+        with pytest.raises(DataMissing, match="does not give the published"):
             find_test_set(name)
     assert not testsets.cache_directory().exists()
 

@@ -112,6 +112,7 @@ def test_two_checkpoints(
     assert headings.startswith("|model")
     assert set(rule) <= set("|-: ")
     assert lines[0].count("|") == headings.count("|") == rule.count("|")
+    assert "ln ppl - first" in done.out
     low, high = words["interval"]
     assert low < words["log_perplexity"] < high
     assert 0 <= words["p"] <= 1

@@ -114,7 +114,7 @@ HEADER = json.dumps(
             lambda c: edit(
                 c / "tokenizer" / "tokenizer.json", lambda t: t | {"normalizer": DELETE}
             ),
-            "asks for more",
+            "does not restore every text",
         ),
         (lambda c: set_probe(c, [[1] * 5_000_000]), "not of one length"),
         (lambda c: set_probe(c, [[1, 2]] * 1_000_000), "at most 8"),

@@ -707,7 +707,7 @@ def test_programs_of_others_are_identified(oracle: Path) -> None:
     ("words", "sentence"),
     [
         (["--identify", "many"], "is not a number"),
-        (["--identify", "-3"], "is not a number from zero on"),
+        (["--identify", "-3"], "is negative or not finite"),
         (["--identify", "1,234"], "can be 1234 or 1.234"),
         (["--identify", "verse=3"], "there is no text verse"),
         ([], "--identify NUMBER"),

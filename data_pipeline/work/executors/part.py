@@ -12,11 +12,11 @@ from mlm_repro.lineage.errors import BadInput, Interrupted
 
 
 class PartExecutor:
-    """Runs every `parts`-th task of a stage on `workers`, and waits for the other parts of the
-    `meeting` to do theirs.
+    """Runs every `parts`-th task of a stage on `workers`, and waits until the other parts have done
+    theirs.
 
-    The files of tasks are gone once `is_over` returns True: the first part has then written the
-    dataset, perhaps between two looks.
+    Once `is_over` returns True, the first part has written the dataset and removed the tasks'
+    files, perhaps between two looks of this part.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ def _state(tasks: list[WorkTask]) -> str:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Return the number of the part and the number of all parts. Raises BadInput unless the text
-    has the form 2/8."""
+    """Parse `I/N` into the number of the part and the number of all parts. Raises BadInput if it is
+    not of this form, such as 2/8."""
     part, _, parts = text.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise BadInput(
