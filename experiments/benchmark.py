@@ -20,6 +20,8 @@ from mlm_repro.lineage.numbers import csv_cell
 
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
+MOST = 1e9
+"""Largest share of a tolerance that it states; also stated for NaN."""
 
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
@@ -106,6 +108,13 @@ class Table:
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
         return buffer.getvalue()
+
+
+def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
+    """Return the largest share of the allowed distances that the distances take."""
+    pairs = zip(distances, allowed, strict=True)
+    shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
+    return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
 
 
 def read_benchmark(path: Path) -> Benchmark:

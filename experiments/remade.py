@@ -16,6 +16,7 @@ from mlm_repro.data_pipeline.files import (
     named_datasets,
 )
 from mlm_repro.data_pipeline.remade import counted
+from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.files import SUMMARY, TrainingSummary, validations_in
 from mlm_repro.engine.run.remade import ending, recipe_of
 from mlm_repro.engine.run.resolved import read_run_config
@@ -41,6 +42,7 @@ from mlm_repro.experiments.reproduce.reproduction import (
     RESULTS,
     derived_records,
     derived_scores,
+    facts_of,
     hardware_of,
     keep_training,
     reproduced_model,
@@ -53,6 +55,7 @@ from mlm_repro.experiments.verdicts import load_results, parts_of
 from mlm_repro.experiments.worked_out import worked_out
 from mlm_repro.lineage.atomic import JSON, parse_json
 from mlm_repro.lineage.chain import broken_manifest
+from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import (
     MARKER,
     is_sealed,
@@ -77,6 +80,14 @@ from mlm_repro.lineage.kinds import NAME, Kind, differing
 from mlm_repro.lineage.records import RECORDS, Record, read_records, records_bytes
 from mlm_repro.lineage.run import MANIFEST, RunDirectory
 from mlm_repro.lineage.shipped import model_file
+
+OF_DATA = (
+    f"{RUNS}: *.metrics; {DATASET}: name, seed, tokenizer.kind, vocab_size, padded_vocab_size,"
+    " end_of_text, splits.*.prefix, files, settings, language, packages;"
+    f" {LEDGER}: *.seconds, *.note, *.samples, *.changed, shards, blank_lines, malformed_lines"
+)
+OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
+"""Keys of a reproduction that its data alone, or a test's text alone, could contradict."""
 
 
 def models(run: Path) -> Comparisons:
@@ -121,7 +132,7 @@ def evaluations(run: Path) -> Comparisons:
     kind = "scaled" if _summary(run).mode == "scaled" else "measured"
     results = results_of(run, _summary(run))
     lines = read_evaluations(run)
-    yield Remade(EVALUATIONS, sorted(lines), sorted(results))
+    yield Remade(EVALUATIONS, [*lines], sorted(results))
     tokenizer = read_document(run / DATASET, DataCard).tokenizer.digest
     for model in _summary(run).models:
         for task, of in RESULTS.items():
@@ -160,17 +171,17 @@ def _counted_again(
         except DataMissing as missing:
             yield Absent(f"{missing} of {where}")
     else:
-        yield Absent(f"text and tokenizer of {where}")
+        yield Absent(f"the text and the tokenizer of {where}, which alone give {OF_TEXT}")
     if not isinstance(result, ClozeResult) or result.examples:
         return
-    yield Absent(f"the losses behind the perplexity in {where.partition(': ')[2]}.json", ever=False)
+    yield Absent(f"the losses of {where}, which alone give *evaluations*: *perplexity", ever=False)
     path = run / "examples.jsonl"  # of a reproduction of an earlier version
     about, *shown = (
         [parse_json(line) for line in path.read_bytes().splitlines()] if path.is_file() else [{}]
     )
     right = [example["correct"][about["models"].index(model.name)] for example in shown]
     if len(right) < result.num_examples:
-        yield Absent(f"answers of {where}")
+        yield Absent(f"the answers of {where}, which alone give *evaluations*: *num_correct")
     if right and not sum(right) <= result.num_correct <= result.num_examples - right.count(False):
         yield (
             f"{where} says {result.num_correct} right answers; {path.name} has {sum(right)} in"
@@ -189,7 +200,7 @@ def records(run: Path) -> Comparisons:
         yield from misread(read_values(run / SCORES), ReproductionScores, SCORES)
     actual = read_records(run / RECORDS)
     if not read_runs(run):
-        yield Absent(f"the metrics behind {RECORDS}")
+        yield Absent(f"the metrics, which alone give {RECORDS}: *.value, *.x")
         actual = [record for record in actual if record.x is None or record.kind == "published"]
     for says, gives in zip_longest(
         *map(_in_order, (actual, derived_records(RunDirectory(run), summary)))
@@ -243,19 +254,33 @@ def trainings(run: Path) -> Comparisons:
             copy.check_seal()
             done = parse_document(copy.summary, TrainingSummary, f"{SUMMARY} of {model.name}")
             yield from ending(done, validations_in(copy.metrics), model.name)
+            if copy.manifest and copy.seal:  # which the first release did not keep
+                config = parse_config(copy.manifest["config"], RunConfig, model.name)
+                facts = facts_of(config, done)
+                yield as_said(model, facts, f"{SUMMARY}: {model.name}", f"{RUNS} gives")
+                yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(config))
+                yield Remade(f"{RUNS}: seal of {name}", copy.seal["digest"], parents[name])
         if not is_sealed(place):
-            yield Absent(f"the training and the data of {SUMMARY}, {RUNS}, {DATASET} and {LEDGER}")
+            yield Absent(f"the training {model.run} and its data, which alone give {OF_DATA}")
             continue
         training = RunDirectory(place)
-        made = reproduced_model(read_run_config(model_file(model.series)), training)
         again = keep_training(training)
-        yield Remade(f"{SUMMARY}: {model.name}", model, made, f"{model.run} gives")
+        yield Remade(
+            f"{SUMMARY}: {model.name}",
+            model,
+            reproduced_model(read_run_config(model_file(model.series)), training),
+            f"{model.run} gives",
+        )
         yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(recipe_of(place)))
         if copy and copy.manifest is None:  # of the first release
             again = again.model_copy(update={"manifest": None, "seal": None})
         yield Remade(f"kept training {model.name}", copy, again, f"{model.run} gives")
-        trained_on = training.manifest["parents"]["dataset"]
-        yield Remade(f"{MANIFEST}: dataset", parents["dataset"], trained_on, f"{model.run} has")
+        yield Remade(
+            f"{MANIFEST}: dataset",
+            parents["dataset"],
+            training.manifest["parents"]["dataset"],
+            f"{model.run} has",
+        )
         for dataset in named_datasets(place):
             if is_sealed(dataset.place):
                 mine, theirs = map(sealed_files, (run, dataset.place))
@@ -280,8 +305,8 @@ def study(run: Path) -> Comparisons:
     records = read_records(run / RECORDS)
     due = {}
     for name, kept_run in read_runs(run).items():
-        due[name] = kept_run.manifest and kept_run.manifest["identity"]
         manifest = parse_document(kept_run.manifest, Manifest, f"{MANIFEST} of {name}")
+        due[name] = manifest.identity
         yield from broken_manifest(name, manifest.to_json())
         if kept_run.seal is None:
             yield f"{name} was kept without its seal"
@@ -302,7 +327,7 @@ def _begun_with(
     if any((record.source, record.digest, record.experiment) != of for record in records):
         yield f"{RECORDS} of {run.name} has records of another run"
     if "records" not in config:  # a run of an earlier version
-        yield Absent(f"the digest of the records of {name}")
+        yield Absent(f"the digest of the records of {name}, which alone contradicts {RECORDS}: *")
     elif (digest_of_numbers(records), sha256_json(refused)) != (
         config["records"],
         config.get("refused", sha256_json([])),
@@ -347,10 +372,7 @@ def _kept_trainings(run: Path) -> Comparisons:
     for name, kept_run in read_runs(run).items():
         place = run.parent / name
         if not place.is_dir():
-            yield Absent(name)
-            yield Absent(
-                f"{run.name}: its trainings, which need their processors and hours", ever=False
-            )
+            yield Absent(f"the training {name}")
         elif kept_run.seal:
             yield Remade(f"kept training {name}", kept_run, kept(place), f"{name} gives")
             yield Parent(place)

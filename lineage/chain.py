@@ -167,13 +167,12 @@ def _check_checkpoint(path: Path, manifest: JSON) -> Iterator[str]:
             f"{path.name} belongs to another run, {str(lineage['run'])[:8]}, not to"
             f" {manifest['identity'][:8]}"
         )
-    if lineage["parents"] != manifest["parents"]:
-        changed = sorted(
-            name
-            for name, digest in manifest["parents"].items()
-            if lineage["parents"].get(name) != digest
-        )
-        yield f"{path.name} was trained on other inputs: {', '.join(changed)}"
+    yield from unlike(
+        f"{path.name} was trained on other inputs",
+        lineage["parents"],
+        manifest["parents"],
+        "the run's is",
+    )
     attempts: dict[Any, Any] = {
         sha256_json(attempt): attempt for attempt in manifest.get("attempts", [])
     } | {None: {}}
@@ -193,13 +192,16 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
     before = read_object(older / LINEAGE)["ancestors"]
     iteration = read_object(older / STATE)["iteration"]
     named = [ancestor for ancestor in ancestors if ancestor["iteration"] == iteration]
-    expected = {"iteration": iteration, "digest": read_digest(older), "weights": _weights(older)}
     if not named:
         parent = f"iteration {ancestors[-1]['iteration']}" if ancestors else "none: it began anew"
         yield f"{newer.name} does not descend from {older.name}: its parent is {parent}"
-    elif named != [expected]:
-        other = f"another {older.name} ({named[0]['digest'][:16]}) than is here"
-        yield f"{newer.name} descends from {other}: one of them was exchanged"
+    elif named != [
+        {"iteration": iteration, "digest": read_digest(older), "weights": _weights(older)}
+    ]:
+        yield (
+            f"{newer.name} descends from another {older.name} ({named[0]['digest'][:16]}) than is"
+            " here: one of them was exchanged"
+        )
     elif ancestors[: len(before)] != before:
         yield f"{newer.name} and {older.name} name different checkpoints before them"
 
@@ -207,17 +209,15 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
     """Yield a sentence for each pair of iterations whose checkpoints have the same weights. Removed
     checkpoints, of which the newest one keeps digests, count too."""
+    ancestors = read_object(checkpoints[-1] / LINEAGE)["ancestors"] if checkpoints else []
+    every = [(f"iter_{each['iteration']:07d}", each["weights"]) for each in ancestors]
+    every += [(path.name, _weights(path)) for path in checkpoints]
     seen: dict[str, str] = {}
-    if checkpoints:
-        for ancestor in read_object(checkpoints[-1] / LINEAGE)["ancestors"]:
-            name = f"iter_{ancestor['iteration']:07d}"
-            if (other := seen.setdefault(ancestor["weights"], name)) != name:
-                yield f"{name} had the same weights as {other}: nothing was trained between them"
-    for path in checkpoints:
-        if (other := seen.setdefault(_weights(path), path.name)) != path.name:
+    for name, weights in every:
+        if (other := seen.setdefault(weights, name)) != name:
             yield (
-                f"{path.name} has the same weights as {other}: one was copied, or nothing was"
-                " trained between them"
+                f"{name} has the same weights as {other}: one was copied, or nothing was trained"
+                " between them"
             )
 
 

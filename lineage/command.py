@@ -117,6 +117,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
         # Outside standalone mode typer raises its usage errors, so that they become JSON too.
         result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
         code = result if isinstance(result, int) else 0
+        _ignore_stops()  # here, where a stop that comes before it is still caught
     except SystemExit as end:
         code = end.code
     except (_CtrlC, Exception) as error:
@@ -291,6 +292,7 @@ def _stop(command: int, number: int, frame: object) -> NoReturn:
 
 
 def _ignore_stops() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)  # a stop of `_stop_again` may be on its way
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 

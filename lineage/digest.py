@@ -123,10 +123,6 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]
-    if sha256_json(files) != marker["digest"]:
-        raise IntegrityFailure(
-            f"the completion marker of {directory} was edited: its digest does not match"
-        )
     present = {str(path.relative_to(directory)) for path in _sealed_files(directory)}
     total = sum(file["bytes"] for file in files.values())
     with Progress(f"checking {directory.name}", total, "bytes") as progress:
@@ -163,26 +159,30 @@ def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: Tr
 
 def _read_marker(directory: Path) -> JSON:
     """Return the completion marker of a directory. Raises IntegrityFailure if it is missing,
-    unreadable or of another form."""
+    unreadable or edited."""
     path = directory / MARKER
     if not directory.is_dir():
         raise IntegrityFailure(f"{directory} is not a directory")
     if not path.is_file():
         raise IntegrityFailure(f"{directory} has no {MARKER} file: what made it did not finish")
+    return checked_marker(lambda: read_json(path), directory)
+
+
+def checked_marker(read: Callable[[], Any], name: object) -> JSON:
+    """Return what `read` gives, which must have the keys of a completion marker, each of its type,
+    and the digest of its files. Raises IntegrityFailure, which names the directory by `name`."""
     try:
-        marker = read_json(path)
-        entries = marker["files"].values()
+        marker = read()
+        files = marker["files"]
         types = {
-            tuple((key, type(value)) for key, value in sorted(file.items())) for file in entries
+            tuple((key, type(value)) for key, value in sorted(file.items()))
+            for file in files.values()
         }
-        if (
-            marker.keys() != {"digest", "files"}
-            or type(marker["digest"]) is not str
-            or types - {ENTRY}
-        ):
+        is_whole = marker.keys() == {"digest", "files"} and types <= {ENTRY}
+        if not is_whole or marker["digest"] != sha256_json(files):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise IntegrityFailure(f"{path} is not a readable completion marker") from error
+        raise IntegrityFailure(f"{MARKER} of {name} is damaged or was edited") from error
     return dict(marker)
 
 

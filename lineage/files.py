@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -20,7 +21,17 @@ SAME = 1e-9
 """Relative tolerance of a number that is recomputed from rounded numbers or on another
 processor."""
 GIVES = "its inputs give"
-RETIRED_KEYS = {"english", "expected_candidate_precision", "matrix_gflops"}
+RETIRED_KEYS = {
+    "english",
+    "expected_candidate_precision",
+    "gradient_square",
+    "gradient_variance",
+    "matrix_gflops",
+    "noise_scale",
+    "trust_ratios",
+    "update_norms",
+    "weight_norms",
+}
 """Keys that earlier versions wrote into documents, and that readers skip."""
 
 
@@ -295,10 +306,7 @@ class Manifest(FileSchema):
     def layouts_in_turn(self) -> list[Attempt]:
         """The first attempt, and each later one whose layout or number of ranks differs from the
         one before."""
-        attempts = self.attempts or self.layouts
-        turns = [(attempt.parallel, attempt.ranks) for attempt in attempts]
-        return [
-            attempt
-            for number, attempt in enumerate(attempts)
-            if not number or turns[number] != turns[number - 1]
-        ]
+        by_layout = groupby(
+            self.attempts or self.layouts, key=lambda attempt: (attempt.parallel, attempt.ranks)
+        )
+        return [next(alike) for _, alike in by_layout]

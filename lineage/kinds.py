@@ -20,18 +20,6 @@ from mlm_repro.lineage.files import Comparisons, FileSchema, unlike
 from mlm_repro.lineage.lock import LOCK
 from mlm_repro.lineage.run import MANIFEST
 
-KEYS = {
-    "name",
-    "kind",
-    "identity",
-    "created",
-    "config",
-    "outside_identity",
-    "config_digest",
-    "parents",
-    "environment",
-}
-"""Keys that every manifest must have."""
 NAME = "[^/]+"
 PIECES = (
     rf"(model|optimizer|memory)-{NAME}\.safetensors|"
@@ -117,9 +105,6 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
     yield from (f"{directory.name} has no {name}" for name in sorted(missing))
     if not values:
         return
-    yield from (
-        f"{MANIFEST} of {directory.name} has no {key}" for key in sorted(KEYS - values.keys())
-    )
     if not set(values["outside_identity"]) <= kind.outside:
         yield (
             f"{MANIFEST} of {directory.name} has more outside of its identity than where the run"
@@ -139,7 +124,7 @@ def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
             "its configuration has",
         )
     name = values["name"]
-    named = f"{values['name']}-{values['identity'][:8]}"
+    named = f"{name}-{values['identity'][:8]}"
     if not re.fullmatch(kind.name(values["config"]), name):
         yield f"{directory.name} is called {name}, which is not the name of what it computes"
     if directory.name not in (name, named):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mlm_repro.lineage.atomic import HOLDER, MARKER, OVERWRITE, is_stream, new_directory
+from mlm_repro.lineage.atomic import HOLDER, OVERWRITE, is_stream, new_directory
 from mlm_repro.lineage.digest import is_sealed
 from mlm_repro.lineage.errors import BadInput, Interrupted, cause
 from mlm_repro.lineage.variables import is_first_rank
@@ -76,11 +76,9 @@ def _take(path: Path, held: str) -> int:
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 raise BadInput(held) from None
-            sentence = (
-                f"{path.parent} is on a file system that cannot lock files ({error.strerror})"
-            )
             raise NoLocks(
-                f"{sentence}: choose a folder on another one, such as a local disk"
+                f"{path.parent} is on a file system that cannot lock files ({error.strerror}):"
+                " choose a folder on another one, such as a local disk"
             ) from error
         # The former holder may have removed the file between its opening and its locking.
         if _is_same(descriptor, path):
@@ -189,7 +187,7 @@ def check_place(option: str, path: Path | None, mark: str) -> None:
         raise BadInput(f"{option} {path} cannot be written: {folder} is not a directory")
     if not os.access(path if is_stream(path) else folder, os.W_OK):
         raise BadInput(f"{option} {path} cannot be written: this user may not write to {folder}")
-    sealed = next((parent for parent in Path(real).parents if (parent / MARKER).is_file()), None)
+    sealed = next(filter(is_sealed, Path(real).parents), None)
     if sealed:
         raise BadInput(f"{option} {path} lies in {sealed}, which is complete: name another place")
     if mark and not is_stream(path):

@@ -16,7 +16,14 @@ from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.model.gpt2 import GPT2
 from mlm_repro.engine.parallel.mesh import serial_mesh
-from mlm_repro.experiments.benchmark import AGAINST, Benchmark, Case, Ratio, Series, write_benchmark
+from mlm_repro.experiments.benchmark import (
+    AGAINST,
+    Benchmark,
+    Case,
+    Series,
+    share_of,
+    write_benchmark,
+)
 from mlm_repro.lineage.environment import describe_environment
 from mlm_repro.lineage.errors import Diverged
 from mlm_repro.lineage.files import read_document
@@ -28,8 +35,6 @@ from mlm_repro.verify.parity import ParityLayout, comparable_layout
 from mlm_repro.verify.runner import UNKNOWN, measured, on_ranks, train
 
 QUANTITIES = {"loss": "loss", "norm": "gradient norm", "rate": "learning rate"}
-MOST = 1e9
-"""Largest ratio of a difference to its tolerance that is reported; it also stands for NaN."""
 ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
@@ -64,11 +69,10 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
     curves = [outcome.ranks[0].steps for outcome in (ours, first, *draws)]
     cases = [_case(quantity, name, curves, theirs, layers) for quantity, name in QUANTITIES.items()]
     shares = [
-        _share(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance])
+        share_of(row.tensor.removeprefix("updated "), [row.largest], [row.tolerance])
         for row in ours.rows
     ]
     cases.append(Case(name="weights at the end", ratios=shares))
-    loss = cases[0].series[2].samples
     disagreements = []
     for case in cases:
         disagreements += [
@@ -97,7 +101,7 @@ def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) ->
         setting={
             "iterations": iterations,
             "trained on": _tokens(config),
-            "largest difference of the losses": f"{max(loss):.2g}",
+            "largest difference of the losses": f"{max(cases[0].series[2].samples):.2g}",
         },
         environment=describe_environment(),
     )
@@ -109,8 +113,10 @@ def _tokens(config: RunConfig) -> str:
         return "random tokens"
     facts = DatasetFacts.read(config.data.dataset)
     cards = [read_document(path / DATASET, DataCard) for path in facts.directories]
-    total = sum(len(file.tokens) for file, _ in facts.token_files("train"))
-    return f"{total:,} tokens of {'; '.join(card.source or card.name for card in cards)}"
+    return (
+        f"{sum(len(file.tokens) for file, _ in facts.token_files('train')):,} tokens of"
+        f" {'; '.join(card.source or card.name for card in cards)}"
+    )
 
 
 def _case(
@@ -129,13 +135,7 @@ def _case(
         Series(contender=contender, measure=name, samples=values)
         for contender, values in shown.items()
     ]
-    return Case(name=name, series=series, ratios=[_share("all iterations", apart, allowed)])
-
-
-def _share(name: str, distances: list[float], allowed: list[float]) -> Ratio:
-    pairs = zip(distances, allowed, strict=True)
-    shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
-    return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
+    return Case(name=name, series=series, ratios=[share_of("all iterations", apart, allowed)])
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:

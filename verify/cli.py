@@ -92,7 +92,8 @@ def run(
         print(f"not computed again: {sentence}")
     if strict and check.absent:
         check.broken.append(
-            f"{path.name}: {len({*check.absent})} things that belong to it were not compared"
+            f"{path.name}: {len({*check.absent})} things that belong to it are not here and were"
+            f" not compared, first {check.absent[0]}"
         )
     _refuse(check.broken)
     if check.manifest and check.kind:
@@ -326,8 +327,10 @@ def layouts(
         raise BadInput(
             "; ".join(f"{layout} cannot run: {why}" for layout, why in report.cannot_run.items())
         )
-    ran = len(report.compared) - len(report.cannot_run)
-    print(f"nothing found: {ran} layouts compute what the serial run computes")
+    print(
+        f"nothing found: {len(report.compared) - len(report.cannot_run)} layouts compute what the"
+        " serial run computes"
+    )
 
 
 def main() -> None:

@@ -260,15 +260,13 @@ def explain(first: RecordedRun, second: RecordedRun) -> None:
             f"run: {run.name}, {len(run.steps)} iterations in {train.precision} on tp {layout.tp} ×"
             f" pp {layout.pp} × dp {layout.dp}, microbatches of {train.microbatch_size}"
         )
-    facts = [
+    mine, theirs = (
         flatten({**run.config.model_dump(mode="json"), "made of": run.run.parents})
         for run in (first, second)
-    ]
-    for key in sorted(facts[0].keys() | facts[1].keys()):
-        before = facts[0].get(key)
-        after = facts[1].get(key)
-        if before != after:
-            print(f"settings: {key}: {before} → {after}")
+    )
+    for key in sorted({**mine, **theirs}):
+        if mine.get(key) != theirs.get(key):
+            print(f"settings: {key}: {mine.get(key)} → {theirs.get(key)}")
     parting = _first_bits(first, second)
     if parting is None:
         print("the same bits in all that both runs have")
@@ -305,10 +303,10 @@ def _first_bits(first: RecordedRun, second: RecordedRun) -> int | None:
         mine = first.numbers(number)
         other = second.numbers(number)
         for name in [name for name in mine if name in other and mine[name] != other[name]]:
-            size = abs(mine[name] - other[name])
             print(
                 f"first other bits: {name.replace('_', ' ')} of iteration {number},"
-                f" {mine[name]:.9g} and {other[name]:.9g}, {size:.2g} apart"
+                f" {mine[name]:.9g} and {other[name]:.9g},"
+                f" {abs(mine[name] - other[name]):.2g} apart"
             )
             return number
         theirs = first.checkpoints.get(number)

@@ -77,10 +77,9 @@ def replay(run: Path, count: int | None) -> None:
     # Not by a seed, which somebody who forges a run could know.
     drawn = sorted(random.SystemRandom().sample(every, wanted))
     segments = [_read_segment(directory.path, config, start, end) for start, end in drawn]
-    iterations = sum(end - start for start, end in drawn)
-    most = max(segment.layout.world_size for segment in segments)
     announce(
-        f"trains {iterations} iterations of {wanted} segments again, on up to {most} processes"
+        f"trains {sum(end - start for start, end in drawn)} iterations of {wanted} segments again,"
+        f" on up to {max(segment.layout.world_size for segment in segments)} processes"
     )
     print(
         f"draws {wanted} of {len(every)} segments; misses a single forged one with probability "
@@ -93,8 +92,10 @@ def replay(run: Path, count: int | None) -> None:
         print(f"{where}: {'; '.join(differs) or 'the same bits'}", flush=True)
         differences += [f"{where}: {difference}" for difference in differs]
     if differences:
-        more = f" ({len(differences) - 1} more differences)" if len(differences) > 1 else ""
-        raise Diverged(f"{directory.path.name}, {differences[0]}{more}")
+        raise Diverged(
+            f"{directory.path.name}, {differences[0]}"
+            + f" ({len(differences) - 1} more differences)" * (len(differences) > 1)
+        )
     print(f"ok {wanted} of {len(every)} segments have the same bits")
 
 

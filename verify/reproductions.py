@@ -166,9 +166,7 @@ def _filled(name: str, told: JSON) -> str:
 def _runs(report: LayoutsReport, layout: ParityLayout) -> str:
     """Return Python text of Megatron-Core's settings for three runs: serial, on the layout, and
     serial again."""
-    work = small_work(
-        report.seed, 2, core_fields([f"{name}={value}" for name, value in report.fields.items()])
-    )
+    work = small_work(report.seed, 2, core_fields(report.fields))
     # Serially twice, so that the program shows that its serial run is repeatable.
     texts = []
     for name, shown in (("serial", SERIAL), (layout.name, layout), ("again", SERIAL)):

@@ -250,9 +250,9 @@ def run_parity(
             " fewer --iterations make it less"
         )
     most = max(layout.world_size for layout in chosen)
-    kind = "threads" if threads else "processes"
     announce(
-        f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most} {kind}"
+        f"{1 + len(chosen)} trainings of {iterations} iterations in float64, on up to {most}"
+        f" {'threads' if threads else 'processes'}"
     )
     # Ranks share the cores.
     torch.set_num_threads(1)
@@ -280,8 +280,10 @@ def run_parity(
                 print(f"{'':12}  first: {finding}")
                 wrong.append(f"layout {outcome.layout.name}: {finding}")
     if wrong:
-        more = f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" if len(wrong) > 1 else ""
-        raise Diverged(wrong[0] + more)
+        raise Diverged(
+            wrong[0]
+            + f" ({len(wrong) - 1} more of {len(chosen)} layouts differ)" * (len(wrong) > 1)
+        )
     print(
         f"{len(chosen)} layouts compute what the serial run computes, within {TOLERANCE:.0e} in"
         " float64"

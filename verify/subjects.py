@@ -77,7 +77,7 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     if name == "megatron-core":
         MegatronCore.prepare()
         work = replace(
-            small_work(seed, 2, core_fields(given), train),
+            small_work(seed, 2, core_fields(texts), train),
             spec=function_of(asked.spec) if asked.spec else None,
         )
         yield MegatronCore, work, f"{name} {version(name)}", "tp2,tp2-sp,pp2,dp2,dp2-zero1"
@@ -157,22 +157,20 @@ def small_work(
     )
 
 
-def core_fields(given: Sequence[str]) -> JSON:
-    """Parse fields of Megatron-Core's configurations, given as `field=value`.
+def core_fields(texts: Mapping[str, str]) -> JSON:
+    """Parse the texts of fields of Megatron-Core's configurations.
 
     Raises BadInput for an unknown field, with the nearest name, and for a value of another type.
     """
-    texts = dict(text.partition("=")[::2] for text in given)
     kinds = [
         config_class({"multi_latent_attention": texts.get("multi_latent_attention") == "True"}),
         core("models.gpt").GPTModel.__init__,
         core("optimizer").OptimizerConfig,
         core("distributed").DistributedDataParallelConfig,
     ]
-    hints = {}
+    hints: JSON = {}
     for kind in reversed(kinds):
-        for name, hint in typing.get_type_hints(kind).items():
-            hints[name] = kind, hint
+        hints |= typing.get_type_hints(kind)
     fields: JSON = {"bias_activation_fusion": False, "bias_dropout_fusion": False}
     for name, text in texts.items():
         if re.fullmatch(LAYOUTS, name):
@@ -182,7 +180,7 @@ def core_fields(given: Sequence[str]) -> JSON:
                 f"Megatron-Core has no field {name!r}:"
                 f" {did_you_mean(name, hints, 'none is like it')}"
             )
-        fields[name] = _typed(name, text, hints[name][1])
+        fields[name] = _typed(name, text, hints[name])
     return fields
 
 

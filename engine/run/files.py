@@ -16,7 +16,7 @@ SUMMARY = "summary.json"
 STATISTICS = "statistics.json"
 
 
-class Step(FileSchema, frozen=False):
+class Step(FileSchema, frozen=False, strict=True):
     """Line of metrics.jsonl for an iteration, or for the mean of several up to it. Guards add their
     measurements."""
 
@@ -52,7 +52,7 @@ class TensorNumbers(FileSchema):
     layout."""
 
 
-class Validation(FileSchema):
+class Validation(FileSchema, extra="forbid", strict=True):
     """Line of metrics.jsonl for a validation after `iteration` iterations."""
 
     kind: Literal["validation", "final-validation"]

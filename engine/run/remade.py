@@ -21,6 +21,7 @@ from mlm_repro.engine.run.files import (
     METRICS,
     STATISTICS,
     SUMMARY,
+    Step,
     TrainingSummary,
     Validation,
     read_metrics,
@@ -42,6 +43,7 @@ from mlm_repro.lineage.chain import (
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import MARKER, sealed_files
 from mlm_repro.lineage.files import (
+    RETIRED_KEYS,
     Absent,
     Comparisons,
     Manifest,
@@ -91,19 +93,32 @@ def metrics(run: Path) -> Comparisons:
     if [step.iteration for step in read_steps(run)] != list(range(1, count + 1)):
         yield f"{METRICS} of {run.name} does not have each of {count} iterations once and in order"
     last = updates = updated_samples = 0
+    is_begun_here = manifest.parents.keys() == {"dataset"}
+    most = {"validation": config.train.validation_samples}
+    validations = read_validations(run)
+    if len({(line.kind, line.iteration) for line in validations}) < len(validations):
+        yield f"{METRICS} of {run.name} has a validation twice"
     for line in read_metrics(run):
         number = line["iteration"]
         if line["kind"] != "train":
             yield Remade(
                 f"{METRICS}: iteration of a validation", number, last, "the line before it gives"
             )
+            if is_begun_here and (whole := done.validation_samples):
+                yield Remade(
+                    f"{METRICS}: samples of a validation",
+                    line["samples"],
+                    min(most.get(line["kind"], whole), whole),
+                )
             continue
         last = number
+        if not line.keys() <= Step.model_fields.keys() | RETIRED_KEYS:
+            yield f"{METRICS} has a key at {number} that no training measures"
         if "samples" not in line:
             continue
         size = schedule.batch_size(number - 1)
         due: dict[str, float] = {"samples": schedule.samples_before(number), "batch_size": size}
-        if manifest.parents.keys() == {"dataset"}:  # its updates are counted from 1
+        if is_begun_here:  # its updates are counted from 1
             due["learning_rate"] = learning_rate(
                 config.train, clock(config.train, updates, updated_samples)
             )
@@ -114,7 +129,7 @@ def metrics(run: Path) -> Comparisons:
             updated_samples = updated_samples + size
         for name, value in due.items():
             yield Remade(f"{METRICS}: {name} at {number}", line[name], value, "its schedule gives")
-    yield from ending(done, read_validations(run), run.name)
+    yield from ending(done, validations, run.name)
 
 
 def checkpoints(run: Path) -> Comparisons:
@@ -142,8 +157,9 @@ def checkpoints(run: Path) -> Comparisons:
         remembered.update(range(last - WINDOW + 1, last + 1))
     if unchecked := sum(step.iteration not in remembered for step in steps):
         yield Absent(
-            f"{run.name}: {unchecked:,} losses of {METRICS} and validations, more than {WINDOW}"
-            " iterations before a checkpoint; `mlm-verify replay` trains segments again",
+            f"{run.name}: validations and {unchecked:,} iterations, more than {WINDOW} before a"
+            f" checkpoint, {METRICS}: *.loss, *.gradient_norm, *.perplexity; `mlm-verify replay`"
+            " trains segments again",
             ever=False,
         )
     for path in directories:
@@ -171,7 +187,7 @@ def checkpoints(run: Path) -> Comparisons:
         }
         if data:
             yield Remade(
-                f"{path.name}",
+                path.name,
                 files,
                 {name: tokenizer.get(name) for name in files},
                 "its dataset has",

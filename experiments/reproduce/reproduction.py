@@ -22,6 +22,7 @@ from mlm_repro.engine.data.dataset import DatasetFacts
 from mlm_repro.engine.run.files import (
     SUMMARY,
     Step,
+    TrainingSummary,
     Validation,
     read_steps,
     read_summary,
@@ -368,13 +369,15 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
         name=model_name(training.manifest["name"]),
         run=training.path.name,
         published=shape_of(published),
-        trained=shape_of(RunConfig.model_validate(training.manifest["config"])),
-        seed=done.seed,
-        tokens=done.tokens,
-        train_seconds=done.train_seconds,
-        tokens_per_second=done.tokens_per_second,
         checkpoint_digest=read_digest(training.path / CHECKPOINTS / done.checkpoint),
+        **facts_of(RunConfig.model_validate(training.manifest["config"]), done),
     )
+
+
+def facts_of(config: RunConfig, done: TrainingSummary) -> dict[str, Any]:
+    """Return the fields of a model's summary that its training's configuration and summary give."""
+    fields = {"seed", "tokens", "train_seconds", "tokens_per_second"}
+    return {"trained": shape_of(config), **done.model_dump(include=fields)}
 
 
 def hardware_of(started: Environment) -> str:

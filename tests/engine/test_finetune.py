@@ -122,8 +122,7 @@ def write_race(folder: Path) -> None:
         (folder / place / "1.txt").write_text(json.dumps(passage), encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_bert(out: Path) -> Path:
     """A small BERT of this suite's own, untrained."""
     config = ModelConfig(
         family="bert",
@@ -139,7 +138,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = BERT(config, serial_mesh())
     model.initialize(3)
     tensors = {p.name: p.local.detach() for p in sharded_parameters(model, model.mesh)}
-    out = tmp_path_factory.mktemp("finetune") / "bert"
     write_checkpoint(
         out,
         Imported(
@@ -147,6 +145,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     )
     return out
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("finetune") / "bert")
 
 
 RECIPE = FineTuneRecipe(epochs=12, batch_size=12, learning_rate=5e-3)

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 APPLICATION = """
+import atexit
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -99,6 +102,19 @@ def wait(swallow: bool = False, finalizer: bool = False, making_a_class: bool = 
         if not swallow:
             raise
     print("went on")
+
+
+class Stopped:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+
+
+@app.command()
+def late() -> None:
+    atexit.register(time.sleep, 0.2)
+    Stopped()
+    raise errors.BadInput("over before the stop is raised once more")
 
 
 @app.command()

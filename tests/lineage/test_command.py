@@ -251,3 +251,10 @@ def test_ctrl_c_ends_with_7_even_where_errors_are_outlived(
     assert (process.returncode, out.removeprefix("ready\n")) == (7, "")
     assert err.startswith("error: interrupted")
     assert err.count("\n") == 1
+
+
+def test_a_stop_in_a_finalizer_comes_once_though_another_error_is_faster(start: Start) -> None:
+    code, _, err = ended(start("late"))
+    assert code == 7
+    assert err.startswith("error: interrupted")
+    assert err.count("\n") == 1

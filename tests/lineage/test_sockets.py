@@ -6,13 +6,12 @@ socket.
 """
 
 import ast
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from os import readlink
 from pathlib import Path
 
@@ -20,9 +19,7 @@ import pytest
 
 from tests.architecture.rooms import PACKAGE, ROOMS, module_name, modules
 from tests.commands import Program
-from tests.data_pipeline.conftest import sentences
-from tests.engine.conftest import write_dataset
-from tests.engine.small_run import write_toml
+from tests.lineage.every_verb import ENDS, LONG, WORK, every_verb, prepare, start
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="sockets of a process are read in /proc"
@@ -47,14 +44,13 @@ LAUNCH, JOIN, FORKED, MEGATRON, RAY = DOORS = (
     ("data_pipeline.work.executors.ray", "RayExecutor"),
 )
 """All that opens one; the last by a library, at its `init`."""
-COMMANDS: dict[str, tuple[set[Function], int, str]] = {
-    "mlm-train run": ({LAUNCH, JOIN}, 2, "small.toml --ranks 2 --runs {}"),
-    "mlm-verify parallel": ({FORKED}, 2, "small.toml --layouts tp2 --iterations 400"),
-    "mlm-verify layouts": ({FORKED, MEGATRON}, 2, "megatron-core --layouts tp2"),
-    "mlm-data clean": ({RAY}, 1, "text:texts {}/clean --executor ray --set workers=1"),
+OPENING = {
+    "mlm-train run": ({LAUNCH, JOIN}, 2),
+    "mlm-verify parallel": ({FORKED}, 2),
+    "mlm-verify layouts": ({FORKED, MEGATRON}, 2),
+    "mlm-data clean": ({RAY}, 1),
 }
-"""A verb for each door: the doors that it goes through, the fewest sockets that it opens, and what
-it is given."""
+"""A verb for each door: the doors that it goes through, and the fewest sockets that it opens."""
 
 
 @cache
@@ -107,19 +103,11 @@ def doors_of(begin: Function) -> set[Function]:
     }
 
 
-def verbs() -> Iterator[tuple[str, set[Function]]]:
-    """Each verb of each program, with its doors."""
-    for script in entry_points(group="console_scripts"):
-        if script.value.startswith(PACKAGE):
-            module = script.value.partition(":")[0]
-            for command in import_module(module).app.registered_commands:
-                name = command.name or command.callback.__name__.replace("_", "-")
-                yield f"{script.name} {name}", doors_of((module, command.callback.__name__))
-
-
 def test_every_verb_that_opens_a_socket_does_it_through_a_door_that_is_watched() -> None:
     """The doors of all verbs, and of all code, are those below; a new one has to be watched too."""
-    opening = {verb: doors for verb, doors in verbs() if doors}
+    leading = {verb: doors_of((module, name)) for verb, module, name in every_verb()}
+    assert leading.keys() == WORK.keys()
+    opening = {verb: doors for verb, doors in leading.items() if doors}
     assert len(opening) > 10
     assert set().union(*opening.values()) <= {*DOORS}
     everywhere = {
@@ -128,8 +116,8 @@ def test_every_verb_that_opens_a_socket_does_it_through_a_door_that_is_watched()
         if plain & OPENS
     }
     assert everywhere == {*DOORS} - {RAY}
-    assert set().union(*(doors for doors, *_ in COMMANDS.values())) == {*DOORS}
-    for verb, (doors, *_) in COMMANDS.items():
+    assert set().union(*(doors for doors, _ in OPENING.values())) == {*DOORS}
+    for verb, (doors, _) in OPENING.items():
         assert doors - {RAY} <= opening.get(verb, set()), verb
 
 
@@ -185,31 +173,61 @@ def test_what_listens_everywhere_is_not_local(address: str, local: bool) -> None
     assert is_local(f"{address}:1F90") is local
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_a_verb_listens_to_this_machine_alone(verb: str, tmp_path: Path) -> None:
-    doors, least, words = COMMANDS[verb]
+def opened(process: Program, least: int, seconds: float = 400) -> set[str]:
+    """Addresses at which a command listens until it has ended, for at most so many seconds, or for
+    two after the first `least`, by when all that it opens are there; it is ended then."""
+    seen, until = set[str](), time.monotonic() + seconds
+    try:
+        while process.poll() is None and time.monotonic() < until:
+            seen |= listening(process.pid)
+            if least and len(seen) >= least:
+                until = min(until, time.monotonic() + 2)
+            time.sleep(0.01)
+    finally:
+        process.kill()
+    return seen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the verbs read."""
     pytest.importorskip("torch")
+    return prepare(tmp_path_factory.mktemp("verbs"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("verb", [verb for verb in WORK if verb not in OPENING])
+def test_every_other_verb_listens_to_this_machine_alone(verb: str, folder: Path) -> None:
+    process = start(verb, folder)
+    seen = opened(process, 0, LONG.get(verb, 400))
+    assert [address for address in seen if not is_local(address)] == []
+    if verb not in LONG:
+        assert process.wait() == ENDS.get(verb, 0), process.err
+
+
+@pytest.mark.parametrize("verb", OPENING)
+def test_a_verb_that_opens_sockets_listens_to_this_machine_alone(verb: str, folder: Path) -> None:
+    doors, least = OPENING[verb]
     if RAY in doors:
         pytest.importorskip("ray")
     if MEGATRON in doors:
         pytest.importorskip("megatron.core")
-    write_toml(tmp_path / "small.toml", write_dataset(tmp_path / "dataset"))
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text(sentences(200, 1), encoding="utf-8")
-    program, name = verb.split()
-    process, seen = (
-        Program(program, name, *words.format(tmp_path).split(), folder=tmp_path),
-        set[str](),
-    )
-    try:
-        until = time.monotonic() + 400
-        while len(seen) < least and process.poll() is None and time.monotonic() < until:
-            seen |= listening(process.pid)
-            time.sleep(0.02)
-        for _ in range(100):  # what comes after the first
-            seen |= listening(process.pid)
-            time.sleep(0.02)
-    finally:
-        process.kill()
+    process = start(verb, folder, *(("--executor", "ray") if RAY in doors else ()))
+    seen = opened(process, least)
     assert len(seen) >= least, process.err
     assert [address for address in seen if not is_local(address)] == []
+
+
+def listen_everywhere() -> None:
+    """Open a socket that other machines reach, for as long as this process lives."""
+    OPEN.append(socket.create_server(("0.0.0.0", 0)))
+    time.sleep(0.5)
+
+
+OPEN: list[socket.socket] = []
+
+
+def test_a_socket_that_others_reach_is_seen(folder: Path) -> None:
+    seen = opened(start("mlm-eval list", folder, first=listen_everywhere), 0)
+    assert [address for address in seen if not is_local(address)]

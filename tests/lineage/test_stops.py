@@ -1,17 +1,22 @@
 """SIGTERM in the first two seconds of every verb: a documented code, no traceback, and what was
 there stays as it was.
 
-`python -m tests.lineage.test_stops --all` stops each verb every 10 ms, as long as it lasts; the
-suite draws some by a seed.
+The suite draws some stops by a seed. `python -m tests.lineage.test_stops --all` makes all of them:
+of each verb while it starts, in copies that `copies.py` forks every 10 ms, and of each verb at
+work, which is begun every time in a process that has imported what it needs, as long as it lasts.
+Further words, such as `mlm-data clean`, choose verbs.
 """
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +25,11 @@ import pytest
 
 from mlm_repro.lineage.digest import MARKER, check_seal
 from mlm_repro.lineage.errors import UserError
+from tests.commands import Program
 from tests.experiments.packed import unpack
 
 BIN = Path(sys.executable).parent
+COPIES = Path(__file__).with_name("copies.py")
 PROGRAMS = ("mlm-data", "mlm-train", "mlm-eval", "mlm-experiment", "mlm-report", "mlm-verify")
 EVERY_MS, LAST_MS = 10, 2000
 AT_WORK = {
@@ -30,7 +37,7 @@ AT_WORK = {
     ("mlm-train", "resume"): "RUN",
     ("mlm-report", "run"): "RUN",
     ("mlm-train", "run"): "355m --twin --dry-run",
-    ("mlm-experiment", "simulate"): "2021/figure-6",
+    ("mlm-experiment", "simulate"): "ptd-p-runs --out out",
     ("mlm-eval", "run"): "wikitext103 --ckpt RUN --limit 2 --json scores.json",
     ("mlm-verify", "replay"): "RUN",
     ("mlm-verify", "run"): "runs --strict",
@@ -59,7 +66,31 @@ def every_stop() -> Iterator[Stop]:
                 yield from (Stop(script.name, verb, at) for at in range(0, LAST_MS, EVERY_MS))
 
 
-def wrong(stop: Stop, place: Path) -> tuple[str, bool]:
+def start_anew(words: list[str], place: Path) -> "subprocess.Popen[str]":
+    """Start a program from nothing."""
+    return subprocess.Popen(
+        [BIN / words[0], *words[1:]],
+        cwd=place,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def start_forked(words: list[str], place: Path) -> Program:
+    """Start a program in a process that has imported what it needs, and wait until it is there."""
+    process = Program(*words, folder=place, prepare=partial(Path.touch, place.parent / "begun"))
+    while not (place.parent / "begun").exists() and process.poll() is None:
+        time.sleep(0.001)
+    return process
+
+
+def wrong(
+    stop: Stop,
+    place: Path,
+    start: Callable[[list[str], Path], "subprocess.Popen[str] | Program"] = start_anew,
+) -> tuple[str, bool]:
     """What is not as it must be after the stop, in a folder of its own, empty if all is; and True
     if the verb had ended before it."""
     runs = unpack(place) / "runs"
@@ -70,27 +101,21 @@ def wrong(stop: Stop, place: Path) -> tuple[str, bool]:
     )
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     words = AT_WORK.get(stop[:2], "--help").replace("RUN", str(training)).split()
-    process = subprocess.Popen(
-        [BIN / stop.program, stop.verb, *words],
-        cwd=place,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = start([stop.program, stop.verb, *words], place)
     with suppress(subprocess.TimeoutExpired):
         process.wait(stop.after_ms / 1000)
     has_ended = process.poll() is not None
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=300)
+    code = process.wait()
     lost = [
         path.name
         for path, content in before.items()
         if not path.is_file() or path.read_bytes() != content
     ]
     said = ""
-    if process.returncode not in DOCUMENTED:
-        said = f"code {process.returncode}: {err[-300:]}"
+    if code not in DOCUMENTED:
+        said = f"code {code}: {err[-300:]}"
     elif "Traceback" in out + err:
         said = f"a traceback: {err[-300:]}"
     elif lost:
@@ -119,21 +144,55 @@ def test_a_verb_that_is_stopped_while_it_starts_ends_with_a_documented_code(
     assert wrong(stop, tmp_path)[0] == "", stop
 
 
+def wrong_while_it_starts(program: str, verb: str, place: Path) -> tuple[int, list[str]]:
+    """How many copies of a verb were stopped while it imported what it needs, and what was not as
+    it must be."""
+    subprocess.run(
+        [sys.executable, "-P", COPIES, place, BIN / program, verb, "--help"],
+        cwd=place,
+        check=True,
+        capture_output=True,
+        env=os.environ | {"PYTHONPATH": ""},
+    )
+    codes = [int(code) for code in (place / "codes").read_text(encoding="utf-8").split()]
+    bad = []
+    for number, code in enumerate(codes):
+        path = place / str(number)
+        said = path.read_text(encoding="utf-8") if path.is_file() else "it said nothing"
+        if code not in DOCUMENTED or "Traceback" in said:
+            bad.append(f"copy {number}: code {code}: {said[-900:]}")
+    return len(codes), bad
+
+
+def wrong_at_work(program: str, verb: str) -> tuple[int, list[str]]:
+    """The same of a verb that does what `AT_WORK` says, in its first two seconds or until it has
+    ended before a stop."""
+    made, bad = 0, []
+    for at in range(0, LAST_MS, EVERY_MS):
+        stop = Stop(program, verb, at)
+        with tempfile.TemporaryDirectory() as folder:
+            (place := Path(folder, "place")).mkdir()
+            said, has_ended = wrong(stop, place, start_forked)
+        made += 1
+        if said:
+            bad.append(f"{stop}: {said}")
+        if has_ended:
+            break
+    return made, bad
+
+
 if __name__ == "__main__":
-    chosen = list(every_stop())
-    if "--all" not in sys.argv:
-        chosen = random.Random(0).sample(chosen, 50)
-    failures, made, over = 0, 0, set[tuple[str, str]]()
-    for each in chosen:
-        if each[:2] in over:  # a later stop meets no process
+    failures, count = 0, 0
+    verbs = [stop[:2] for stop in every_stop() if not stop.after_ms]
+    for each in verbs:
+        if "--all" not in sys.argv or not {*sys.argv[1:]} - {"--all"} <= {*each}:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            said, has_ended = wrong(each, Path(folder))
-        made += 1
-        if has_ended and "--all" in sys.argv:
-            over.add((each.program, each.verb))
-        if said:
-            failures += 1
-            print(f"{each}: {said}", flush=True)
-    print(f"{made - failures} of {made} stops ended as documented")
+            made, bad = wrong_while_it_starts(*each, Path(folder))
+        if each in AT_WORK:
+            more, worse = wrong_at_work(*each)
+            made, bad = made + more, bad + worse
+        failures, count = failures + len(bad), count + made
+        print(f"{' '.join(each)}: {made - len(bad)} of {made}", *bad, sep="\n", flush=True)
+    print(f"{count - failures} of {count} stops of {len(verbs)} verbs ended as documented")
     sys.exit(bool(failures))

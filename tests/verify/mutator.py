@@ -9,6 +9,7 @@ runs in turn. Only the run that was edited is sealed, verified and put back.
 import argparse
 import json
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -55,7 +56,10 @@ NAMED_ANYWHERE = (
 )
 """Edits that no file is free to have."""
 
-
+KEYS = re.compile(r"(\S+): ([\w.*, ]+)")
+WEIGHTS = re.compile(r"\S+\.safetensors")
+"""What a sentence on what was not compared names: files, each with keys; files of weights, of which
+it speaks of the last bits."""
 IN_ANY_ORDER = {
     "examples": "the order of an evaluation's examples",
     "documents": "the order of documents in overlap.json",
@@ -171,6 +175,8 @@ def apply(edit: Edit, run: Path) -> bool:
     other = beside[(beside.index(path) + 1) % len(beside)]
     match edit.kind:
         case "delete":
+            if path.name == MARKER and path.parent.parent.name == CHECKPOINTS:  # written anew
+                return False
             if path.suffix == ".json" and not _read(path):  # as good as absent
                 return False
             path.unlink()
@@ -253,9 +259,10 @@ def _apply_key(edit: Edit, path: Path) -> bool:
                 return False
             del place[last]
         case "add key":
-            if not isinstance(value, dict):
+            into = value if isinstance(value, dict) else place
+            if not isinstance(into, dict):
                 return False
-            value["added"] = 1
+            into["added"] = 1
         case "repeat key":
             place["mark"] = "mark"
             raw = (mark, f"{json.dumps(last)}: {json.dumps(_scaled(value))}")
@@ -353,9 +360,15 @@ def is_said_to_be_free(run: Path, edit: Edit, left: list[str]) -> bool:
     if edit.kind == "turn items" and edit.key[-1] in IN_ANY_ORDER:
         return IN_ANY_ORDER[edit.key[-1]] in kind.free
     named = f"{edit.file} {'.'.join(map(str, edit.key))}".strip()
-    if any(Path(edit.file).name in sentence for sentence in left):
+    if edit.kind == "scale" and any(Path(edit.file).name in WEIGHTS.findall(each) for each in left):
         return True
-    return any(fnmatch(named, f"{pattern}*") for pattern in (*ALWAYS_FREE, *kind.free))
+    not_compared = [
+        f"{file} {key}"
+        for file, keys in chain.from_iterable(map(KEYS.findall, left))
+        for key in keys.split(", ")
+    ]
+    free = (*ALWAYS_FREE, *kind.free, *not_compared)
+    return any(fnmatch(named, f"{pattern}*") for pattern in free)
 
 
 def _older_checkpoints(run: Path) -> list[str]:

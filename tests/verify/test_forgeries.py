@@ -353,8 +353,9 @@ MADE_AGAIN: list[tuple[str, Edit, str]] = [
     (
         TRAININGS,
         put(0, "seal", digest=ZEROS),
-        "355m: the digest of its seal does not match the files in it",
+        "COMPLETE of 355m is damaged or was edited",
     ),
+    (TRAININGS, put(0, "seal", verified=True), "COMPLETE of 355m is damaged or was edited"),
     (
         TRAININGS,
         put(0, "summary", validation_perplexity=9.3),
@@ -695,6 +696,18 @@ OF_A_KIND: list[tuple[str, str, Edit, str]] = [
         "against.json",
         put("cases", 3, "ratios", 0, less_is_better="true"),
         "less_is_better is true; a file of its kind has True",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        put("cases", 0, "ratios", 0, value=0.9),
+        "share of the tolerance in the loss, 1: value is 0.9; its inputs give 0.04",
+    ),
+    (
+        "against-megatron-core-355m-twin-tp2-*",
+        "against.json",
+        put("cases", 2, "ratios", 0, goal=2.0),
+        "share of the tolerance in the learning rate, 1: goal is 2.0; its inputs give 1.0",
     ),
     (
         "against-megatron-core-355m-twin-tp2-*",

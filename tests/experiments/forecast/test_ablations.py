@@ -364,7 +364,7 @@ def double_records(run: Path) -> None:
     [
         (write_forecast_later, "the forecast was changed or made after its trainings"),
         (edit_a_manifest_alone, "its manifest.json is not the one that was sealed"),
-        (edit_a_seal_alone, "the digest of its seal does not match the files in it"),
+        (edit_a_seal_alone, "is damaged or was edited"),
         (shorten, "was not trained as forecast.json says"),
         (other_data, "was trained on other data than forecast.json says"),
         (another_rate, "has other rates than its search gives"),
