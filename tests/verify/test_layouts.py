@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from mlm_repro.verify.causes import parameter_of
-from mlm_repro.verify.found import LayoutsReport
+from mlm_repro.verify.causes import LayoutFinding, parameter_of
+from mlm_repro.verify.found import LayoutsReport, junit, sarif
 from mlm_repro.verify.layouts import Serial, examine, run_serial
 from mlm_repro.verify.megatron_core import MegatronCore, core, places_of
 from mlm_repro.verify.parity import parse_layout
@@ -79,6 +79,58 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(
         f"{name}: the squared norm of ones in {key}: {n}.0000"
         for name, n in (("serial", 4), ("tp2", 2))
     ]
+
+
+def test_code_scanning_can_place_a_finding_and_know_it_again() -> None:
+    """GitHub refuses a file with a result that has no file and line, and knows a result again by
+    `primaryLocationLineHash` alone."""
+    finding = {"layout": "tp2", "probe": "gradient", "parameter": "gradient of up.weight"}
+
+    def report(program: str, **more: float) -> LayoutsReport:
+        return LayoutsReport(
+            subject=program,
+            program=program,
+            fields={},
+            spec="",
+            microbatches=1,
+            seed=1,
+            compared={"serial": 1, "tp2": 1, "pp2": 0, "dp2": 1},
+            findings=[LayoutFinding.model_validate({**finding, "expected": 0.0, **more})],
+            cannot_run={"pp2": "no pipeline", "dp2": "rank 1 ended"},
+            not_asked={},
+            lost={"dp2": "rank 1 ended"},
+        )
+
+    marks = set()
+    for program, file in (
+        ("tests/plan.py:build", "tests/plan.py"),
+        ("megatron-core", "megatron-core"),
+    ):
+        for value in (1.0, 2.0):
+            (result,) = json.loads(sarif(report(program, value=value)))["runs"][0]["results"]
+            (location,) = result["locations"]
+            assert location["physicalLocation"] == {
+                "artifactLocation": {"uri": file},
+                "region": {"startLine": 1},
+            }
+            assert location["logicalLocations"] == [{"fullyQualifiedName": "up.weight"}]
+            marks.add(result["partialFingerprints"]["primaryLocationLineHash"])
+    assert marks == {"tp2 gradient gradient of up.weight"}
+    suite = ElementTree.fromstring(junit(report("megatron-core", value=1.0)))
+    assert {case.get("name"): [each.tag for each in case] for case in suite} == {
+        "serial": [],
+        "tp2": ["failure"],
+        "pp2": ["skipped"],
+        "dp2": ["error"],
+    }
+
+
+def test_a_clone_of_the_package_is_named_by_its_own_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core("package_info"), "__version__", "0.99.0+mine")
+    with subject(Asked("megatron-core"), 1) as (_, _, title, _):
+        assert title == "megatron-core 0.99.0+mine"
 
 
 def run_alone(program: Path) -> list[str]:
