@@ -418,6 +418,30 @@ def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(
     assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
 
 
+def test_layers_and_a_patch_of_the_readers_run_as_the_page_says(
+    verify: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = on_the_page("class ScaleNorm")
+    mark = "        self.weight.sequence_parallel = config.sequence_parallel\n"
+    assert mark in layers
+    (tmp_path / "mine.py").write_text(layers)
+    (tmp_path / "unmarked.py").write_text(layers.replace(mark, ""))
+    (tmp_path / "patch.py").write_text(on_the_page("RowParallelLinear.forward = forward"))
+    own = ("layouts", "megatron-core", "--layouts", "tp2-sp", "--spec")
+    done = verify(*own, f"{tmp_path}/mine.py:layers")
+    assert done.code == 0, done.err
+    done = verify(*own, f"{tmp_path}/unmarked.py:layers")
+    assert done.code == 3
+    assert "gradient: decoder.layers.1.mlp.linear_fc1.layer_norm_weight is" in done.error
+    assert "not reduced: each rank has its own part" in done.error, done.error
+    row = core("tensor_parallel.layers").RowParallelLinear
+    monkeypatch.setattr(row, "forward", row.forward)  # put back what the patch replaces
+    patched = ("--import", tmp_path / "patch.py")
+    done = verify(*own, f"{tmp_path}/mine.py:layers", *patched)
+    assert done.code == 3
+    assert "the forward pass differs" in done.error, done.error
+
+
 @pytest.mark.parametrize(
     ("change", "code", "sentence"),
     [
