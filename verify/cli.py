@@ -257,7 +257,10 @@ def layouts(
     ] = None,
     spec: Annotated[
         str,
-        typer.Option(help="Layers of Megatron-Core for its configuration: MODULE:FUNCTION."),
+        typer.Option(
+            help="Layers of Megatron-Core for its configuration: PATH.py:FUNCTION or"
+            " MODULE:FUNCTION."
+        ),
     ] = "",
     imports: Annotated[
         list[str] | None, typer.Option("--import", help="Run a Python file first; repeatable.")

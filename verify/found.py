@@ -38,7 +38,6 @@ PROBES = {
     ),
 }
 """Name of a probe → the statement that it proves if it finds nothing."""
-SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 class LayoutsReport(Config):
@@ -63,10 +62,10 @@ class LayoutsReport(Config):
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
     """Write `junit.xml` and `findings.sarif`; return their paths."""
-    texts = {"junit.xml": junit(report), "findings.sarif": sarif(report)}
-    for name, text in texts.items():
-        write_text(directory / name, text)
-    return [directory / name for name in texts]
+    paths = [directory / "junit.xml", directory / "findings.sarif"]
+    write_text(paths[0], junit(report))
+    write_text(paths[1], sarif(report))
+    return paths
 
 
 def junit(report: LayoutsReport) -> str:
@@ -75,10 +74,10 @@ def junit(report: LayoutsReport) -> str:
     suite = ElementTree.Element("testsuite", name=report.subject, tests=str(len(report.compared)))
     for layout in report.compared:
         case = ElementTree.SubElement(suite, "testcase", classname=report.program, name=layout)
-        if layout in report.cannot_run and layout not in report.lost:
-            ElementTree.SubElement(case, "skipped", message=report.cannot_run[layout])
         if layout in report.lost:
             ElementTree.SubElement(case, "error", type="lost rank", message=report.lost[layout])
+        elif layout in report.cannot_run:
+            ElementTree.SubElement(case, "skipped", message=report.cannot_run[layout])
         for finding in report.findings:
             if finding.layout == layout:
                 ElementTree.SubElement(case, "failure", type=finding.probe, message=str(finding))
@@ -87,25 +86,37 @@ def junit(report: LayoutsReport) -> str:
 
 def sarif(report: LayoutsReport) -> str:
     """Return SARIF 2.1.0. Fingerprints stay the same as long as layout, probe and parameter do."""
-    rules = [{"id": probe, "shortDescription": {"text": text}} for probe, text in PROBES.items()]
+    # GitHub refuses results without a file and a line, and knows no other name of a fingerprint.
+    physical = {
+        "artifactLocation": {"uri": report.program.partition(":")[0]},
+        "region": {"startLine": 1},
+    }
     results = [
         {
             "ruleId": finding.probe,
             "level": "error",
             "message": {"text": str(finding)},
             "partialFingerprints": {
-                "layouts/v1": f"{finding.layout} {finding.probe} {finding.parameter}"
+                "primaryLocationLineHash": f"{finding.layout} {finding.probe} {finding.parameter}"
             },
             "locations": [
-                {"logicalLocations": [{"fullyQualifiedName": parameter_of(finding.parameter)}]}
+                {
+                    "physicalLocation": physical,
+                    "logicalLocations": [{"fullyQualifiedName": parameter_of(finding.parameter)}],
+                }
             ],
         }
         for finding in report.findings
     ]
-    driver = {"name": "mlm-verify layouts", "rules": rules}
+    driver = {
+        "name": "mlm-verify layouts",
+        "rules": [
+            {"id": probe, "shortDescription": {"text": text}} for probe, text in PROBES.items()
+        ],
+    }
     log = {
         "version": "2.1.0",
-        "$schema": SARIF_SCHEMA,
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "runs": [{"tool": {"driver": driver}, "results": results}],
     }
     return json.dumps(log, indent=1) + "\n"

@@ -139,11 +139,12 @@ def check(
     """Compare a torch model on each layout with its own serial run, in float64 on gloo ranks of
     this machine.
 
-    `build(layout)` returns the model of this rank, a model and its optimizer, or a `Program`; the
-    process group is there, and `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `ep`. `batch` are
-    tensors, or a dict of them, with equally many rows; data-parallel ranks take their rows, each in
-    `microbatches`. `loss(model, rows)` is a mean over rows. Raises AssertionError with a line for
-    each cause, BadInput for a layout that cannot run.
+    `build(layout)` returns the model of this rank, a model and its optimizer, or a `Program`;
+    `layout` has the sizes `tp`, `pp`, `dp`, `fsdp`, `cp`, `ep`, all 1 for the serial run, which
+    alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
+    float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
+    `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". Raises
+    AssertionError with a line for each cause, BadInput for a layout that cannot run.
     """
     sentences = []
     for examined in examine(

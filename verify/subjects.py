@@ -80,7 +80,13 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
             small_work(seed, 2, core_fields(texts), train),
             spec=function_of(asked.spec) if asked.spec else None,
         )
-        yield MegatronCore, work, f"{name} {version(name)}", "tp2,tp2-sp,pp2,dp2,dp2-zero1"
+        # Not the installed release: a clone on PYTHONPATH has a version of its own.
+        yield (
+            MegatronCore,
+            work,
+            f"{name} {core('package_info').__version__}",
+            "tp2,tp2-sp,pp2,dp2,dp2-zero1",
+        )
     elif name == "transformers":
         from mlm_repro.verify import transformers_models
 

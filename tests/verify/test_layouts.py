@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from mlm_repro.verify.causes import parameter_of
-from mlm_repro.verify.found import LayoutsReport
+from mlm_repro.verify.causes import LayoutFinding, parameter_of
+from mlm_repro.verify.found import LayoutsReport, junit, sarif
 from mlm_repro.verify.layouts import Serial, examine, run_serial
 from mlm_repro.verify.megatron_core import MegatronCore, core, places_of
 from mlm_repro.verify.parity import parse_layout
@@ -79,6 +79,58 @@ def test_a_learnable_softmax_is_counted_once_where_tensor_ranks_divide_it(
         f"{name}: the squared norm of ones in {key}: {n}.0000"
         for name, n in (("serial", 4), ("tp2", 2))
     ]
+
+
+def test_code_scanning_can_place_a_finding_and_know_it_again() -> None:
+    """GitHub refuses a file with a result that has no file and line, and knows a result again by
+    `primaryLocationLineHash` alone."""
+    finding = {"layout": "tp2", "probe": "gradient", "parameter": "gradient of up.weight"}
+
+    def report(program: str, **more: float) -> LayoutsReport:
+        return LayoutsReport(
+            subject=program,
+            program=program,
+            fields={},
+            spec="",
+            microbatches=1,
+            seed=1,
+            compared={"serial": 1, "tp2": 1, "pp2": 0, "dp2": 1},
+            findings=[LayoutFinding.model_validate({**finding, "expected": 0.0, **more})],
+            cannot_run={"pp2": "no pipeline", "dp2": "rank 1 ended"},
+            not_asked={},
+            lost={"dp2": "rank 1 ended"},
+        )
+
+    marks = set()
+    for program, file in (
+        ("tests/plan.py:build", "tests/plan.py"),
+        ("megatron-core", "megatron-core"),
+    ):
+        for value in (1.0, 2.0):
+            (result,) = json.loads(sarif(report(program, value=value)))["runs"][0]["results"]
+            (location,) = result["locations"]
+            assert location["physicalLocation"] == {
+                "artifactLocation": {"uri": file},
+                "region": {"startLine": 1},
+            }
+            assert location["logicalLocations"] == [{"fullyQualifiedName": "up.weight"}]
+            marks.add(result["partialFingerprints"]["primaryLocationLineHash"])
+    assert marks == {"tp2 gradient gradient of up.weight"}
+    suite = ElementTree.fromstring(junit(report("megatron-core", value=1.0)))
+    assert {case.get("name"): [each.tag for each in case] for case in suite} == {
+        "serial": [],
+        "tp2": ["failure"],
+        "pp2": ["skipped"],
+        "dp2": ["error"],
+    }
+
+
+def test_a_clone_of_the_package_is_named_by_its_own_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core("package_info"), "__version__", "0.99.0+mine")
+    with subject(Asked("megatron-core"), 1) as (_, _, title, _):
+        assert title == "megatron-core 0.99.0+mine"
 
 
 def run_alone(program: Path) -> list[str]:
@@ -364,6 +416,30 @@ def test_a_model_of_dtensors_on_the_page_is_healthy_with_its_checkpoint(
     (tmp_path / "theirs.py").write_text(on_the_page("clip_grad_norm_"))
     done = verify("layouts", f"{tmp_path}/theirs.py:build", "--layouts", "tp2")
     assert (done.code, "the program has no `save`" in done.out) == (0, True), done.err
+
+
+def test_layers_and_a_patch_of_the_readers_run_as_the_page_says(
+    verify: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = on_the_page("class ScaleNorm")
+    mark = "        self.weight.sequence_parallel = config.sequence_parallel\n"
+    assert mark in layers
+    (tmp_path / "mine.py").write_text(layers)
+    (tmp_path / "unmarked.py").write_text(layers.replace(mark, ""))
+    (tmp_path / "patch.py").write_text(on_the_page("RowParallelLinear.forward = forward"))
+    own = ("layouts", "megatron-core", "--layouts", "tp2-sp", "--spec")
+    done = verify(*own, f"{tmp_path}/mine.py:layers")
+    assert done.code == 0, done.err
+    done = verify(*own, f"{tmp_path}/unmarked.py:layers")
+    assert done.code == 3
+    assert "gradient: decoder.layers.1.mlp.linear_fc1.layer_norm_weight is" in done.error
+    assert "not reduced: each rank has its own part" in done.error, done.error
+    row = core("tensor_parallel.layers").RowParallelLinear
+    monkeypatch.setattr(row, "forward", row.forward)  # put back what the patch replaces
+    patched = ("--import", tmp_path / "patch.py")
+    done = verify(*own, f"{tmp_path}/mine.py:layers", *patched)
+    assert done.code == 3
+    assert "the forward pass differs" in done.error, done.error
 
 
 @pytest.mark.parametrize(
