@@ -304,6 +304,8 @@ def layouts(
         raise BadInput(f"{file} does not exist")
     if spec and program != "megatron-core":
         raise BadInput(f"--spec is for megatron-core; {program} has no layers of that kind")
+    if reproduce and imports:
+        raise BadInput("--reproduce writes programs without what --import changes: leave one out")
     from mlm_repro.engine.launch.mesh import RankLost
     from mlm_repro.verify.found import write_files
     from mlm_repro.verify.layouts import run_layouts

@@ -170,6 +170,10 @@ def test_healthy_engines_raise_no_alarm(program: str, options: list[str], verify
             ["megatron-core", "--spec", "nowhere:f"],
             "nowhere cannot be imported: ModuleNotFoundError",
         ),
+        (
+            ["torch", "--import", "a.py", "--reproduce", "programs"],
+            "--reproduce writes programs without what --import changes: leave one out",
+        ),
         (["megatron-core", "--microbatches", "3"], "--microbatches 3: the batch has 8 sequences"),
     ],
 )
