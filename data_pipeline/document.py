@@ -25,7 +25,7 @@ class Document:
     """Other keys of the document's line that the recipe keeps."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the id, the text, and the other fields that are not empty."""
+        """Return a JSON object of the id, the text, and the other fields that are not empty."""
         more = {"source": self.source, "metadata": self.metadata}
         return {"id": self.id, "text": self.text} | {
             name: value for name, value in more.items() if value

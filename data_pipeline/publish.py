@@ -162,7 +162,8 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _amounts(pipeline: Pipeline) -> dict[str, Amount]:
-    """Return the amount of documents, bytes and tokens in each split."""
+    """Return the number of documents, bytes and tokens in each split, by its name; tokens are None
+    if the pipeline has no tokenizer."""
     amounts = {}
     for name, shards in pipeline.splits.items():
         amount = Amount()

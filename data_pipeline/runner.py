@@ -170,8 +170,8 @@ def announce_cost(config: DataConfig, room: int = ROOM_OF_A_DATASET) -> tuple[Op
     """Open the sources and print the cost of reading them. Returns the sources and the largest disk
     space that the work takes, in bytes.
 
-    `room` is that space as a multiple of the sources' size; short documents need more than their
-    text.
+    `room` is that space as a multiple of the sources' size, to which a small vocabulary and the
+    search for near-duplicates add; 0 stands for work that takes no disk.
     """
     sources = open_sources(config.sources, config.seed)
     if "tokenize" in config.stages and room and config.tokenizer.vocab_size < SMALL_VOCABULARY:

@@ -16,8 +16,8 @@ LONGEST_WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window that sees `tokens[start:stop]` and scores the targets
-    `tokens[first_scored:stop]`."""
+    """A window of `tokens[start:stop]`, which scores the targets `tokens[first_scored:stop]`. The
+    last token is a target alone; the model is given the others."""
 
     start: int
     first_scored: int

@@ -285,8 +285,8 @@ def named(outcome: str) -> str:
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Return a table that counts verdicts by scale, or by paper and scale, with a column for each
-    outcome of `WORDS`: independent facts and, in brackets, claims."""
+    """Return a table with a row for each scale, or each paper and scale, and a column for each
+    outcome of `WORDS`, where `counted` counts the verdicts."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
@@ -300,7 +300,8 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 
 
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
-    """Count the verdicts with this outcome, as `facts (claims)`.
+    """Count the verdicts with this outcome as independent facts and, in brackets, claims: `3 (5)`;
+    empty if there are none.
 
     Predictions that came true are counted as `3 of 4 (5 of 7)`, out of all predictions.
     """

@@ -39,7 +39,9 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
     """Read `path` over the file that it extends, apply `section.key=value` overrides, and validate.
 
-    Raises BadInput naming the dotted key, with the nearest known key where one is close.
+    Raises BadInput as `read_toml` does, for an override of another form, and for a value that
+    validation refuses, naming its dotted key; for an unknown key with the nearest known one where
+    one is close.
     """
     where = " --set ".join([str(path), *overrides])
     return parse_config(
@@ -48,8 +50,8 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """Apply `section.key=value` overrides and validate again. Raises BadInput as `load_config`
-    does."""
+    """Apply `section.key=value` overrides and validate again. Raises BadInput for an override or a
+    value as `load_config` does."""
     values = reduce(_merge, map(_parse_override, overrides), config.model_dump(mode="json"))
     return parse_config(values, type(config), "--set")
 

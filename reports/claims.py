@@ -93,7 +93,8 @@ class Group(NamedTuple):
 
 
 class PaperPart(NamedTuple):
-    """A table or figure of a paper with its claims."""
+    """One experiment of a paper's section, a table or figure, with its claims. The claims without
+    an experiment are a part too, and the numbers of others are the last."""
 
     title: str
     place: str
@@ -115,7 +116,8 @@ class PaperPart(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """One paper's section of the page: its tables and figures, each with its claims."""
+    """One paper's section of the page: all its claims, and the same claims in parts, most of them a
+    table or figure each."""
 
     name: str
     title: str
@@ -157,8 +159,8 @@ def paper_parts(
     drawn: Mapping[str, Exhibit],
     elsewhere: Iterable[str],
 ) -> list[Paper]:
-    """Return each paper with its tables and figures. An exhibit belongs to the paper that most of
-    its claims are from.
+    """Return each paper's section of the page. An exhibit belongs to the paper that most of its
+    claims are from.
 
     `drawn` holds exhibits by experiment, `elsewhere` the ids of exhibits in other parts of the
     page.

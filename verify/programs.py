@@ -243,11 +243,11 @@ def whole_of(value: torch.Tensor) -> torch.Tensor:
 def part_of(
     value: torch.Tensor, given: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], torch.Tensor]:
-    """Return the first indices in the whole, and the value, of this rank's part of a tensor; a
-    DTensor's placements give them.
+    """Return the first indices in the whole, and the value, of this rank's part of a tensor. The
+    indices are a DTensor's by its placements, another tensor's `given`, or zeros.
 
-    A collective for a DTensor that is a partial sum, or divided twice along one dim: its part is
-    the whole then.
+    A DTensor that is a partial sum, or that FSDP2 divides along the dim that tensor parallelism has
+    divided, is gathered by a collective: its part is the whole then.
     """
     if not _is_dtensor(value):
         return given or (0,) * value.dim(), value

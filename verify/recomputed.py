@@ -159,7 +159,7 @@ class RunCheck:
 
 
 def kind_of(place: Path) -> str:
-    """Return the kind of a sealed directory without a manifest; empty if it has none."""
+    """Return the kind of a sealed directory without a manifest; empty if it is of no known kind."""
     if place.parent.name == CHECKPOINTS:
         return "checkpoint"
     has = {path.name for path in place.iterdir()}

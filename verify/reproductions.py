@@ -73,7 +73,8 @@ def loss(model: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write a program for each finding that can be shown without this suite; return their paths."""
+    """Write a program for each finding that can be shown without this suite, and print a line for
+    each other finding. Returns the programs' paths."""
     paths = []
     for finding in report.findings:
         if text := program(finding, report):

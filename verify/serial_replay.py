@@ -125,8 +125,11 @@ NO_FAULT = KnownFault("")
 
 
 class SerialReplay(Trainer, Guard):
-    """Trainer of a recorded run on one rank. It is its own guard, and skips the updates that the
-    run skipped."""
+    """Trainer that computes a recorded run again on one rank, in fp64 unless told otherwise.
+
+    It is its own guard: it takes the recorded loss scale, and skips the updates that the run
+    skipped.
+    """
 
     def __init__(
         self,

@@ -190,7 +190,11 @@ class Builder:
         return Program(model, clip=partial(clip, dict(model.named_parameters())))
 
     def divide(self, model: Decoder, mesh: Any, sequence_parallel: bool) -> None:
-        """Divide layers as torchtitan does; every parameter becomes a DTensor."""
+        """Divide layers over the tensor-parallel ranks as torchtitan does. Every parameter becomes
+        a DTensor; without sequence parallelism those of the norms of the hidden state do not.
+
+        Raises BadInput if the output head is the embedding.
+        """
         stream = Shard(1) if sequence_parallel else Replicate()
         plan: dict[str, Any] = {
             "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),

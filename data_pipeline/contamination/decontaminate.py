@@ -127,8 +127,11 @@ def _text(path: Path, number: int, line: str) -> str:
 
 
 def _articles(lines: list[str]) -> Iterator[list[str]]:
-    """Yield the non-empty lines from one title to the next. A formula may look like a title, but
-    has no empty lines around it."""
+    """Yield each article of WikiText as the list of its non-empty lines, its title first. Lines
+    before the first title are an article too.
+
+    A formula may look like a title, but has no empty lines around it.
+    """
     article: list[str] = []
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
         if WIKITEXT_TITLE.fullmatch(line) and not before.strip() and not after.strip():

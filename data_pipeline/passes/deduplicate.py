@@ -68,8 +68,8 @@ COMPARED = "compared.npy"
 
 
 class Corpus:
-    """The documents that the token filters kept, by their number in the corpus. `starts` has each
-    shard's first number."""
+    """The documents that the token filters kept, by their number in the corpus: only they are
+    counted, through all shards. `starts` has each shard's first number."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared = prepared

@@ -206,8 +206,8 @@ class FileSource:
         return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Yield pieces of the files in order: lines and frames cut to about `shard_bytes`, tables
-        by row groups, other files whole."""
+        """Yield pieces of the files in order: lines and frames cut to about `shard_bytes`, Parquet
+        tables by row groups, other files whole."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -371,10 +371,10 @@ def _content_bytes(path: Path | Remote) -> int:
 
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """Cut a Parquet table into runs of row groups. Raises BadInput if the column of the text holds
-    no text.
+    """Cut a Parquet table into runs of row groups, each but the last of `shard_bytes` or more.
+    Raises BadInput if the column of the text holds no text.
 
-    A file that is not a table is left whole, for its reader to refuse.
+    An Arrow table is left whole; so is a file that is not a table, for its reader to refuse.
     """
     import pyarrow
     from pyarrow import parquet

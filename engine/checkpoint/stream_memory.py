@@ -22,7 +22,8 @@ Places = tuple[int, ...]
 
 
 class StreamMemory:
-    """States of this rank's layers and streams, by microbatch; empty for a model without memory."""
+    """Memory that a Transformer-XL carries from one iteration to the next: the states of this
+    rank's layers, by the streams of a microbatch. Empty for a model without memory."""
 
     def __init__(self, model: ModelConfig, mesh: ParallelMesh) -> None:
         self.mesh = mesh

@@ -40,7 +40,8 @@ def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
 
 @dataclass(frozen=True)
 class TrainingOrder:
-    """The training sequences of every iteration, each sample once and in order."""
+    """Order of training, which gives each rank its microbatches of an iteration: the samples by
+    ascending number, each once."""
 
     schedule: BatchSchedule
     microbatch_size: int
@@ -72,7 +73,8 @@ def place_groups(
 
 @dataclass(frozen=True)
 class ValidationOrder:
-    """The sequences of the validation split, each once and in order."""
+    """Order of validation, which gives each rank its microbatches: the first sequences of the
+    validation split, each once, dealt to the data-parallel ranks in turn."""
 
     num_samples: int
     take: Take

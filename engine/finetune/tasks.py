@@ -50,8 +50,11 @@ TaskExample = LabelledExample | SpanExample
 
 
 def read_mnli(path: Path) -> list[LabelledExample]:
-    """Read MNLI's rows with a gold label. Rows marked `-`, on which the annotators do not agree,
-    are skipped."""
+    """Read MNLI's rows. Rows with the gold label `-`, on which the annotators do not agree, are
+    skipped.
+
+    Raises BadInput for any other label that is not MNLI's, and errors as `_rows` does.
+    """
     examples = []
     for line, (first, second, label) in _rows(path, ("sentence1", "sentence2", "gold_label")):
         if label == "-":
@@ -64,7 +67,7 @@ def read_mnli(path: Path) -> list[LabelledExample]:
 
 def read_qqp(path: Path) -> list[LabelledExample]:
     """Read QQP's pairs of questions labelled 0 or 1. Other rows are skipped; the published file has
-    a few truncated ones."""
+    a few truncated ones. Raises errors as `_rows` does."""
     rows = _rows(path, ("question1", "question2", "is_duplicate"), skip_short=True)
     return [
         LabelledExample(((a, b),), int(label)) for _, (a, b, label) in rows if label in ("0", "1")
@@ -72,7 +75,8 @@ def read_qqp(path: Path) -> list[LabelledExample]:
 
 
 def read_squad(path: Path) -> list[SpanExample]:
-    """Read every question of a SQuAD 1.1 or 2.0 file."""
+    """Read every question of a SQuAD 1.1 or 2.0 file. Raises DataMissing if there is no such file,
+    BadInput if it has another form."""
     examples = []
     try:
         for article in parse_json(_read(path))["data"]:
@@ -90,7 +94,9 @@ def read_squad(path: Path) -> list[SpanExample]:
 
 
 def read_race(folder: Path) -> list[LabelledExample]:
-    """Read every question below a folder, such as `train/middle` or `train`."""
+    """Read every RACE question in the `.txt` files below a folder, such as `train/middle` or
+    `train`. Raises DataMissing if there is no such file, BadInput for a line that is not a
+    passage."""
     files = sorted(folder.rglob("*.txt"))
     if not files:
         raise DataMissing(f"there are no .txt files in {folder}")
@@ -124,8 +130,8 @@ def _rows(
     """Yield the line number and the cells of the named columns for each row below the header of a
     tab-separated file.
 
-    Raises BadInput if a column is missing, or if a row has not as many cells as the header;
-    `skip_short` skips such a row instead.
+    Raises DataMissing if there is no such file. Raises BadInput if a column is missing, or if a row
+    has not as many cells as the header; `skip_short` skips such a row instead.
     """
     lines = _read(path).split("\n")
     header = lines[0].rstrip("\r").split("\t")

@@ -157,7 +157,8 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
 
 
 def check_tensor_parallel(model: "ModelConfig", tp: int, where: Path) -> None:
-    """Raise BadInput unless `tp` divides heads and vocabulary of the model at `where`."""
+    """Raise BadInput, with the model's path `where`, unless `tp` divides its attention heads and
+    its padded vocabulary."""
     for size, what in (
         (model.num_heads, "attention heads"),
         (model.padded_vocab_size, "vocabulary rows"),

@@ -51,11 +51,12 @@ def cached_model(name: str) -> Path:
 
 
 def fetch_model(name: str, out: Path) -> Path:
-    """Write the model's files and fetched.json to `out/NAME`, keep files already there, and return
-    the directory.
+    """Download the model's files to the folder of `out` that has the model's name without owner and
+    revision, write fetched.json there, and return the folder.
 
-    Raises the errors of `cached_model`, and IntegrityFailure for a file with another digest than
-    the hub's.
+    What an earlier fetch left there unchanged is not downloaded again. fetched.json lists every
+    other file of the folder. Raises the errors of `cached_model`, and IntegrityFailure for a file
+    with another digest than the hub's.
     """
     repository, short, revision = _parse(name)
     _, described = _download(name, repository, revision, local_dir=out / short)

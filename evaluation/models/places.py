@@ -84,7 +84,8 @@ class Place:
 
     @property
     def is_gpt2(self) -> bool:
-        """True for a Hugging Face directory whose configuration names GPT-2."""
+        """True for a Hugging Face directory whose configuration names GPT-2, unless an adapter goes
+        with it."""
         from mlm_repro.lineage.files import read_object
 
         path = self.directory / CONFIG

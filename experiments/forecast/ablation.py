@@ -149,12 +149,13 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
 def doubts_of(
     effect: Effect, ablation: Ablation, forecast: EffectForecast, arms: dict[str, list[Trained]]
 ) -> list[str]:
-    """Return the reasons why the trainings leave an effect undecided.
+    """Return the reasons why the trainings leave an effect undecided, at most one for each of its
+    two arms.
 
-    A training of an arm diverged; an arm's best rate is the lowest or the highest that was tried;
-    or the arm that is claimed to be better does not end, on average, below the loss of bigrams
-    counted in its own training text. An arm that is claimed to be worse may learn as little as it
-    will.
+    A training of the arm diverged; its rate is the lowest or the highest of a grid; the forecast
+    kept no count of bigrams; or the arm is claimed to be better and does not end, on average, below
+    the loss of bigrams counted in its own training text. An arm that is claimed to be worse may
+    learn as little as it will.
     """
     doubts = []
     by_name = {arm.name: arm for arm in ablation.arms}

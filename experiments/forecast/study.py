@@ -192,10 +192,11 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
 
 
 def _bits_per_nat(datasets: Sequence[Path]) -> list[float]:
-    """Return the bits per byte for each nat per token, for each dataset's validation text; 0 if its
-    card does not state it.
+    """Return, for each dataset, the bits per byte that one nat per token of its validation text
+    amounts to; 0 if it has no split `valid`.
 
-    Raises BadInput unless all datasets have the same text.
+    Raises BadInput unless the splits of all datasets have as many documents and bytes: those of the
+    same text do.
     """
     cards = [read_document(path / DATASET, DataCard) for path in datasets]
     texts = {

@@ -51,7 +51,7 @@ class ReproducedModel(FileSchema):
 
     @property
     def series(self) -> str:
-        """Return the published model's name."""
+        """Return the published model's name, such as `8.3b`: `name` without a seed."""
         return self.name.partition("-seed-")[0]
 
     @property

@@ -136,8 +136,8 @@ class ErrorInterval(Config):
 
 
 class Intervals(Config):
-    """Error intervals of runs on one node, on several nodes and beyond the measured range, and of
-    ratios of two runs."""
+    """Error intervals, as factors on the prediction, of a run on one node, on several nodes and
+    beyond the measured range, and of the ratio of two runs."""
 
     one_node: ErrorInterval
     several_nodes: ErrorInterval

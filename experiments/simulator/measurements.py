@@ -140,8 +140,9 @@ def h100_rows() -> list[Observation]:
 
 
 def timed(*names: str) -> list[Observation]:
-    """Return an Observation of the seconds per iteration for each row of some CSV files. It is
-    named after the row's `source`, or after its file if the row names none."""
+    """Return an Observation of the seconds per iteration for each row of this folder's CSV files
+    `names`, given without `.csv`. It is named after the row's `source`, or after its file if the
+    row names none."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):

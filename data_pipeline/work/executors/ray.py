@@ -23,7 +23,7 @@ class RayExecutor:
     processes.
 
     A task whose node or process is lost is run again elsewhere. Raises BadInput if Ray is not
-    installed.
+    installed, or, when the block begins, if the cluster cannot be used.
     """
 
     def __init__(self, workers: int = 0) -> None:
