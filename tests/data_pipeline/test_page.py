@@ -93,5 +93,5 @@ def test_numbers_are_those_of_the_files(cli: Command, shards: int) -> None:
 def test_what_a_verb_wrote_has_no_page(cli: Command) -> None:
     write_jsonl(Path("a.jsonl"), [PAGE])
     cli("gopher", "jsonl:a.jsonl", "out", "--workers", 1, ends=0)
-    assert "has no page" in cli("stats", "out", "--page", "about", ends=2).error
+    assert "only such a dataset has a page" in cli("stats", "out", "--page", "about", ends=2).error
     assert not Path("about").exists()

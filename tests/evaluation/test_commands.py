@@ -123,7 +123,7 @@ def test_two_checkpoints(
         rows = [*csv.DictReader(file)]
     assert len({row["model"] for row in rows}) == 1
     # Of two models of one name the first has no difference from itself.
-    changes = [row["ln less the first"] for row in rows]
+    changes = [row["ln ppl - first"] for row in rows]
     assert changes == [""] * len(same) + ["0"] * len(same)
     assert [row["perplexity"] for row in rows[: len(same)]] == [
         f"{result['perplexity']:.6g}" for result in results[0].values()
