@@ -40,7 +40,8 @@ from mlm_repro.lineage.records import Kind
 
 @contextmanager
 def native_checkpoint(place: Place, vocab: Path | None, heads: int | None) -> Iterator[Path]:
-    """Yield a checkpoint directory of this suite: the given one, or a temporary import of it.
+    """Context manager: yield a checkpoint directory of this suite, which is the given one, or an
+    import of it that is removed after the block.
 
     A Megatron-LM checkpoint has no vocabulary: `vocab`, files beside it, or the published one is
     taken. Raises the errors of imports.
@@ -122,7 +123,7 @@ class EvaluatedCheckpoint:
 
     def training_dataset(self) -> Path:
         """Return the single dataset that the checkpoint was trained on. Raises DataMissing if it is
-        not on this machine."""
+        not on this machine, or if the checkpoint lies in no run that names a single dataset."""
         run = self.directory.parent.parent
         try:
             ((dataset, _),) = trained_datasets(run)
@@ -136,10 +137,12 @@ class EvaluatedCheckpoint:
 def open_checkpoint(
     place: Place, settings: Settings, row_by_row: bool = False
 ) -> EvaluatedCheckpoint:
-    """Load a checkpoint of any format with the backend that the settings name, and probe it.
+    """Load a checkpoint of any format with the backend that the settings name, and probe it. Every
+    rank of the settings' layout calls it. `row_by_row` lays weights out for one row at a time.
 
     Without a backend the engine computes each GPT-2 that it can, transformers every other model.
-    Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`.
+    Raises the errors of `native_checkpoint`, `load_checkpoint`, `Pretrained` and `probe`, and
+    BadInput for settings that the backend does not take.
     """
     evaluated = _load(place, settings, row_by_row)
     try:
@@ -154,7 +157,8 @@ def open_checkpoint(
 
 
 def _load(place: Place, settings: Settings, row_by_row: bool) -> EvaluatedCheckpoint:
-    """Load a checkpoint as `open_checkpoint` does, without probing it."""
+    """Load a checkpoint as `open_checkpoint` does, without probing it. Prints a warning if
+    transformers computes a GPT-2 that the engine cannot."""
     mesh = build_mesh(settings.layout)
     directory = place.directory
     dtype = DTYPES[settings.dtype] if settings.dtype else None
@@ -234,8 +238,9 @@ def load_checkpoint(
 
     With a mesh, this rank's part is loaded; otherwise the whole model, on the GPU if there is one.
     Weights are laid out for many rows at a time, or with `row_by_row` for one. Raises BadInput if
-    `path` holds no checkpoint or the mesh does not divide the model, and IntegrityFailure if the
-    checkpoint is incomplete or damaged.
+    `path` holds no checkpoint, the mesh does not divide the model, or the model does not predict
+    each token from earlier ones, and IntegrityFailure if the checkpoint is incomplete or damaged,
+    or its tokenizer does not fit the model or restore every text.
     """
     mesh = mesh or serial_mesh(local_device())
     loaded = load_for_inference(path, mesh, as_stored=True)

@@ -126,7 +126,7 @@ def run(
     `all` scores every protocol in one pass. `perplexity` joins the documents of a .jsonl or .json
     file by blank lines, `perplexity-huggingface`, `-gptq`, `-llama.cpp`, `-nanochat` (bits per
     byte), `-lm-eval` and `-lm-eval-bos-twice` do it by these programs' recipes; `cloze` is the
-    strict last-word accuracy on passages, one a line.
+    strict last-word accuracy on passages, one a line or document.
     """
     if protocol not in (ALL, *FILE_TASKS):
         check_task_name(protocol)
@@ -377,8 +377,9 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
     """Find the checkpoint, start the ranks of the settings' layout, and return the checkpoint's
     directory and format.
 
-    Raises the errors of `Place.find`, and BadInput if the file `json` cannot be written, or exists
-    without the text `mark`, which shows that this command wrote it.
+    A command that starts ranks does not return from here: it exits with their code, and each rank
+    runs the command again. Raises the errors of `Place.find`, and BadInput if the file `json`
+    cannot be written, or exists without the text `mark`, which shows that this command wrote it.
     """
     check_place("--json", json, mark)
     place = Place.find(checkpoint, settings.vocab)
@@ -391,7 +392,7 @@ def _start(settings: Settings, checkpoint: Path, json: Path | None, mark: str) -
 
 def _write(path: Path | None, content: JSON | str) -> None:
     """Write a text unchanged, or any other content as JSON, to `path`, and print the path. Do
-    nothing if `path` is None."""
+    nothing if `path` is None. Raises BadInput if the file cannot be written."""
     if path is not None:
         try:
             if isinstance(content, str):
@@ -404,7 +405,8 @@ def _write(path: Path | None, content: JSON | str) -> None:
 
 
 def main() -> None:
-    """Run the command. A first word that is not a verb is a protocol for `run`."""
+    """Run the command of `sys.argv` and exit with its code. A first word that is not a verb is a
+    protocol for `run`."""
     # By default the collector takes a fifth of the time of importing torch and transformers.
     gc.set_threshold(100_000)
     keep_large_buffers()

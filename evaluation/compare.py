@@ -26,8 +26,8 @@ it."""
 
 
 class Difference(Config):
-    """Difference between a model's result and the first model's, over the same articles or
-    examples."""
+    """Difference between a model's result and the first model's, over the same articles, stretches
+    of a text or examples."""
 
     task: str
     model: str
@@ -46,8 +46,12 @@ class Difference(Config):
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """Read a file that `--json` wrote and return its results by task. Raises BadInput if it is not
-    such a file."""
+    """Read a file that `--json` wrote. Return its results by protocol: by the requested name if the
+    file is of `all`, else by the result's task.
+
+    Raises IntegrityFailure if the file cannot be read as a JSON object, BadInput if the object
+    holds no results.
+    """
     content = read_object(path)
     results = content.get("results", {content.get("task", ""): content})
     try:
@@ -58,7 +62,7 @@ def read_results(path: Path) -> dict[str, Result]:
 
 def paired_difference(first: Result, second: Result) -> Difference:
     """Return the second result minus the first, paired over the parts of a text. Raises BadInput if
-    they were scored on different texts or parts."""
+    they were scored by different protocols, or on different texts or parts."""
     if (first.task, first.data_digest) != (second.task, second.data_digest):
         raise BadInput(
             f"{first.task}: the two models were scored on different texts, or by different"
@@ -140,7 +144,8 @@ def _sign_test(better: int, worse: int) -> float:
 
 def rows(first: Iterable[Result], compared: Iterable[tuple[Result, Difference]]) -> list[list[str]]:
     """Return a row of headings, a row for each of the first model's results, and a row for each
-    result of another model with its paired difference from the first."""
+    result of another model with its paired difference from the first. A cell without a number is
+    empty."""
     table = [
         [
             "model",

@@ -64,14 +64,15 @@ def evaluate(
     limit: int | None = None,
     window: int | None = None,
 ) -> Evaluations:
-    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint, in one pass over
-    shared requests.
+    """Run tasks on a checkpoint of any format, or on a run's newest checkpoint: in one pass over
+    shared requests, but tasks with memory one by one. Every rank of the settings' layout calls it.
 
-    `limit` is a number of windows or examples of each task, spread evenly over the test; `window`
-    is the longest input.
+    `limit` is a number of windows or examples of each task, spread evenly over the test, or with
+    memory the first ones; `window` is the longest input. Tasks' notes are printed to standard
+    error.
 
     A task whose data or kind of model is missing is left out. Raises DataMissing or NoMemory if no
-    task is left.
+    task is left, and the errors of `open_checkpoint` and of tasks.
     """
     started = time.monotonic()
     ready = {}
@@ -126,8 +127,9 @@ def _environment() -> Environment:
 def _score_all(
     tasks: Sequence[Task], evaluated: EvaluatedCheckpoint, settings: Settings
 ) -> list[Scores]:
-    """Return the scores of each task, in order. Tasks without memory share one pass over the model;
-    tasks with memory are scored one by one."""
+    """Return the scores of each task, in order. Tasks without memory share one pass over the model,
+    in which the tokens of the first task that bans any are banned for all; tasks with memory are
+    scored one by one."""
     plain = [task for task in tasks if not task.with_memory]
     banned = next((task.banned for task in plain if task.banned is not None), None)
     if len(tasks) == 1:
@@ -159,10 +161,10 @@ def score_shared(
     banned: Tokens | None = None,
 ) -> list[Scores]:
     """Return the scores of each list of requests. A request in several lists is scored once; scores
-    that an earlier evaluation stored are read.
+    that an earlier evaluation stored are read, and new ones are stored.
 
-    Tokens that are `banned` do not count as answers. The cost is announced and the progress is
-    shown under `title`, with `unit` as the plural noun for requests.
+    Tokens that are `banned` do not count as answers in `greedy_allowed`. The cost is announced and
+    the progress is shown under `title`, with `unit` as the plural noun for requests.
     """
     if not request_lists:
         return []
@@ -188,8 +190,8 @@ def score_shared(
 
 
 def _shown(directory: Path, place: Place) -> str:
-    """Return a checkpoint's name for readers: run and iteration in this suite, else its own
-    name."""
+    """Return a checkpoint's name for readers: run and iteration in this suite, else the name of the
+    file or directory that was asked for, or the hub's name as it was given."""
     asked = place.asked
     if place.format == "native" and asked.exists() and directory.is_relative_to(asked.resolve()):
         return f"{directory.parent.parent.name}/{directory.name}"
@@ -197,7 +199,8 @@ def _shown(directory: Path, place: Place) -> str:
 
 
 def share(tasks: Sequence[Sequence[Request]]) -> tuple[list[Request], list[Tokens]]:
-    """Return the distinct requests of all tasks, and the index of each task's requests among them.
+    """Return the distinct requests of all tasks, and for each task the index of each of its
+    requests among them.
 
     Requests of equal tokens are one, with the largest number of scored tokens.
     """

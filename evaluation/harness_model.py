@@ -55,11 +55,12 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         max_length: int | None = None,
         **settings: Any,
     ) -> None:
-        """Load the checkpoint `pretrained`. `max_length` is a longest input other than the context;
-        `settings` are settings of `mlm-eval`.
+        """Load the checkpoint `pretrained`, and print its warnings to standard error. `max_length`
+        is a longest input other than the context; `settings` are settings of `mlm-eval`.
 
-        lm-evaluation-harness always passes a device and a largest batch size; the latter is
-        ignored. Raises BadInput for an unknown argument or number format.
+        lm-evaluation-harness always passes a device and a largest batch size. The latter is
+        ignored, and so is the device `cuda` on a machine without a GPU. Raises BadInput for an
+        unknown argument or number format, and the errors of `Place.find` and `open_checkpoint`.
         """
         super().__init__()
         is_auto = batch_size is None or str(batch_size).startswith("auto")
@@ -93,22 +94,26 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
 
     @property
     def tokenizer_name(self) -> str:
-        """Key under which lm-evaluation-harness caches answers."""
+        """Digest of the tokenizer, by which lm-evaluation-harness names its cache of requests."""
         return self.tokenizer.digest
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         """Encode a text, with the tokenizer's first tokens before it unless `add_special_tokens` is
-        false."""
+        False. A lone surrogate is read as U+FFFD."""
         tokens = self.tokenizer.encode(SURROGATE.sub("\ufffd", string))
         return tokens if add_special_tokens is False else with_first(self.tokenizer, tokens)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-likelihoods of whole texts, in disjoint windows after end-of-text or with
-        Megatron-LM's stride."""
+        """Return the log-likelihood of each text, 0 for an empty one.
+
+        A string is scored whole, in disjoint windows after the token that begins a document. An
+        object of a text and a stride is scored in Megatron-LM's sliding windows, without its first
+        token.
+        """
         requests_of_texts = [self._windows(request.args[0]) for request in requests]
         scored = iter(self._score([windows for windows in requests_of_texts if windows]))
         answers = [
@@ -117,10 +122,11 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood_rolling", [request.args for request in requests], answers)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continue prompts, greedily unless a task asks for sampling, up to a stop, end-of-text or
-        a number of tokens.
+        """Return the continuation of each prompt, which ends before a stop or end-of-text, or after
+        a number of tokens. Decoding is greedy unless a task asks for sampling.
 
-        Greedy prompts of one length and the same settings are continued together.
+        Greedy prompts of one length and the same settings are continued together. Raises BadInput
+        if the new tokens leave no room for a prompt.
         """
         prompts = [self._prompt(*request.args) for request in requests]
         alike: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -139,8 +145,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("generate_until", [request.args for request in requests], answers)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation after its context, and whether it is the
-        greedy one."""
+        """Return, for each request (texts, tokens of the context, tokens of the continuation), the
+        log-likelihood of the continuation and whether it is the greedy one. A request longer than
+        the model's context loses its beginning."""
         if not requests:
             return []
         context = self._loaded.model.seq_length
@@ -152,8 +159,8 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
     def _windows(self, text: str | JSON) -> list[Request]:
-        """Return the requests of a text: rolling windows, or sliding ones if the task states a
-        stride."""
+        """Return the requests of a text: rolling windows for a string, none for an empty one, or
+        sliding windows for an object that states a stride."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)
@@ -165,15 +172,17 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return score_shared(self._loaded, request_lists, self._settings, "harness")
 
     def _prompt(self, context: str, settings: JSON) -> list[int]:
-        """Encode a prompt, cut at the left so that the new tokens fit the context. Raises BadInput
-        if they fill it."""
+        """Encode a prompt, cut at the left so that the new tokens fit the context. An empty prompt
+        becomes the token that begins a document. Raises BadInput if the new tokens fill the
+        context."""
         limit = int(settings.get("max_gen_toks", NEW_TOKENS))
         if (room := self._loaded.model.seq_length - limit) < 1:
             raise BadInput(f"{limit} new tokens leave no room for a prompt in the model's context")
         return self.tok_encode(context)[-room:] or [self.prefix_token_id]
 
     def _generate(self, prompts: Sequence[Sequence[int]], settings: JSON) -> list[str]:
-        """Continue prompts of one length, and cut each answer before its first stop."""
+        """Return the continuation of each prompt, without end-of-text and cut before its first
+        stop. All prompts have one length."""
         until = settings.get("until") or []
         end = self.eot_token_id
         temperature = float(settings.get("temperature") or 0.0)
@@ -192,16 +201,18 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return answers
 
     def _kept(self, kind: str, keys: Sequence[Any], answers: list[Any]) -> list[Any]:
-        """Put the answers into lm-evaluation-harness's cache and return them."""
+        """Put the answers into lm-evaluation-harness's cache, each under its key, and return
+        them."""
         for key, answer in zip(keys, answers, strict=True):
             self.cache_hook.add_partial(kind, key, answer)
         return answers
 
 
 def run_harness(arguments: Sequence[str]) -> None:
-    """Run lm-evaluation-harness's own command line, with the model `mlm` and this suite's tasks.
+    """Run lm-evaluation-harness's own command line, with the model `mlm`, and with this suite's
+    tasks unless the arguments have `--include_path`. Replaces `sys.argv`.
 
-    Raises BadInput for the user's mistakes that it reports.
+    Raises BadInput if it is not installed, and for the user's mistakes that it reports.
     """
     registry = import_extra("lm_eval.api.registry", "eval")
     registry.model_registry.register("mlm", target=f"{__name__}:Model")

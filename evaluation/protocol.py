@@ -27,7 +27,8 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids. The last `num_scored` of them are predicted, each from all tokens before it."""
+    """Token ids. The last `num_scored` of them are predicted, each from all tokens before it.
+    Raises BadInput if no token is predicted, or every one."""
 
     tokens: Tokens
     num_scored: int
@@ -43,7 +44,8 @@ class Request:
 
     @classmethod
     def rolling(cls, document: Sequence[int], first: int, seq_length: int) -> list[Self]:
-        """Build requests that score each sub-word of a document once, after the token `first`."""
+        """Build requests that score each sub-word of a document once, after the token `first`, in
+        windows of at most `seq_length` inputs. Empty for a document without sub-words."""
         tokens = np.asarray([first, *document], dtype=np.int64)
         return [
             cls.of_window(tokens, window) for window in rolling_windows(len(tokens), seq_length)
@@ -125,7 +127,7 @@ def shown_first(tokenizer: Encoder) -> str:
 
 def literal_tokens(tokenizer: Encoder, texts: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each special token that occurs literally in the texts: how often, and
-    how it is read."""
+    how it is read. A special token of white space is left out."""
     known = getattr(
         tokenizer,
         "special_tokens",
@@ -182,8 +184,8 @@ class Task(ABC):
         """Numbers, in the whole test, of the requests in `requests`."""
 
     def limited(self, limit: int | None) -> Self:
-        """Return the task with at most `limit` requests, spread evenly over the test, or with
-        memory the first ones."""
+        """Return a copy of the whole task with at most `limit` requests, spread evenly over the
+        test, or with memory the first ones; with all requests if `limit` is None."""
         limited = copy.copy(self)
         chosen = evenly_spread(self.whole, limit)
         limited.chosen = range(len(chosen)) if self.with_memory else chosen
@@ -201,7 +203,7 @@ class Task(ABC):
         return f"; only {len(self.chosen)} of {self.whole} {self.unit}" if self.is_partial else ""
 
     def samples(self, scores: Scores) -> Iterator[Sample]:
-        """Yield a record of each request: its text, its scored tokens and their
+        """Yield a Sample for each request: its text, its scored tokens and their
         log-probabilities."""
         correct = self.correct(scores)
         for index, (number, request, start) in enumerate(
@@ -233,8 +235,12 @@ class Task(ABC):
         """Return the protocol's result, computed from the scores of `requests`."""
 
     def facts(self, scores: Scores, provenance: Provenance) -> dict[str, Any]:
-        """Return the fields that results of every kind have, with warnings for an oddity of the
-        text or an implausible loss."""
+        """Return the fields of a result that do not depend on its kind: provenance, name, note,
+        extent, number of scored tokens and source of the text, with warnings for an oddity of the
+        text or an implausible loss.
+
+        Raises IntegrityFailure as `perplexity` does.
+        """
         num_scored = len(scores.log_probabilities)
         subword = perplexity(math.fsum(scores.nll), num_scored)
         literals = literal_tokens(self.tokenizer, self._texts)
@@ -262,7 +268,8 @@ class Task(ABC):
 
 
 def perplexity(nll: float, count: float) -> float:
-    """Return exp(nll / count). Raises IntegrityFailure if it is not a finite number."""
+    """Return exp(nll / count). Raises IntegrityFailure if the exponent is not finite or is above
+    LARGEST_EXPONENT."""
     exponent = nll / count
     if not math.isfinite(exponent) or exponent > LARGEST_EXPONENT:
         loss = f"a loss of {exponent:.4g} nats"

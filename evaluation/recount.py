@@ -30,7 +30,12 @@ SPACES = 4
 
 def follows(result: PerplexityResult | ClozeResult) -> dict[str, float]:
     """Return the numbers of an evaluation that its other numbers determine, recomputed from these,
-    by field of its result."""
+    by field of its result.
+
+    A perplexity must be by original tokens, without first tokens of the tokenizer. Its
+    `num_original_tokens` is the result's own, or the nearest number that its blocks allow. A
+    ClozeResult without examples gives its accuracy alone.
+    """
     if isinstance(result, ClozeResult):
         return _cloze_follows(result)
     share = result.normaliser / result.num_original_tokens
@@ -75,9 +80,11 @@ def counts(
     result: PerplexityResult | ClozeResult, dataset: Path, context: int, limit: int | None
 ) -> dict[str, float]:
     """Return the numbers of an evaluation that its text and the dataset's tokenizer determine,
-    recomputed from these, by field of its result.
+    recomputed from these, by field of its result. `num_tokens` is -1 if the result has a block that
+    the text has not.
 
-    Raises DataMissing if the text is not on this machine or is not the one that was scored.
+    `context` and `limit` are the evaluation's own. Raises DataMissing if the text is not on this
+    machine or is not the one that was scored.
     """
     tokenizer = Tokenizer.load(dataset / "tokenizer")
     if result.task in STAND_INS:

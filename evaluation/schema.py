@@ -83,7 +83,7 @@ class Result(Provenance):
     @property
     def log_perplexity_error(self) -> float | None:
         """Standard error of ln perplexity, which is the mean loss per word or example; None if it
-        is unknown."""
+        is unknown. Each kind of result has its own; here it is None."""
         return None
 
     @property
@@ -128,13 +128,14 @@ class PerplexityResult(Result):
 
     @property
     def log_perplexity_error(self) -> float | None:
-        """Standard error of ln perplexity, as recorded."""
+        """Standard error of ln perplexity, as recorded; None for a single block."""
         return self.log_perplexity_standard_error
 
     @property
     def bits_per_byte_error(self) -> float | None:
         """Standard error over articles of the bits per byte, which are proportional to ln
-        perplexity."""
+        perplexity. None if the perplexity or its error is unknown, or the perplexity is at most
+        1."""
         if self.log_perplexity_error is None or self.perplexity is None or self.perplexity <= 1:
             return None
         return self.bits_per_byte * self.log_perplexity_error / math.log(self.perplexity)
@@ -163,7 +164,7 @@ class ClozeResult(Result):
     @property
     def log_perplexity_error(self) -> float | None:
         """Standard error of ln perplexity: the perplexity's standard error divided by the
-        perplexity."""
+        perplexity. None for a single example."""
         return (
             None
             if self.perplexity_standard_error is None

@@ -46,7 +46,8 @@ class Settings(Config):
     @field_validator("layout", mode="before")
     @classmethod
     def _read_layout(cls, value: Any) -> Any:
-        """Parse `tp=2,pp=2`; an axis that is not named has size 1."""
+        """Parse a text such as `tp=2,pp=2`; an axis that is not named has size 1. Return any other
+        value unchanged. Raises ValueError for a text of another form."""
         if not isinstance(value, str):
             return value
         parts = [re.fullmatch(r"\s*(tp|pp|dp)=([1-9][0-9]*)\s*", part) for part in value.split(",")]
@@ -93,7 +94,8 @@ class Sampling:
             raise BadInput(f"top-p = {self.top_p} is not in (0, 1]")
 
     def probabilities(self, logits: "torch.Tensor") -> "torch.Tensor":
-        """Return the probability of each token, [v], from its logits."""
+        """Return the probability of each token, [v], from its logits [v]; 0 for a token that is
+        left out."""
         logits = logits / self.temperature
         if self.top_k is not None:
             smallest = logits.topk(min(self.top_k, len(logits))).values[-1]

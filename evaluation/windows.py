@@ -57,9 +57,11 @@ def sliding_windows(num_tokens: int, seq_length: int, stride: int) -> list[Windo
 
 
 def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
-    """Yield disjoint windows over a document that score every token but the first.
+    """Yield windows over a document that score every token but the first, each the next
+    `seq_length` tokens or the rest. Yields nothing for fewer than two tokens.
 
-    Each sees the token before its targets. The last one is extended to the left to a full context.
+    Each sees the token before its targets. The last of several is extended to the left to a full
+    context.
     """
     for first in range(1, num_tokens, seq_length):
         stop = min(first + seq_length, num_tokens)
@@ -67,8 +69,8 @@ def rolling_windows(num_tokens: int, seq_length: int) -> Iterator[Window]:
 
 
 def whole_windows(num_tokens: int, size: int, first_scored: int = 1) -> list[Window]:
-    """Return disjoint windows of `size` tokens, each scored from its token number `first_scored`
-    on.
+    """Return disjoint windows of `size` tokens, each scored from its token `first_scored` on,
+    counted from 0. Empty for a text shorter than a window.
 
     Tokens after the last whole window are not scored.
     """

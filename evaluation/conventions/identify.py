@@ -104,7 +104,8 @@ class Identified:
         return bool(self.matches) and float(self.matches[0]["probability"]) >= NAMED
 
     def describe(self) -> str:
-        """Return a line for each match, with its probability, or for the nearest conventions if
+        """Return the answer as lines of text: the named convention, else the likeliest MOST_SHOWN
+        matches with their probabilities and the text to run next, or the nearest conventions if
         none matches."""
         likely = [float(match["probability"]) for match in self.matches]
         accident = f"a nearby number matches {self.accidents:.2g} conventions by accident"
@@ -133,8 +134,8 @@ class Identified:
 
 
 def _with_point(number: str) -> str:
-    """Return a number with a decimal point. Raises BadInput if a comma may separate thousands or
-    decimals."""
+    """Return the text of a number with a decimal point, and without commas between thousands.
+    Raises BadInput if a comma may separate thousands or decimals."""
     if re.fullmatch(r"[1-9]\d{0,2},\d{3}", number):
         raise BadInput(
             f"the claim {number} can be {number.replace(',', '')} or {number.replace(',', '.')}:"
@@ -146,8 +147,8 @@ def _with_point(number: str) -> str:
 
 
 def parse_claim(claimed: str) -> Decimal:
-    """Return the claimed number, a percentage as a share. Raises BadInput unless it is finite and
-    at least 0."""
+    """Return the claimed number with the digits that were printed, a percentage as a share. Raises
+    BadInput unless it is a finite number of at least 0 whose comma has one meaning."""
     try:
         printed = Decimal(_with_point(claimed.rstrip(" %"))).scaleb(-2 * claimed.endswith("%"))
         number = float(printed)
@@ -174,7 +175,7 @@ def parse_claims(claimed: str) -> list[tuple[Decimal, str | None]]:
 
 def find(claimed: str, conventions: Sequence[Convention], unit: str | None = None) -> Identified:
     """Find the conventions that give the claimed numbers within their rounding, each with its
-    probability.
+    probability. `unit` is the numbers' unit; without it every one of `UNITS` is tried.
 
     A convention is as likely as it is common. A number that no convention in the table gives may be
     any number nearby, so with more digits an accidental match is less likely. Raises BadInput as
@@ -251,8 +252,14 @@ def find(claimed: str, conventions: Sequence[Convention], unit: str | None = Non
 
 
 def identify(place: Place, claimed: str, task: str, settings: Settings) -> Identified:
-    """Find the conventions by which a checkpoint gives the claimed number on WikiText-103 or
-    LAMBADA: score it by every one of them."""
+    """Find the conventions by which a checkpoint gives the claimed number on the test `task`,
+    `wikitext103` or `lambada`.
+
+    It is scored on WikiText-103 by the readings of all programs and each of these with one axis
+    changed, where the windows of `LONG` are tried only in the readings of programs that use them;
+    on LAMBADA by every reading. Raises DataMissing if the test cannot be found or downloaded, and
+    the errors of `open_checkpoint` and `find`.
+    """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
     from mlm_repro.evaluation.checkpoints import open_checkpoint
     from mlm_repro.evaluation.evaluate import score_shared

@@ -95,8 +95,8 @@ class Usage(NamedTuple):
     """Program → values of the axes on which it differs from the usual ones."""
 
     def readings(self, axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-        """Return the reading of every program, and each of these with one axis changed. Padding is
-        scored only where separate documents are cut."""
+        """Return the reading of every program, and each of these with one axis changed to a value
+        in `axes`, each reading once. Padding is scored only where separate documents are cut."""
         usual = {axis: values[0] for axis, values in self.axes.items()}
         readings = [usual | base for base in self.programs.values()]
         changes = []
@@ -113,7 +113,8 @@ class Usage(NamedTuple):
         ]
 
     def weight(self, axes: Mapping[str, str]) -> float:
-        """Return the assumed frequency of a reading with its average, relative to others."""
+        """Return the assumed frequency, relative to others, of a reading with its average, both in
+        `axes`."""
         usual = {axis: values[0] for axis, values in (LAST_WORD_AXES | self.axes).items()}
         changes = min(
             sum((usual | base)[axis] != value for axis, value in axes.items() if axis in usual)
@@ -304,7 +305,11 @@ class ReadText:
 
     def divisors(self) -> dict[str, int]:
         """Return the counts by which programs divide a summed loss, by name, wrong ones included. A
-        sub-word that is a part of a character is decoded as U+FFFD."""
+        sub-word that is a part of a character is decoded as U+FFFD.
+
+        Two counts of decoded sub-words are left out if the tokenizer decodes a sub-word without its
+        space.
+        """
         parts = list(chain.from_iterable(piece.split(END) for piece in self.pieces))
         counts = {name: sum(map(count, parts)) for name, count in DIVISORS.items()}
         counts |= {

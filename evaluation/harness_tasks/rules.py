@@ -15,7 +15,8 @@ Rows = dict[str, Dataset]
 
 
 def wikitext103(**_: Any) -> Rows:
-    """Return the test file as one row, whole and detokenized, with its number of words."""
+    """Return the split `test`: WikiText-103's test file as one row, whole and detokenized, with its
+    number of words."""
     text = read_wikitext("wikitext103", find_test_set("wikitext103"))
     return {
         "test": Dataset.from_list(
@@ -39,7 +40,8 @@ def per_word(row: JSON, results: list[float]) -> dict[str, tuple[float, int]]:
 
 
 def lambada(**_: Any) -> Rows:
-    """Return OpenAI's passages, cut before the last word as `--strict-lambada` does."""
+    """Return the split `test`: OpenAI's passages, cut before the last word as `--strict-lambada`
+    does."""
     cut = map(split_last_word, openai_passages(find_test_set("lambada")))
     return {
         "test": Dataset.from_list([{"context": context, "word": word} for context, word in cut])

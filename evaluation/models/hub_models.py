@@ -18,8 +18,8 @@ RECORD = "fetched.json"
 
 
 class Fetched(FileSchema):
-    """fetched.json: the repository and commit that a directory's files come from, and the SHA-256
-    of each file."""
+    """fetched.json: the repository and commit of a directory's last fetch, and the SHA-256 of each
+    other file in the directory."""
 
     repository: str
     commit: str
@@ -30,9 +30,9 @@ class Fetched(FileSchema):
 def cached_model(name: str) -> Path:
     """Return the folder of a model in the hub's cache, after a download if the hub can be reached.
 
-    Raises BadInput for a name of another form. Raises DataMissing if the model is not in the cache
-    and the hub cannot be reached, does not have it or keeps it behind a gate, and Interrupted if
-    the hub stops answering.
+    Raises BadInput for a name of another form, or if the hub's weights are several GGUF files.
+    Raises DataMissing if the hub does not have the model or keeps it behind a gate, or if it cannot
+    be reached and the model is not in the cache, and Interrupted if the hub stops answering.
     """
     repository, _, revision = _parse(name)
     from huggingface_hub import snapshot_download
@@ -79,7 +79,7 @@ def fetch_model(name: str, out: Path) -> Path:
 
 def _download(name: str, repository: str, revision: str | None, **where: Any) -> tuple[Path, Any]:
     """Download a model's files and return their folder with the hub's description; with
-    `local_dir`, exactly the described commit."""
+    `local_dir`, exactly the described commit. Raises the errors of `asking_for` and `_wanted`."""
     from huggingface_hub import HfApi, snapshot_download
 
     from mlm_repro.data_pipeline.reading.hub import asking_for
@@ -125,8 +125,8 @@ def _wanted(name: str, described: Any) -> list[str]:
 
 
 def _parse(name: str) -> tuple[str, str, str | None]:
-    """Split a name into repository, short name and revision. Raises BadInput if it is not a name on
-    the hub."""
+    """Split a name into repository, short name and revision, which is None if the name has none.
+    Raises BadInput if it is not a name on the hub."""
     if not (match := HUB_NAME.fullmatch(name)):
         raise BadInput(
             f"{name} is not a name on the Hugging Face hub, such as gpt2 or"

@@ -23,8 +23,8 @@ ADAPTER = "adapter_config.json"
 
 
 def place_of(path: Path) -> Path:
-    """Return the directory of the installed package with SmolLM2 if `path` is `smollm2`, else
-    `path` unchanged.
+    """Return the directory of the installed package with SmolLM2 if `path` is `smollm2` and does
+    not exist, else `path` unchanged.
 
     Raises BadInput if the package is not installed.
     """
@@ -54,11 +54,11 @@ class Place:
     @classmethod
     def find(cls, asked: Path, vocab: Path | None = None) -> "Place":
         """Find the files of a checkpoint, of a run's newest checkpoint, or of a model in a package
-        or on the Hugging Face hub.
+        or on the Hugging Face hub, which may be downloaded.
 
         `vocab` is a folder with a vocabulary, for files without one. Raises BadInput or
         IntegrityFailure if there is no checkpoint, a file of it is missing or its configuration
-        cannot be read.
+        cannot be read, and Interrupted if the hub stops answering.
         """
         from mlm_repro.lineage.chain import resolve_checkpoint
         from mlm_repro.lineage.files import read_object
@@ -94,8 +94,8 @@ class Place:
 
 
 def _directory(path: Path) -> Path:
-    """Return an existing path, or the folder of the hub's model of that name. Raises BadInput if
-    neither exists."""
+    """Return an existing path, or the folder of the hub's model of that name, which may be
+    downloaded. Raises BadInput if neither exists, and Interrupted if the hub stops answering."""
     if (place := place_of(path)).exists():
         return place
     from mlm_repro.evaluation.models.hub_models import cached_model
@@ -107,7 +107,8 @@ def _directory(path: Path) -> Path:
 
 
 def _is_native(directory: Path) -> bool:
-    """Return True for a run, its folder of checkpoints or a checkpoint of this suite."""
+    """Return True for a run, its folder of checkpoints, a checkpoint of this suite, or any other
+    sealed directory."""
     from mlm_repro.lineage.chain import CHECKPOINTS, INDEX
     from mlm_repro.lineage.digest import is_sealed
 
@@ -136,8 +137,8 @@ def _base(directory: Path) -> Path:
 
 
 def weight_files(directory: Path, gguf: str = "") -> list[Path]:
-    """Return a Hugging Face directory's weight files: safetensors, else .bin, else one GGUF file,
-    which `gguf` may name.
+    """Return a Hugging Face directory's weight files: safetensors, else .bin, else one GGUF file.
+    With `gguf` it is the GGUF file of that name, whatever else is there.
 
     Raises BadInput if the directory has no weights, or several GGUF files and no name.
     """

@@ -140,8 +140,8 @@ class PretrainedModel(nn.Module):
 
     @torch.inference_mode()
     def pack_weights(self) -> None:
-        """Put float32 weights of plain linear layers into oneDNN's order, unless the model reads a
-        weight itself.
+        """Put float32 weights of plain linear layers, except the output layer, into oneDNN's order.
+        If the model then fails, because it reads a weight itself, all weights stay as they were.
 
         Products of several rows get faster, products of a single row slower. The last bits change.
         """
@@ -193,7 +193,8 @@ class PretrainedModel(nn.Module):
 
     @property
     def _ropes(self) -> list[JSON]:
-        """Settings of rotary positions in the configuration: one, or one for each kind of layer."""
+        """Settings of rotary positions in the configuration: one, or one for each kind of layer.
+        Empty for a model without such positions."""
         rope = getattr(self.config.get_text_config(), "rope_parameters", None) or {}
         return [
             settings
@@ -266,13 +267,12 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 class Pretrained:
-    """Loads a transformers model and its tokenizer from a directory, checks both, and holds
-    them."""
+    """A transformers model and its tokenizer, loaded from a directory and checked."""
 
     def __init__(self, place: Place, dtype: torch.dtype, device: torch.device) -> None:
-        """Load and examine the model. Raises BadInput for a model that cannot be read this way,
-        IntegrityFailure for damaged files, HardwareMissing, before weights are read, for a model
-        larger than memory."""
+        """Load and examine the model, and silence transformers' messages. Raises BadInput for a
+        model that cannot be read this way or a missing package, IntegrityFailure for damaged files,
+        HardwareMissing, before weights are read, for a model larger than memory."""
         self.directory = place.directory
         self._adapter = place.adapter
         library = import_extra("transformers", EXTRA)
@@ -352,9 +352,12 @@ class Pretrained:
         return sha256_json(self._digests(True))
 
     def _digests(self, with_weights: bool) -> dict[str, str]:
-        """Return the SHA-256 of files in the model's directory, by file name. These are the
-        tokenizer's files, and a GGUF file, which has the tokenizer in it; with `with_weights` also
-        config.json, all weights and the adapter."""
+        """Return the SHA-256 of files, by file name. These are all .json, .txt and .model files in
+        the model's directory but config.json, and a GGUF file, which has the tokenizer in it.
+
+        With `with_weights` also config.json, all weights and the adapter's files, which replace
+        files of the same name.
+        """
         files = [
             path
             for path in sorted(self.directory.iterdir())
@@ -381,7 +384,8 @@ class Pretrained:
 
     def _explained(self, error: Exception, what: str) -> UserError:
         """Return an error whose message says in one sentence how `what` could not be read:
-        IntegrityFailure for weights, else BadInput."""
+        IntegrityFailure for weights, BadInput for all else, for missing packages and for a model
+        that needs code of its own."""
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             return BadInput(f"{self.directory} needs code of its own, which is never run here")
         if isinstance(error, ImportError):
@@ -415,7 +419,8 @@ class Pretrained:
     def _check_size(
         self, library: Any, config: Any, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raise HardwareMissing if the weights in `dtype` are larger than the device's memory."""
+        """Raise HardwareMissing if the weights in `dtype` are larger than the device's memory, and
+        BadInput if transformers cannot build a model of the configuration."""
         try:
             with torch.device("meta"):
                 count = library.AutoModelForCausalLM.from_config(
@@ -436,8 +441,8 @@ class Pretrained:
             )
 
     def _load(self, library: Any, dtype: torch.dtype, **renamed: Any) -> Any:
-        """Load the weights. Raises IntegrityFailure if a tensor is missing, of another shape or
-        belongs to another model.
+        """Return transformers' model with its weights. Raises IntegrityFailure if a tensor is
+        missing, of another shape or belongs to another model, and the errors of `_explained`.
 
         Names that torch.compile prefixed are read without the prefix. Unused tensors and
         quantisation are noted.
@@ -486,9 +491,9 @@ class Pretrained:
     def _adapted(self, model: Any) -> Any:
         """Return the model with its adapter merged into the weights, or as it is without one.
 
-        The merged model's logits are compared with the unmerged one's; BadInput if they differ. An
-        output layer that shares the embedding's weights gets its own first, since an adapter may
-        change one of the two.
+        The merged model's logits are compared with the unmerged one's. Raises BadInput if they
+        differ or peft cannot merge the adapter. An output layer that shares the embedding's weights
+        gets its own first, since an adapter may change one of the two.
         """
         if not self._adapter:
             return model

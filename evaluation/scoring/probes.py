@@ -132,11 +132,12 @@ PROBES: dict[str, Callable[[ScoringModel, Probed], Outcome]] = {
 
 
 def probe(model: ScoringModel, weights: str) -> tuple[ScoringModel, dict[str, str]]:
-    """Return the model as it will be scored, and the outcome of each probe. Raises the probes'
-    BadInput.
+    """Return the model as it will be scored, and the outcome of each probe. Every rank of the
+    model's mesh calls it. Raises the probes' BadInput.
 
     The outcomes are cached under the digest `weights` and everything else on which scores depend;
-    rank 0's cache decides for all ranks. A model smaller than SHORTEST is not probed.
+    rank 0's cache decides for all ranks. A model smaller than SHORTEST is not probed and has no
+    outcomes.
     """
     checked: dict[str, str] = {}
     if min(model.seq_length, model.vocab_size) < SHORTEST:

@@ -79,13 +79,14 @@ class ScoringModel:
     """True if the model reads a row in a batch otherwise than the same row alone."""
 
     def default_batch_size(self, width: int) -> int:
-        """Return how many rows of `width` inputs have activations that fit a fixed share of
-        memory."""
+        """Return how many rows of `width` inputs have activations of at most MAX_ACTIVATION_BYTES;
+        at least 1."""
         bytes_per_row = width * self.hidden_size * ACTIVATIONS_PER_TOKEN * self.dtype.itemsize
         return max(1, MAX_ACTIVATION_BYTES[self.mesh.device.type] // bytes_per_row)
 
     def rows_per_head(self) -> int:
-        """Return how many scored rows have their float32 logits in memory together."""
+        """Return how many scored rows have float32 logits of at most MAX_LOGIT_BYTES; at least
+        1."""
         return max(1, MAX_LOGIT_BYTES[self.mesh.device.type] // (4 * self.vocab_size))
 
 
@@ -99,15 +100,16 @@ def score(
     store: Store | None = None,
     on_resumed: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score every request. Token ids that are `banned` are ignored where `greedy_allowed` looks for
-    the likeliest token.
+    """Return the scores of all requests, in their order. Token ids that are `banned` are ignored
+    where `greedy_allowed` looks for the likeliest token.
 
-    `on_progress` gets the number of newly scored requests, `on_resumed` the number of requests in
-    the store. On a mesh of several ranks every rank calls it and gets all scores; batches are dealt
-    to the data-parallel ranks. Otherwise, on a CPU, batches are dealt to `workers` processes of one
-    thread each (by default all available cores). Raises BadInput if there is no request, for a
-    request longer than the model's context, an unknown token, or several workers on a GPU or on a
-    rank.
+    Scores in the store are read, new ones are added. `on_progress` gets the number of newly scored
+    requests, `on_resumed` the number of requests in the store. On a mesh of several ranks every
+    rank calls it and gets all scores; batches are dealt to the data-parallel ranks. Otherwise, on a
+    CPU, batches are dealt to `workers` processes of one thread each (by default all available
+    cores). Raises BadInput if there is no request, for a request longer than the model's context,
+    an unknown token, or several workers on a GPU or on a rank, and the errors of `in_workers` and
+    `score_in_memory`.
     """
     mesh = model.mesh
     if not requests:
@@ -162,8 +164,8 @@ def score(
 
 
 def _workers(model: ScoringModel, workers: int | None) -> int:
-    """Return the number of worker processes. Raises BadInput if several are requested on a GPU or
-    on several ranks."""
+    """Return the number of worker processes, by default all available cores of a CPU. Raises
+    BadInput if several are requested on a GPU or on several ranks."""
     if model.mesh.device.type == "cpu" and model.mesh.layout.world_size == 1:
         return workers or available_cores()
     if workers not in (None, 1):
@@ -175,7 +177,8 @@ def _workers(model: ScoringModel, workers: int | None) -> int:
 
 
 def describe(model: ScoringModel) -> dict[str, Any]:
-    """Return everything besides weights and requests on which the bits of scores depend."""
+    """Return everything besides weights, requests and banned tokens on which the bits of scores
+    depend."""
     on_cpu = model.mesh.device.type == "cpu"
     return {
         "code": _code_digest(),
@@ -265,7 +268,8 @@ def _do(item: int) -> Any:
 def score_in_memory(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None
 ) -> Scores | None:
-    """Score a batch; if it does not fit into the device's memory, warn and score it in two halves.
+    """Score a batch; if it does not fit into the device's memory, warn on standard error and score
+    it in two halves. Return None on a rank without the model's last stage.
 
     Raises HardwareMissing if a single row does not fit, or if ranks divide the model.
     """
@@ -295,7 +299,8 @@ def score_in_memory(
 def score_batch(
     model: ScoringModel, requests: Sequence[Request], banned: Tokens | None = None
 ) -> Scores | None:
-    """Score requests in one forward pass. Return None on a rank without the model's last stage."""
+    """Score requests in one forward pass, in which all ranks that share the model take part. Return
+    None on a rank without the model's last stage."""
     device = model.mesh.device
     counts = np.array([request.num_scored for request in requests], dtype=np.int64)
     lengths = np.array([len(request.tokens) - 1 for request in requests], dtype=np.int64)
@@ -325,7 +330,8 @@ def score_batch(
 def score_rows(
     model: ScoringModel, hidden: Tensor, targets: Tensor, banned: Tokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-probability of each target [n] from states [n, h], and two flags [n].
+    """Return the log-probability of each target [n] from states [n, h], and two flags [n]. Every
+    tensor-parallel rank calls it and gets the same.
 
     The flags say whether the target is the most likely token, and the most likely one that is
     allowed. Of equally likely tokens only the first counts.
@@ -500,7 +506,8 @@ def score_with_memory(
     segments: Sequence[Request],
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Scores:
-    """Score segments that follow each other: each request scores all its tokens but the first.
+    """Score the segments of a text in order, each with the memory of earlier ones. Each request
+    must score all its tokens but the first.
 
     Raises the NoMemory of `remembering`, and BadInput for a segment longer than the model's
     context.

@@ -50,13 +50,15 @@ class StoredScores:
         self._file: IO[bytes] | None = None
 
     def close(self) -> None:
-        """Close this process's file and remove the oldest evaluations."""
+        """Close this process's file and remove the least recently used evaluations beyond
+        LARGEST_BYTES. Does nothing if no scores were added."""
         if self._file:
             self._file.close()
             remove_oldest(self._directory.parent)
 
     def read(self, num_scored: Sequence[Tokens]) -> dict[int, Scores]:
-        """Return the stored scores by batch. Files that others may have written are ignored.
+        """Return the stored scores by batch, and mark the evaluation as used. Files that others may
+        have written are ignored.
 
         `num_scored` has the number of scored tokens of each request, by batch.
         """
@@ -99,8 +101,9 @@ tokenizer."""
 def open_scores(
     folder: Path, checkpoint: str, tokenizer: str, settings: JSON
 ) -> closing[StoredScores]:
-    """Open the scores of an evaluation. Digests, and JSON `settings` of everything else that
-    decides its bits, name its directory."""
+    """Return a context manager that yields the StoredScores of an evaluation and closes them.
+    Digests, and JSON `settings` of everything else that decides its bits, name its directory in
+    `folder`."""
     facts = {"checkpoint": checkpoint, "tokenizer": tokenizer, **settings}
     return closing(StoredScores(folder / sha256_json(facts)[:32]))
 
@@ -129,7 +132,8 @@ def _digest(evaluation: str, data: bytes) -> bytes:
 
 
 def _parse(data: bytes, num_scored: Sequence[Tokens], evaluation: str) -> dict[int, Scores]:
-    """Return the scores in a file's bytes by batch, up to the first record that is wrong."""
+    """Return the scores in a file's bytes by batch, up to the first record that is wrong or of
+    another number of tokens."""
     parsed = {}
     start = 0
     while start + HEADER.size <= len(data):

@@ -47,7 +47,7 @@ Encoded = list[tuple[list[int], int]]
 
 def split_last_word(text: str) -> tuple[str, str]:
     """Split a text into the stripped context and the last white-space word, as Megatron's
-    `--strict-lambada` does.
+    `--strict-lambada` does. The context of a text of one word is empty.
 
     White space before the word is dropped; the target is encoded as a space and the word.
     """
@@ -143,7 +143,7 @@ class ClozeTask(Task):
     ) -> None:
         """Encode the passages. A passage longer than `seq_length` inputs loses its beginning.
 
-        Raises BadInput if there is no passage; a request with a longer target raises it too.
+        Raises BadInput if there is no passage, or if no token is left before a target.
         """
         if not passages:
             raise BadInput(f"{source.title} has no passage to score")
@@ -175,8 +175,8 @@ class ClozeTask(Task):
 
     @property
     def counts(self) -> JSON:
-        """Numbers of passages, of sub-words and of shortened passages, by field of the result; they
-        need no scores."""
+        """Numbers of passages and of sub-words in the whole test, and of the scored passages that
+        lose their beginning, by field of the result; they need no scores."""
         cut = sum(self._lengths[number] > self._seq_length + 1 for number in self.chosen)
         sizes = {"num_original_tokens": len(self._passages), "num_tokens": sum(self._lengths)}
         return {**sizes, "num_truncated": cut}
@@ -208,8 +208,9 @@ class ClozeTask(Task):
 
 
 def cloze_numbers(losses: Floats, correct: Flags) -> JSON:
-    """Return accuracy and perplexity with their standard errors and counts, from each target's loss
-    in nats and whether it is right."""
+    """Return accuracy and perplexity with their standard errors and counts, by field of the result,
+    from each target's loss in nats and whether it is right. Raises IntegrityFailure as `perplexity`
+    does."""
     target = perplexity(math.fsum(losses), len(losses))
     spread = mean_standard_error(losses)
     return accuracy_numbers(int(correct.sum()), len(losses)) | {

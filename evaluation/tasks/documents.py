@@ -24,7 +24,7 @@ _UNSTABLE = "@"
 
 @dataclass(frozen=True)
 class RunningText:
-    """A published text on which perplexity is measured, with its articles."""
+    """A text on which perplexity is measured, published or a user's, with its articles."""
 
     source: SourceText
     text: str
@@ -64,8 +64,8 @@ class RunningText:
 
 
 def read_official(path: Path, sha256: str, name: str) -> str:
-    """Read a published file. Raises IntegrityFailure if its content has another SHA-256, BadInput
-    if it cannot be read."""
+    """Return the text of a published file; `name` names it in errors. Raises IntegrityFailure if
+    its content has another SHA-256, BadInput if it cannot be read."""
     try:
         content = read_bytes(path)
     except OSError as error:
@@ -79,8 +79,9 @@ def read_official(path: Path, sha256: str, name: str) -> str:
 
 
 def count_original_tokens(text: str) -> int:
-    """Count the space-separated tokens T_o of a text as published; a newline between spaces counts
-    as one."""
+    """Return the number of spaces in the stripped text plus one: its space-separated tokens T_o as
+    published, where a newline between spaces is a token. Words with only a newline between them
+    count as one."""
     return text.strip().count(" ") + 1
 
 
@@ -90,7 +91,7 @@ def lm_eval_documents(text: str) -> Iterator[str]:
 
     A line that begins and ends like a first-level heading starts a document, wherever it occurs;
     two equations do (`wikitext_document_level.py` of the data set
-    EleutherAI/wikitext_document_level).
+    EleutherAI/wikitext_document_level). Text before the first such line is a document too.
     """
     lines: list[str] = []
     for line in text.split("\n"):
@@ -116,7 +117,8 @@ def lm_eval_words(document: str) -> int:
 
 
 def cut_articles(text: RunningText, detokenized: str) -> list[str]:
-    """Return the articles of a text after a detokenizer; joined, they are `detokenized`.
+    """Return the articles of a text after a detokenizer; joined, they are `detokenized`. Empty for
+    a text without articles.
 
     Detokenizers change white space and marks only, so an article begins after as many other
     characters as in the original. The cut is before white space, where byte-level BPE never joins.

@@ -35,7 +35,11 @@ def heldout_perplexity(
     dataset: Path, tokenizer: Encoder, context: int, reason: str
 ) -> PerplexityTask:
     """Build the task of measuring perplexity in sliding windows on all validation documents, joined
-    by blank lines."""
+    by blank lines.
+
+    `reason` says, in the task's note, why the published test is not taken. Raises the errors of
+    `read_documents`.
+    """
     source = _source("heldout-perplexity", dataset, reason, "WikiText-103")
     text = RunningText.of_documents(source, read_documents(dataset))
     stream = sliding_stream(
@@ -46,7 +50,10 @@ def heldout_perplexity(
 
 def heldout_cloze(dataset: Path, tokenizer: Encoder, context: int, reason: str) -> ClozeTask:
     """Build the task of strict last-word prediction on passages cut from the validation documents.
-    Raises DataMissing if no document is long enough."""
+
+    `reason` says, in the task's note, why the published test is not taken. Raises the errors of
+    `read_documents`, and DataMissing if no document is long enough.
+    """
     passages = list(chain.from_iterable(map(cut_passages, read_documents(dataset))))
     if not passages:
         raise DataMissing(f"no validation document of {dataset} has {SHORTEST_PASSAGE_WORDS} words")
@@ -69,8 +76,8 @@ def file_perplexity(
 
     `name` is `perplexity`, `perplexity-huggingface` or one of `PROGRAMS`, which have their own
     windows. The window is the context and the stride a 32nd of it, for `perplexity-huggingface`
-    half, unless they are given; then the task's name says so. Raises BadInput for a stride or
-    `first` that the name does not take.
+    half, unless they are given; then the task's name says so. Raises the errors of `read_texts`,
+    and BadInput for a text that is too short, or a stride or `first` that the name does not take.
     """
     documents, remarks = read_texts(path)
     named = "".join(
@@ -98,7 +105,11 @@ def file_cloze(
     path: Path, tokenizer: Encoder, context: int, window: int | None = None
 ) -> ClozeTask:
     """Build the task of strict last-word prediction on the lines of a text file, or on the
-    documents of a .jsonl or .json file. Raises BadInput for a passage of one word."""
+    documents of a .jsonl or .json file. Blank passages are left out.
+
+    Raises the errors of `read_texts`, and BadInput for a passage of one word or if there is no
+    passage.
+    """
     passages, remarks = read_texts(path)
     passages = passages if path.suffix in DOCUMENTS else passages[0].split("\n")
     passages = [passage for passage in passages if passage.strip()]
@@ -144,10 +155,11 @@ def cut_passages(text: str) -> Iterator[str]:
 
 
 def read_texts(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """Return the documents of a .jsonl or .json file, or the whole text of any other file, and a
-    remark on each oddity.
+    """Return the documents of a .jsonl or .json file, or a list of the whole text of any other
+    file, and a remark on each oddity. A byte order mark is left out, and a lone surrogate is read
+    as U+FFFD.
 
-    Raises BadInput for a file that cannot be read or has no text.
+    Raises BadInput for a file that cannot be read, has another form, or has no text.
     """
     remarks = []
     try:

@@ -24,7 +24,7 @@ from mlm_repro.lineage.atomic import parse_json
 
 def openai_passages(path: Path) -> list[str]:
     """Read the passages in OpenAI's LAMBADA file. Raises IntegrityFailure for a file of other
-    content."""
+    content, BadInput for one that cannot be read."""
     text = read_official(
         path, TEST_SETS["lambada"].sha256, "OpenAI's LAMBADA test file lambada_test.jsonl"
     )

@@ -55,10 +55,12 @@ def build_task(
     name: str, evaluated: "EvaluatedCheckpoint", window: int | None = None, path: Path | None = None
 ) -> "Task":
     """Build a protocol's task for a checkpoint, on the test file at `path` or else the published
-    one. If that file is missing, build the task that stands in for it.
+    one. If the published file is missing, build the task that stands in for it, under a name of its
+    own.
 
-    The task's name tells a requested window. Raises DataMissing if nothing stands in, or if the
-    dataset that the checkpoint was trained on is missing too.
+    The name of a protocol's own task tells a requested window. Raises DataMissing if nothing stands
+    in, or if the dataset that the checkpoint was trained on is missing too, and the errors of the
+    function that builds the task.
     """
     from mlm_repro.data_pipeline.contamination.testsets import find_test_set
 

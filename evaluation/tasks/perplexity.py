@@ -78,14 +78,14 @@ def sliding_stream(
     stride: int,
     first: First = "once",
 ) -> Stream:
-    """Cut the whole text into sliding windows, with nothing between documents.
+    """Cut the whole text, rewritten by the detokenizer, into sliding windows.
 
     The tokenizer's first tokens come before the text once, or in every window, and are never
     scored. Without such tokens the text's first sub-word is not scored.
 
     Its blocks are its articles. A text without articles is cut into stretches of a window each, or
     longer ones so that there are at most MOST_STRETCHES. Raises BadInput if the first tokens fill a
-    window.
+    window, the stride is longer than a window, or there is nothing to score.
     """
     detokenized = detokenizer.apply(text.text)
     tokens = np.array(tokenizer.encode(detokenized), np.int64)
@@ -139,8 +139,8 @@ def sliding_stream(
 
 
 def stretches(num_targets: int, num_words: int, window: int) -> list[Block]:
-    """Cut a text without articles into blocks of one window each, or longer ones so that there are
-    at most MOST_STRETCHES."""
+    """Return the blocks of a text without articles: stretches of one window each, or longer ones so
+    that there are at most MOST_STRETCHES, with words in proportion to targets."""
     size = max(window, -(-num_targets // MOST_STRETCHES))
     blocks = []
     for at in range(0, num_targets, size):
@@ -192,7 +192,7 @@ class PerplexityTask(Task):
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of the text's words and sub-words, by field of the result; they need no
+        """Numbers of the whole text's words and sub-words, by field of the result; they need no
         scores."""
         words = self.running_text.num_lm_eval_words
         tokens = self.stream.num_tokens
@@ -212,7 +212,8 @@ class PerplexityTask(Task):
         """Return the perplexity, exp(summed loss / the protocol's divisor), and beside it the
         number by every other convention.
 
-        A text of too few words has no number by words, and a warning says why.
+        A text of too few words has no number by words, and a warning says why. Raises
+        IntegrityFailure as `perplexity` does.
         """
         facts = self.facts(scores, provenance)
         text = self.running_text
@@ -271,7 +272,8 @@ class PerplexityTask(Task):
         )
 
     def _divided(self, scores: Scores) -> tuple[float, float]:
-        """Return the summed loss and its divisor, both by the protocol's convention."""
+        """Return the summed loss and its divisor, both by the protocol's convention. Words are
+        counted in proportion to the scored share of the text."""
         if self._divisor == "transformers labels":
             labels = scores.num_scored - np.array([index > 0 for index in self.chosen])
             return math.fsum(scores.nll / scores.num_scored * labels), float(labels.sum())

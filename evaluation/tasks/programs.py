@@ -30,10 +30,11 @@ PROGRAMS = {GPTQ: 2048, LLAMA_CPP: 512, NANOCHAT: 2048, LM_EVAL: None, LM_EVAL_T
 def program_perplexity(
     text: RunningText, program: str, documents: Sequence[str], tokenizer: Encoder, window: int
 ) -> PerplexityTask:
-    """Build the task of scoring documents by the recipe of `program`. Words are counted in `text`,
-    the documents joined.
+    """Build the task of scoring documents by the recipe of `program`, one of `PROGRAMS`. Words are
+    counted in `text`, the documents joined.
 
-    Raises BadInput for a text that is shorter than a window.
+    Raises BadInput for a text that is shorter than a window of GPTQ or llama.cpp, or in which
+    nanochat has nothing to score.
     """
     if program in (LM_EVAL, LM_EVAL_TWICE):
         stream = document_stream(documents, documents, tokenizer, window, program == LM_EVAL_TWICE)
@@ -70,7 +71,9 @@ def program_perplexity(
 def _windows(
     program: str, ends: Sequence[int], c: int, tokenizer: Encoder
 ) -> tuple[list[Window], str]:
-    """Return the windows over all tokens, and a sentence on them. `c` is the window's length."""
+    """Return the windows over all tokens, and a sentence on them. `ends` has the number of tokens
+    up to the end of each document. `c` is the window's length, for nanochat without its last
+    target."""
     count = ends[-1]
     before = shown_first(tokenizer)
     if program == GPTQ:
@@ -116,7 +119,8 @@ def document_stream(
     detokenizer: str = "none",
 ) -> Stream:
     """Cut documents as lm-evaluation-harness rolls over them: one by one, each after one token, in
-    disjoint windows.
+    disjoint windows. `rewritten`, the documents after a detokenizer, are scored; words and titles
+    are from `documents`.
 
     Up to release 0.4.13 it encodes a document with the tokenizer's first tokens and puts the start
     of a document before these: `is_double` scores the second token as it does.

@@ -51,8 +51,8 @@ GPT2_VOCAB_SIZE = 50_257
 def read_wikitext(name: str, path: Path, test_set: str = "wikitext103") -> RunningText:
     """Read the official file of a test set at `path`, for the protocol `name`.
 
-    Raises IntegrityFailure if it is not that file, or if WikiText-103's counts are not the
-    published ones.
+    Raises BadInput if it cannot be read, and IntegrityFailure if it is not that file, or if
+    WikiText-103's counts are not the published ones.
     """
     file = TEST_SETS[test_set]
     title = f"{FILES[test_set]} file"
@@ -74,8 +74,9 @@ def sliding_wikitext103(
     detokenizer: Detokenizer = MEGATRON,
     stride: int = 32,
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity on the whole WikiText-103 file in sliding windows,
-    with `stride` new tokens in each window of 1024."""
+    """Build the task of measuring perplexity on the whole WikiText-103 test file in sliding
+    windows, with `stride` new tokens in each window of 1024; in a shorter context both shrink in
+    proportion."""
     return _in_windows(name, path, tokenizer, detokenizer, *megatron_windows(context, stride))
 
 
@@ -83,8 +84,8 @@ raw_wikitext103 = partial(sliding_wikitext103, detokenizer=UNCHANGED)
 
 
 def memory_wikitext103(name: str, path: Path, tokenizer: Encoder, context: int) -> PerplexityTask:
-    """Build the task of measuring perplexity on the unchanged WikiText-103 file in disjoint windows
-    of the model's segment length, each with the memory of earlier ones."""
+    """Build the task of measuring perplexity on the unchanged WikiText-103 test file in disjoint
+    windows of the model's segment length, each with the memory of earlier ones."""
     return _in_windows(name, path, tokenizer, UNCHANGED, context, context, with_memory=True)
 
 
@@ -124,7 +125,8 @@ def lm_eval_wikitext(
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
     """Build the task of measuring perplexity on a WikiText file as lm-evaluation-harness's
-    `wikitext` does on WikiText-2; the window is the whole context."""
+    `wikitext` does on WikiText-2; the window is the whole context. `is_double` scores a tokenizer's
+    first tokens after another token, as releases up to 0.4.13 do."""
     text = read_wikitext(name, path, test_set)
     documents = list(lm_eval_documents(text.text))
     rewritten = list(map(detokenize_wikitext, documents))
@@ -145,8 +147,9 @@ def _in_windows(
     with_memory: bool = False,
     test_set: str = "wikitext103",
 ) -> PerplexityTask:
-    """Build the task of measuring perplexity on a WikiText file in sliding windows. Raises
-    IntegrityFailure if GPT-2's tokenizer gives another number of sub-words than the known one."""
+    """Build the task of measuring perplexity on a WikiText file in sliding windows. Raises the
+    errors of `read_wikitext`, and IntegrityFailure if GPT-2's tokenizer gives another number of
+    sub-words than the known one."""
     text = read_wikitext(name, path, test_set)
     stream = sliding_stream(text, detokenizer, tokenizer, window, stride)
     counted = (
