@@ -124,6 +124,23 @@ def test_rows_that_are_normalised_together_are_scored_alone(
     assert (found["batch_size"], "one row at a time" in found["checked"]["row by row"]) == (1, True)
 
 
+def test_a_model_whose_last_row_of_a_batch_is_not_a_number_is_scored_alone(
+    tmp_path: Path, text: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+    plain = Qwen2MLP.forward
+
+    def lose_last_row(self: Any, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = plain(self, x)
+        return torch.cat([rows[:-1], rows[-1:] * float("nan")]) if len(x) > 1 else rows
+
+    monkeypatch.setattr(Qwen2MLP, "forward", lose_last_row)
+    found = evaluated("perplexity", text, "--ckpt", made(tmp_path / "model", "Qwen2Config"))
+    assert "moves by nan" in found["checked"]["row by row"]
+    assert (found["batch_size"], found["perplexity"] > 1) == (1, True)
+
+
 def test_rotary_positions_go_beyond_the_context_and_learned_ones_do_not(
     tmp_path: Path, text: Path, evaluated: Evaluated, mlm_eval: Command
 ) -> None:
