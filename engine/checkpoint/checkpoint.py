@@ -200,7 +200,7 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True while a checkpoint is being written."""
+        """True from `begin` until `go_on` returns an Ancestor or raises."""
         return self._steps is not None
 
     @property

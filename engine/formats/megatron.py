@@ -159,7 +159,8 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Read one rank's file.
+    """Read one rank's file, or a distributed checkpoint by its metadata. Arguments that are not
+    numbers, texts or booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is not a checkpoint.

@@ -375,8 +375,8 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """The divided activations of a model: inputs enter, the ranks' sum leaves, and random numbers
-    inside differ by rank."""
+    """Region of a model in which activations are divided: inputs enter, the ranks' sum leaves, and
+    random numbers inside differ by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis
@@ -386,8 +386,8 @@ class _Region:
         the undivided layers'."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute this rank's part, divided as `how` says. `rows` is the number of
-        rows of its whole weight."""
+        """Make a module compute this rank's part, divided as `how` says, in place; `heads` needs no
+        change. `rows` is the number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]

@@ -120,8 +120,8 @@ def read_torch_file(path: Path) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Read a pickle. It may name the classes KNOWN and PLANS, the latter becoming `Unread`; any
-    other name raises IntegrityFailure."""
+    """Read a pickle. It may name the classes KNOWN and PLANS, the latter becoming `Unread`. Raises
+    IntegrityFailure for any other name and for a damaged file."""
 
     # Not the unpickler in C: it reserves memory for any size that a damaged file states.
     class Restricted(pickle._Unpickler):

@@ -232,8 +232,8 @@ def _shift(scores: Tensor) -> Tensor:
 
 
 class TransformerXLLayer(nn.Module):
-    """LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout: [s, b, h] → [s,
-    b, h]."""
+    """Post-LN layer: LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout,
+    [s, b, h] → [s, b, h]."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
