@@ -59,7 +59,7 @@ WrittenFile = tuple[str, str, JSON]
 
 
 class Probe(FileSchema):
-    """Stored samples, and the saved model's loss on them."""
+    """Samples stored with a checkpoint, and the saved model's loss on them."""
 
     tokens: Annotated[
         tuple[tuple[NonNegativeInt, ...], ...], Field(min_length=1, max_length=SAMPLES)
@@ -79,10 +79,11 @@ class Probe(FileSchema):
         return tokens
 
     def compare(self, loss: float, where: object, computed_on: JSON | None = None) -> str | None:
-        """Return a warning if the loss is near but not equal although it was computed in the same
-        way, else None.
+        """Compare the loss of the loaded model on the samples with the stored loss. Return a
+        warning if it is near but not equal although `computed_on` equals the stored one, else None.
 
-        Raises IntegrityFailure if the loss is not near: the weights changed.
+        Raises IntegrityFailure if it is not within `TOLERANCE`: the weights changed, or this
+        machine miscomputes.
         """
         change = (
             f"the loss on the probe's samples is {loss!r} and was {self.loss!r} when it was saved"
@@ -100,7 +101,8 @@ class Probe(FileSchema):
 
 
 def describe_computation(layout: Layout, device: torch.device) -> JSON:
-    """Return the layout, the numerics identity and the threads of this process as JSON."""
+    """Return one flat JSON object of the layout, the numerics identity and this process's number of
+    torch threads."""
     return {
         **vars(layout),
         **numerics_identity(device.type == "cuda"),
@@ -138,7 +140,7 @@ class TrainingState:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a training beside it, one at a time.
+    """Writer of a training's checkpoints, one at a time, beside the training.
 
     Every rank has one, and calls its methods at the same moments. Training waits while the state is
     copied to the host and for what ranks tell each other; a thread writes, syncs, reads back and
@@ -153,7 +155,8 @@ class CheckpointWriter:
         streams: StreamMemory | None = None,
     ) -> None:
         """Choose the tensors that this rank writes, and allocate host memory for their copies,
-        which every checkpoint reuses."""
+        which every checkpoint reuses. Shortens the thread switch interval of this Python
+        process."""
         # The thread that trains asks for the interpreter at each operation. Python's own 5 ms
         # would pass each time while the writer forms its JSON.
         sys.setswitchinterval(1e-4)
@@ -197,18 +200,19 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """True while a checkpoint is being written."""
+        """True from `begin` until `go_on` returns an Ancestor or raises."""
         return self._steps is not None
 
     @property
     def is_ready(self) -> bool:
-        """True if this rank's thread has finished the current step of writing the checkpoint. When
-        it has on every rank, `go_on` does not wait."""
+        """True if a checkpoint is being written and this rank's thread has finished the current
+        step. When it has on every rank, `go_on` does not wait."""
         return self._steps is not None and self._work.done()
 
     def copy(self) -> None:
-        """Copy weights and optimizer state to the host. Ranks send their parts of a tensor to the
-        rank that writes it, so every rank calls this."""
+        """Copy weights and optimizer state to the host memory of the ranks that write them, over
+        the earlier copies. Every rank calls this, because ranks send their parts of a tensor to the
+        rank that writes it."""
         for name, _, _, whole in [*self._optimizer.written(), *self._weights]:
             if (tensor := whole()) is not None:
                 self._copies[name].copy_(tensor)
@@ -221,18 +225,24 @@ class CheckpointWriter:
         tokenizer: Path,
         probe: Probe | None = None,
     ) -> None:
-        """Copy the state and begin to write the checkpoint of `state.iteration`. None may be in
-        progress."""
+        """Copy the state, and begin to write the checkpoint of `state.iteration` of the run
+        directory `run`, with a copy of the directory `tokenizer`. No other checkpoint may be in
+        progress.
+
+        Every rank calls it. Raises Interrupted, on every rank, if the directory cannot be made or
+        the run's was moved or replaced.
+        """
         self._steps = self._saving(run, config, state, tokenizer, probe)
         self._work = next(self._steps)
 
     def go_on(self) -> Ancestor | None:
-        """Wait until every rank has finished the current step of writing the checkpoint, and start
-        the next step. Return the checkpoint's iteration and digests after the last step, else None.
+        """Wait until every rank has finished the current step of writing the checkpoint in
+        progress, and start the next step. Return the checkpoint's iteration and digests after the
+        last step, which also removes checkpoints beyond `train.keep_checkpoints`; else None.
 
         Raises, on every rank and with the earlier checkpoints untouched, Interrupted if the disk
-        cannot take it, Diverged for a tensor that is not finite and IntegrityFailure for a tensor
-        that was not written as it was copied.
+        cannot take it or the run's directory was moved, Diverged for a tensor that is not finite
+        and IntegrityFailure for a tensor that was not written as it was copied.
         """
         steps = self._steps
         self._steps = None
@@ -245,7 +255,9 @@ class CheckpointWriter:
         return None
 
     def close(self) -> None:
-        """Give up a checkpoint that is not complete, and remove its files."""
+        """Give up a checkpoint in progress, if there is one, and remove its files, after waiting
+        for the thread; if it is already being sealed, it is finished instead. The writer can then
+        write no other."""
         if self._steps is not None:
             self._is_given_up = True
             self._steps.close()
@@ -330,9 +342,9 @@ def _complete(
     probe: Probe | None,
     everyone: list[WrittenFile],
 ) -> Ancestor:
-    """Write index, configuration, progress and lineage of a checkpoint, seal it, give it its name
-    and remove old checkpoints. Return its iteration and digests. Only the first rank calls it,
-    after all ranks have written their tensors."""
+    """Write the files of a checkpoint other than its tensors, seal it, give it its name and remove
+    old checkpoints. Return its iteration and digests. Only the first rank calls it, after all ranks
+    have written their tensors."""
     check_held(run)
     shards.write_index(unfinished, [described for *_, described in everyone])
     begun = RunDirectory(run).manifest if (run / MANIFEST).is_file() else {}
@@ -374,8 +386,8 @@ def save_checkpoint(
     mesh: ParallelMesh,
     tokenizer: Path,
 ) -> None:
-    """Write the checkpoint of `state.iteration` and wait until it is sealed. Every rank calls
-    it."""
+    """Write the checkpoint of `state.iteration`, without a probe or a memory of streams, and wait
+    until it is sealed. Every rank calls it. Raises errors as `CheckpointWriter.go_on` does."""
     writer = CheckpointWriter(parameters, optimizer, mesh)
     writer.begin(run, config, state, tokenizer)
     while writer.is_writing:
@@ -383,14 +395,15 @@ def save_checkpoint(
 
 
 def as_ancestor(path: Path, iteration: int) -> Ancestor:
-    """Return the checkpoint's iteration and digests, as later checkpoints name it."""
+    """Return a sealed checkpoint as later checkpoints name it: the given iteration, and the digests
+    in its completion marker."""
     others = {name for name in sealed_files(path) if not name.startswith("model-")}
     return Ancestor(iteration, read_digest(path), content_digest(path, without=others))
 
 
 def remove_old(run: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`. Each is first renamed to a hidden
-    name, so that a kill leaves no half checkpoint under its own name."""
+    """Remove all complete checkpoints of a run but the newest `keep`, at least 1. Each is first
+    renamed to a hidden name, so that a kill leaves no half checkpoint under its own name."""
     for old in own_checkpoints(run)[:-keep]:
         hidden = hidden_beside(old, "old")
         # Renamed first: a kill while files are being removed must not leave half a checkpoint under
@@ -405,12 +418,14 @@ def resume(
     optimizer: FlatOptimizer,
     probe_loss: Callable[[Probe], float],
 ) -> TrainingState:
-    """Load the newest checkpoint of `run` that can be trusted; the state of iteration 0 if the run
-    has none.
+    """Load weights and optimizer from the newest checkpoint of `run` that can be trusted, and
+    return its progress. If the run has no checkpoint, load nothing and return the progress at
+    iteration 0.
 
-    Digests, statistics and probe loss are compared. A checkpoint that fails is set aside under a
-    hidden name, with a warning, and the next older one is taken. Raises IntegrityFailure if every
-    checkpoint fails. Every rank calls it.
+    Digests, statistics and the loss that `probe_loss` computes on the probe are compared. If a
+    checkpoint fails, the next older one is loaded; then the failed ones are set aside under hidden
+    names, with warnings on stderr. Raises IntegrityFailure if every checkpoint fails, and leaves
+    them all. A memory of streams is not loaded. Every rank calls it.
     """
     mesh = optimizer.mesh
     damaged = []
@@ -455,11 +470,12 @@ def start_from(
     optimizer: FlatOptimizer,
     is_whole: bool,
 ) -> TrainingState:
-    """Load the checkpoint that a run starts from: its weights, or, if `is_whole`, the optimizer and
-    its progress too.
+    """Load the weights of the checkpoint that a run starts from, in full precision if it has master
+    weights, and return the progress at iteration 0. If `is_whole`, load the optimizer too, and
+    return the checkpoint's progress.
 
-    Every rank calls it. Raises IntegrityFailure if the checkpoint is no longer the one that the run
-    began with.
+    Every rank calls it. Raises IntegrityFailure if the checkpoint is damaged, or no longer the one
+    with `digest` that the run began with.
     """
     with optimizer.mesh.all_or_none():
         if read_digest(path) != digest:
@@ -485,11 +501,12 @@ def start_from(
 def load_checkpoint(
     path: Path, parameters: Sequence[ShardedParameter], optimizer: FlatOptimizer
 ) -> tuple[TrainingState, Probe | None]:
-    """Fill parameters and optimizer from a checkpoint of any layout. Return the run's progress and
-    the probe.
+    """Fill parameters and optimizer from a checkpoint of any layout. Return the progress, whose
+    last ancestor is this checkpoint, and the probe or None.
 
-    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
-    saved ones; parameters and optimizer are then partly overwritten.
+    Every rank calls it. Raises IntegrityFailure if files or tensors differ from the saved ones: for
+    files on every rank, for statistics on the ranks that have read the tensor. Parameters and
+    optimizer may then be partly overwritten.
     """
     mesh = optimizer.mesh
     weights = Loaded()
@@ -528,8 +545,9 @@ def load_checkpoint(
 
 
 def _check_files(path: Path, mesh: ParallelMesh, is_read: Callable[[str], bool]) -> None:
-    """Compare files with the seal, each on one of the ranks. Raises IntegrityFailure, on every
-    rank, if one changed."""
+    """Compare a checkpoint's files with its seal: the digest of each that `is_read` accepts on one
+    of the ranks, the sizes of all on every rank. Every rank calls it. Raises IntegrityFailure, on
+    every rank, for a file that was changed, added or removed."""
     with mesh.all_or_none():
         mine = set(sorted(filter(is_read, sealed_files(path)))[mesh.world.rank :: mesh.world.size])
         check_seal(path, mine.__contains__)

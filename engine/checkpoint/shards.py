@@ -74,8 +74,9 @@ def write_shard(
 def describe(
     parts: Iterable[tuple[str, ShardedParameter]], file: str, numbers: Mapping[str, Numbers]
 ) -> dict[str, Entry]:
-    """Return shape, dim, part, file and statistics of each tensor in one rank's file, by name, for
-    the index."""
+    """Return a description of each tensor in one rank's file, by name, for `write_index`: the whole
+    tensor's shape, the dim along which it is divided, this rank's part, the file and the
+    numbers."""
     return {
         name: {
             "shape": list(p.global_shape),
@@ -89,8 +90,8 @@ def describe(
 
 
 def write_index(directory: Path, descriptions: Iterable[dict[str, Entry]]) -> None:
-    """Merge all ranks' descriptions of their files, and write the index of the tensors and their
-    statistics into the checkpoint."""
+    """Merge all ranks' descriptions of their files, and write index.json and statistics.json into
+    the checkpoint."""
     merged: dict[str, dict[int, Entry]] = {}
     for name, part in chain.from_iterable(description.items() for description in descriptions):
         # A whole tensor comes from several ranks with equal bits; the first file that has it is
@@ -127,10 +128,10 @@ def reading(place: Path) -> Iterator[None]:
 
 def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
     """Fill each target with elements of this rank's part of a tensor, from a checkpoint of any
-    layout.
+    layout. The target keeps its number format.
 
-    Raises IntegrityFailure for missing, unexpected or misshapen tensors and for files that cannot
-    be read.
+    Raises IntegrityFailure for tensors that are missing, misshapen or not floating-point, and for
+    files that cannot be read. Other tensors of the index are not looked at.
     """
     with reading(directory), ExitStack() as stack:
         # A file is opened once for all tensors that lie in it.
@@ -144,9 +145,11 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Return the number format of the first tensor of the index; all weights have it.
+    """Return the number format of the first tensor of the index, as its file states it. All weights
+    have the same format, but this is not checked.
 
-    Raises IntegrityFailure if it is not a training format or the file cannot be read.
+    Raises IntegrityFailure if it is not a training format, if the index is empty or if the file
+    cannot be read.
     """
     with reading(directory):
         name, entry = next(iter(index.items()))
@@ -162,8 +165,8 @@ def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
 
 
 def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[int, ...]) -> Entry:
-    """Return a tensor's entry in the index. Raises IntegrityFailure if the index has no such entry
-    or one of another shape."""
+    """Return a tensor's entry in the index. Raises IntegrityFailure if the index has no such entry,
+    one of another shape, or one that does not name files of the checkpoint."""
     if name not in index:
         raise IntegrityFailure(f"{directory}: tensor {name!r} is missing")
     entry = index[name]
@@ -184,7 +187,8 @@ def entry_of(directory: Path, index: dict[str, Entry], name: str, shape: tuple[i
 
 
 def check_file_name(directory: Path, name: str) -> None:
-    """Raise IntegrityFailure for a name that leads out of the checkpoint."""
+    """Raise IntegrityFailure for anything but a plain file name, since a path could lead out of the
+    checkpoint."""
     if not FILE_NAME.fullmatch(name):
         raise IntegrityFailure(
             f"{directory}: the index names {name!r}, which is not a file of the checkpoint"

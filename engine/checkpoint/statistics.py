@@ -40,7 +40,7 @@ def measure(
     tensor: torch.Tensor, parameter: ShardedParameter | None = None, start: int = 0
 ) -> Numbers:
     """Return sum of squares, minimum, maximum, count of non-finite numbers and checksum of a
-    tensor. Minimum and maximum leave out non-finite elements, and are 0 if no element is finite.
+    tensor. The first three leave out non-finite elements, and are 0 if no element is finite.
 
     With a parameter, the tensor is a run of elements, from `start` on, of this rank's part of it.
     """
@@ -78,7 +78,7 @@ def _range(flat: torch.Tensor) -> tuple[float, float, float, int]:
 
 
 def merge(parts: Iterable[Numbers]) -> Numbers:
-    """Return a tensor's numbers, combined from the numbers of its parts."""
+    """Return a tensor's numbers, combined from the numbers of its parts, at least one."""
     squares, least, greatest, lost, checksums = zip(*parts, strict=True)
     return math.fsum(squares), min(least), max(greatest), sum(lost), sum(checksums) % 2**64
 
@@ -97,7 +97,8 @@ def to_json(numbers: Numbers) -> dict[str, float | int]:
 
 
 def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
-    """Return a phrase for the first difference from the stored numbers; None if they agree."""
+    """Return a phrase for the first difference from the stored numbers; None if they agree. The
+    norm may differ by rounding, and a checksum that is not stored is not compared."""
     values = to_json(measured)
     # Another layout adds squares in another order; minimum, maximum and counts are exact at any.
     if not math.isclose(values["norm"], stored["norm"], rel_tol=ROUNDING, abs_tol=1e-300):
@@ -112,8 +113,8 @@ def differs(measured: Numbers, stored: Mapping[str, Any]) -> str | None:
 
 
 def has_checksums(directory: Path) -> bool:
-    """True if a checkpoint's statistics have checksums, which tell any change of a bit; early
-    releases wrote none."""
+    """True if a checkpoint has statistics, with a checksum of every tensor, which tells any change
+    of a bit; early releases wrote none."""
     stored = read_object(directory / FILE) if (directory / FILE).is_file() else {}
     return bool(stored) and all(
         isinstance(numbers, dict) and "checksum" in numbers for numbers in stored.values()
@@ -123,8 +124,9 @@ def has_checksums(directory: Path) -> bool:
 def check_written(
     file: Path, before: Mapping[str, Numbers], parameters: Mapping[str, ShardedParameter]
 ) -> None:
-    """Read a written file of tensors back and compare it with the numbers taken before. With
-    `parameters`, the tensors are this rank's parts of them.
+    """Read the tensors named in `before` back from a written file, and compare them with these
+    numbers, taken in memory. A tensor named in `parameters` is this rank's part of that parameter;
+    another is whole.
 
     Raises IntegrityFailure naming the first tensor that differs.
     """
@@ -146,11 +148,11 @@ def check_loaded(
     owners: Axis | None = None,
 ) -> None:
     """Compare the tensors that this rank and its tensor-parallel peers have read with the stored
-    numbers; a collective.
+    numbers; a collective of these ranks.
 
-    With `owners`, each rank of that axis has read its own elements. Raises IntegrityFailure, on
-    each of these ranks, naming the first tensor that differs. A checkpoint without statistics is
-    not compared.
+    With `owners`, each rank of that axis has read its own elements. Raises IntegrityFailure naming
+    the first tensor that differs or that the statistics lack; other ranks of the mesh do not learn
+    of it. A checkpoint without statistics is not compared.
     """
     if not (directory / FILE).is_file():
         return

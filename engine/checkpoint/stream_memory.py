@@ -33,8 +33,8 @@ class StreamMemory:
         self._passing: dict[Places, Recurrence] = {}
 
     def enter(self, places: Places) -> Recurrence | None:
-        """Return the memory for a microbatch of these streams, which `commit` replaces by the
-        states that the microbatch leaves; None for a model without memory."""
+        """Return the Recurrence of a microbatch: `before` has the memory of these streams, empty at
+        first, and `commit` makes `after` the memory. None for a model without memory."""
         if not self.is_kept:
             return None
         self._passing[places] = Recurrence(self._states.get(places, {}))
@@ -53,8 +53,8 @@ class StreamMemory:
         self._passing = {}
 
     def states(self) -> dict[str, torch.Tensor]:
-        """Return the states on the host by layer and stream. Only the first tensor-parallel rank
-        writes them; on the others the result is empty."""
+        """Return the states of this rank on the host, [m, h] each, by `LAYER.STREAM`. On
+        tensor-parallel ranks but the first, the result is empty."""
         named: dict[str, torch.Tensor] = {}
         for places, layers in self._states.items() if self.mesh.tp.rank == 0 else ():
             for (layer, states), (row, place) in product(layers.items(), enumerate(places)):
@@ -62,8 +62,8 @@ class StreamMemory:
         return named
 
     def save(self, directory: Path, states: dict[str, torch.Tensor]) -> None:
-        """Write this rank's states into a checkpoint as a file; do nothing if there are no
-        states."""
+        """Write the result of `states` to this rank's file in the directory of a checkpoint; do
+        nothing if it is empty."""
         # Stages and data-parallel ranks have layers and streams of their own, and each writes a
         # file.
         if states:
@@ -74,10 +74,10 @@ class StreamMemory:
             )
 
     def load(self, directory: Path, groups: Iterable[Places], layers: Iterable[int]) -> None:
-        """Load a checkpoint's states of these microbatches' streams; any layout may have written
-        them.
+        """Load a checkpoint's states of these layers for the streams of each microbatch in
+        `groups`; any layout may have written them. Does nothing for a model without memory.
 
-        Raises IntegrityFailure if a stream is missing there.
+        Raises IntegrityFailure if a stream is missing there or a file cannot be read.
         """
         if not self.is_kept:
             return

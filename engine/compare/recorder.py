@@ -29,9 +29,9 @@ WRAPPERS = re.compile(r"^((module|_orig_mod|model)\.)+")
 
 
 class NameMap(Config):
-    """Translation of another engine's module and parameter names to ours.
+    """Translation of another engine's module and parameter names, and of its layouts, to ours.
 
-    In a pattern, `*` matches one part between dots and `**` any number of parts.
+    In a pattern, `*` matches one part between dots and `**` one or more parts.
     """
 
     outputs: dict[str, str]
@@ -51,15 +51,17 @@ class NameMap(Config):
     """Suffixes of our names of parameters → the dim that is divided over tensor-parallel ranks."""
 
     def ours(self, name: str, table: dict[str, str], first_layer: int) -> str | None:
-        """Return our name for one of the engine's names, or None if `table` lacks it. The engine's
-        layer 0 is our `first_layer`."""
+        """Return our name for one of the engine's names, or None if `table` lacks it. Wrappers'
+        names in front, such as `module.`, are left out first. The engine's layer 0 is our
+        `first_layer`."""
         named = _renamed(WRAPPERS.sub("", name), table.items())
         return named and re.sub(
             r"^layers\.(\d{1,6})", lambda match: f"layers.{int(match[1]) + first_layer}", named
         )
 
     def theirs(self, name: str) -> str | None:
-        """Return the engine's name for one of our parameters, or None if the map lacks it."""
+        """Return the engine's name for one of our parameters, the first if the map has several, or
+        None if it lacks it. Layers keep their numbers."""
         return _renamed(name, ((ours, theirs) for theirs, ours in self.parameters.items()))
 
     def in_our_order(self, ours: str, value: Tensor, heads: int) -> Tensor:
@@ -86,8 +88,8 @@ def _renamed(name: str, patterns: Iterable[tuple[str, str]]) -> str | None:
 
 
 def read_names(name: str) -> NameMap:
-    """Read the name map of a known engine, or one in a TOML file. Raises BadInput if there is no
-    such map."""
+    """Return the name map of a known engine, or one in a TOML file. Raises BadInput if there is no
+    such map, or if the file is not a valid one."""
     path = SHIPPED / f"{name}.toml"
     if not path.is_file() and not (path := Path(name)).is_file():
         known = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.toml")))
@@ -107,7 +109,8 @@ class RankPlace:
 
 
 class Recorder:
-    """Recorder of this rank's tensors in a training step. It passes each to `take`.
+    """Recorder of this rank's tensors in a training step. It passes each to `take`, with the number
+    `iteration`, which the caller sets.
 
     `heads` is the number of attention heads on this rank, n in the `grouped` rows.
     """
@@ -127,7 +130,8 @@ class Recorder:
 
     def show(self, tensor: str, value: Any, start: tuple[int, ...] = ()) -> None:
         """Pass a number, or the part of a tensor that begins at index `start` of the whole, to
-        `take` under the name `tensor`. bf16 and fp16 become fp32."""
+        `take` under the name `tensor`, as a copy on the host. Numbers and fp64 tensors are given as
+        fp64, all others as fp32. Without `start` the part begins at the first element."""
         array = torch.as_tensor(
             value, dtype=None if isinstance(value, Tensor) else torch.float64
         ).detach()
@@ -138,10 +142,12 @@ class Recorder:
     def watch(
         self, module: nn.Module, starts: Sequence[int], scale: float = 1.0
     ) -> Callable[[], None]:
-        """Record outputs, and their gradients times `scale`, until the returned function is called.
+        """Record outputs of the submodules that the map's `outputs` name, and their gradients times
+        `scale`, until the returned function is called.
 
         The n-th call of a module belongs to the microbatch that begins at sequence `starts[n]` of
-        the global batch. Recomputation in the backward pass is not recorded.
+        the global batch; there must be no call beyond these. Recomputation in the backward pass is
+        not recorded.
         """
         hooks = ExitStack()
         for name, child in module.named_modules():
@@ -153,8 +159,8 @@ class Recorder:
         return hooks.close
 
     def loss(self, value: Tensor, first: int, microbatch_size: int) -> None:
-        """Record a microbatch's mean loss. `first` is the number of its first sequence in the
-        global batch."""
+        """Record a microbatch's mean loss as one element of the tensor `loss`, [microbatches].
+        `first` is the number of its first sequence in the global batch."""
         self.show("loss", value.view(1), (first // microbatch_size,))
 
     def _record(
@@ -194,14 +200,16 @@ class Recorder:
         return self.names.ours(name, self.names.parameters, self.place.first_layer)
 
     def parameter(self, kind: str, name: str, value: Tensor) -> None:
-        """Record a value that belongs to one of the engine's parameters, such as its gradient,
-        under `kind` and our name for the parameter. Do nothing if the map lacks the parameter."""
+        """Record a value that belongs to one of the engine's parameters, such as its gradient, in
+        our layout. Its name is the prefix `kind`, then our name for the parameter. Do nothing if
+        the map lacks the parameter."""
         if (ours := self.ours(name)) is not None:
             value = self.names.in_our_order(ours, value.detach(), self.heads)
             self.show(f"{kind}{ours}", value, self.start(ours, value))
 
     def start(self, ours: str, value: Tensor) -> tuple[int, ...]:
-        """Return the index at which this rank's part of a parameter begins in the whole one."""
+        """Return the index at which this rank's part, `value`, of a parameter begins in the whole
+        one, by the map's `divided`. `ours` is our name for the parameter."""
         divided = next((dim for end, dim in self.names.divided.items() if ours.endswith(end)), None)
         return tuple(
             self.place.tp_rank * size if dim == divided else 0
@@ -218,15 +226,17 @@ def moved(value: Tensor, name: str, draw: int) -> Tensor:
 
 
 def whole_gradients(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, Tensor]]:
-    """Yield each parameter with its reduced gradient, gathered from the ranks that share the
-    optimizer. Collective."""
+    """Yield each parameter of this rank with its reduced gradient, gathered from the ranks that
+    share the optimizer. It has the parameter's local shape, a part if the parameter is divided over
+    other axes. Collective."""
     for group in optimizer.groups:
         yield from group.views(group.owners.all_gather(group.own_gradient, dim=0))
 
 
 def whole_state(optimizer: FlatOptimizer) -> Iterator[tuple[ShardedParameter, str, Tensor]]:
-    """Yield (parameter, name, tensor) for both moments and, in mixed precision, the master weights,
-    gathered from the ranks that share the optimizer. Collective."""
+    """Yield (parameter, name, tensor) for both moments and, in mixed precision, the master weights
+    of each parameter of this rank, gathered from the ranks that share the optimizer. The tensor has
+    the parameter's local shape. Collective."""
     for group in optimizer.groups:
         for name, part in group.state.items():
             for parameter, view in group.views(group.owners.all_gather(part, dim=0)):

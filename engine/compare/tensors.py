@@ -76,9 +76,11 @@ class TensorPart(NamedTuple):
 
 
 def computation_order(names: Iterable[str]) -> list[str]:
-    """Sort the names of an iteration's tensors: forward pass, loss, gradients backward, update.
+    """Return the names of an iteration's tensors, each once, in the order in which they are
+    computed: forward pass, loss, gradients backward, update.
 
-    Names of outputs and of updated weights must be in the order of the forward pass.
+    Every name begins with one of `PHASES`. Names of outputs and of updated weights must be in the
+    order of the forward pass.
     """
     names = list(dict.fromkeys(names))
     outputs = [name.removeprefix(OUTPUT) for name in names if name.startswith(OUTPUT)]
@@ -161,7 +163,8 @@ class TensorDifference(NamedTuple):
         return self.largest <= self.tolerance
 
     def sentence(self, reference: str, of: str = "iteration") -> str:
-        """One sentence: which tensor differs from the reference, by how much and where."""
+        """Return a sentence that says by how much and where the tensor differs from `reference`.
+        The word `of` stands before the number of the iteration, from 1."""
         return (
             f"{self.tensor} in {of} {self.iteration + 1} differs from {reference} by"
             f" {self.largest:.1e} {self.where}"
@@ -170,7 +173,7 @@ class TensorDifference(NamedTuple):
 
 def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> TensorDifference:
     """Return the largest difference between a part, computed on `rank`, and the reference's whole
-    tensor. A part outside the tensor differs infinitely."""
+    tensor. A part outside the tensor differs infinitely, and so does a NaN."""
     expected = (
         whole[tuple(map(slice, part.start, part.end))]
         if len(part.start) == whole.ndim
@@ -194,8 +197,9 @@ def compare(part: TensorPart, whole: Array, rank: str, tolerance: float) -> Tens
 def merge(
     differences: Iterable[TensorDifference], reference: Mapping[Key, Array]
 ) -> list[TensorDifference]:
-    """Return the largest difference of each tensor of the reference, infinite if some of its
-    elements were never compared."""
+    """Return the largest difference of each tensor of the reference in each iteration; infinite if
+    fewer elements were compared than the tensor has. Elements that several ranks computed count
+    each time."""
     merged_parts: dict[Key, list[TensorDifference]] = {key: [] for key in reference}
     for difference in differences:
         merged_parts[difference.iteration, difference.tensor].append(difference)
@@ -219,8 +223,9 @@ def merge(
 def tolerances(
     whole: Mapping[Key, Array], moved: Sequence[Mapping[Key, Array]], precision: str
 ) -> dict[Key, float]:
-    """Return the tolerance T (`tensor_tolerance`) of every tensor in `whole`, from the same tensors
-    in the perturbed runs, `moved`. The network's depth is read from the tensors' names."""
+    """Return the tolerance T (`tensor_tolerance`) of every tensor of the reference, `whole`, from
+    the same tensors in the perturbed runs, `moved`. The network's depth is read from the tensors'
+    names."""
     matches = [re.search(r"\blayers\.(\d+)", name) for _, name in whole]
     numbers = [int(match[1]) for match in matches if match]
     layers = max(numbers, default=-1) + 1
@@ -239,8 +244,8 @@ def tensor_tolerance(
     tensor: str, first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int, precision: str
 ) -> float:
     """Return the tolerance T of the module's first lines for one tensor, from its value in the
-    reference, `first`, and in the perturbed runs, `draws`. Outputs and updated weights have bf16's
-    round-off if `precision` is bf16."""
+    reference, `first`, and in the perturbed runs, `draws`. Outputs, their gradients and updated
+    weights have bf16's round-off if `precision` is bf16."""
     base = np.asarray(first, np.float64)
     spread = max(
         (float(np.abs(np.asarray(draw, np.float64) - base).max()) for draw in draws if base.size),
@@ -252,7 +257,8 @@ def tensor_tolerance(
 
 
 def curve_tolerance(first: ArrayLike, draws: Sequence[ArrayLike], num_layers: int) -> list[float]:
-    """Return the tolerance T of each number of an fp32 curve over iterations. The spread is the
+    """Return the tolerance T of each number of an fp32 curve over iterations, from its values in
+    the reference, `first`, and in the perturbed runs, `draws`, at least one. The spread is the
     largest so far."""
     base = np.asarray(first, np.float64)
     spread = np.max([np.abs(np.asarray(draw, np.float64) - base) for draw in draws], axis=0)

@@ -17,8 +17,9 @@ from mlm_repro.lineage.errors import BadInput
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Token ids [b, s + 1], for a BERT [b, s], and the indices of the sequences in the global
-    batch."""
+    """Sequences of one microbatch: token ids [b, s + 1], for a BERT [b, s], and the indices of the
+    sequences in the global batch. In the validation of a model without memory, these are the
+    sequences' numbers in the split."""
 
     tokens: NDArray[np.int64]
     places: tuple[int, ...]
@@ -31,8 +32,8 @@ Take = Callable[[Sequence[int], tuple[int, ...]], Microbatch]
 
 
 def text_of(sample: Callable[[int], NDArray[np.int64]]) -> Take:
-    """Return a function that stacks samples of text into a microbatch, from one that gives a
-    sample's tokens."""
+    """Return a function that stacks samples of text into a microbatch, from a function (sample
+    number) → the sample's tokens."""
     return lambda numbers, places: Microbatch(
         np.stack([sample(number) for number in numbers]), places
     )
@@ -65,7 +66,8 @@ def place_groups(
     global_batch_size: int, microbatch_size: int, dp_rank: int, dp: int
 ) -> Iterator[tuple[int, ...]]:
     """Yield, for each microbatch of a data-parallel rank, the indices of its sequences in the
-    global batch. A rank's share of the batch is contiguous."""
+    global batch. A rank's share of the batch is contiguous, and must be a multiple of
+    `microbatch_size`."""
     share = global_batch_size // dp
     for first in range(dp_rank * share, (dp_rank + 1) * share, microbatch_size):
         yield tuple(range(first, first + microbatch_size))
@@ -84,8 +86,9 @@ class ValidationOrder:
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield this rank's microbatches of about `num_samples` sequences, `batch_size` in each
-        where the order allows it."""
+        """Yield this rank's microbatches, each of `batch_size` sequences, the last perhaps of
+        fewer. The ranks together take the first `num_samples` sequences, or all if the order has
+        fewer."""
         # Every dp-th sequence, so that the shares of ranks differ by one at most.
         own = range(dp_rank, min(num_samples, self.num_samples), dp)
         for start in range(0, len(own), batch_size):
@@ -94,10 +97,11 @@ class ValidationOrder:
 
 
 def validation_text(parts: Sequence[tuple[TokenFile, float]], seq_length: int) -> ValidationOrder:
-    """Cut the validation split into consecutive sequences, not shuffled.
+    """Return the order of a validation split's text, cut into consecutive sequences of `seq_length`
+    + 1 tokens that overlap by one, not shuffled.
 
-    Several datasets are blended by weight, and each sequence is taken once, until one dataset is
-    exhausted. Raises BadInput if a dataset's split is shorter than one sequence.
+    Several token files are blended by weight, and each sequence is taken once, until one file is
+    exhausted. Raises BadInput if a file is shorter than one sequence.
     """
     files = [token_file for token_file, _ in parts]
     # Without the last token, which is a target only.

@@ -33,10 +33,12 @@ class DatasetFacts:
 
     @classmethod
     def read(cls, dataset: Path | Sequence[tuple[Path, float]]) -> "DatasetFacts":
-        """Read complete datasets with one vocabulary.
+        """Return the facts of one complete dataset, or of several with their weights, without
+        reading token files.
 
-        Raises DataMissing for a missing dataset, IntegrityFailure for an incomplete one, BadInput
-        for two vocabularies.
+        Raises DataMissing for a dataset that is missing or not split, IntegrityFailure for one that
+        is incomplete or lacks its tokenizer, BadInput for several that differ in vocabulary,
+        tokenizer or end-of-text token.
         """
         parts = [(dataset, 1.0)] if isinstance(dataset, Path) else dataset
         directories = tuple(directory for directory, _ in parts)
@@ -56,26 +58,28 @@ class DatasetFacts:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset, or of all datasets and their weights."""
+        """Digest of the dataset, or of the digests and shares of several."""
         return (
             self.digests[0] if len(self.digests) == 1 else sha256_json([self.digests, self.weights])
         )
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests that a run on this data records, by name."""
+        """Digests that a run on this data records, by name: `dataset`, and for several datasets
+        also `dataset 1`, `dataset 2` and on."""
         # Each dataset by itself too, so that one of a blend can be followed to its text.
         several = {f"dataset {number}": digest for number, digest in enumerate(self.digests, 1)}
         return {"dataset": self.digest} | (several if len(several) > 1 else {})
 
     def check(self) -> None:
-        """Compare every file of the datasets with its digest. Raises IntegrityFailure naming the
-        first that differs."""
+        """Compare the datasets' files with their digests, as `check_seal_once` does: a dataset that
+        was not touched since this user's last check is not read. Raises IntegrityFailure naming the
+        first file that differs."""
         for directory in self.directories:
             check_seal_once(directory)
 
     def prefixes(self, split: str) -> list[tuple[Path, float]]:
-        """Return the paths of a split's token files without their endings, and their weights;
+        """Return the path of each token file of a split without its ending, with the file's weight;
         shards of a dataset share its weight by size."""
         weighted = []
         for directory, weight in zip(self.directories, self.weights, strict=True):
@@ -92,8 +96,9 @@ class DatasetFacts:
         return self.directories[0] / "tokenizer"
 
     def resize(self, model: ModelConfig) -> ModelConfig:
-        """Return the model with this dataset's vocabulary. Raises BadInput if its cutoffs do not
-        fit the vocabulary."""
+        """Return a copy of the model with this dataset's vocabulary; a BERT's also has its special
+        tokens, which follow the dataset's unless the tokenizer has them. Raises BadInput if cutoffs
+        go beyond the vocabulary."""
         if (cutoffs := model.transformer_xl.cutoffs) and cutoffs[-1] >= self.vocab_size:
             raise BadInput(
                 f"cutoffs = {list(cutoffs)} go beyond the dataset's vocabulary of {self.vocab_size}"
@@ -113,7 +118,7 @@ class DatasetFacts:
 
 def _read_vocabulary(directory: Path) -> tuple[int, int, str, int | None]:
     """Return a complete dataset's vocabulary: real and padded size, digest of its tokenizer, and
-    end-of-text token."""
+    end-of-text token, perhaps None. Raises errors as `DatasetFacts.read` does."""
     # `os.path`, because it is also false for a name that no path can have.
     if not os.path.isdir(directory):
         raise DataMissing(f"there is no dataset at {directory}; `mlm-data run` makes one")

@@ -119,7 +119,7 @@ def read_race(folder: Path) -> list[LabelledExample]:
 
 
 def _fill(question: str, option: str) -> str:
-    """Return the question with the option in its blank, or after it if it has no blank (Megatron-LM
+    """Return the question with the option at every `_`, or after it if it has no `_` (Megatron-LM
     tasks/race/data.py)."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
@@ -213,7 +213,8 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
     """Return the examples of a task's published files below `data`: each evaluation set, then
     `train`.
 
-    Raises DataMissing or BadInput if a file is missing, is not readable or has no example.
+    Raises DataMissing or BadInput if a file is missing, is not readable or has no example, and
+    BadInput for an unknown task.
     """
     task = find_task(name)
     sets = {
@@ -228,7 +229,7 @@ def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
 
 def squad_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return `exact_match` and `f1` in percent: the best over a question's answers, averaged over
-    questions.
+    questions (at least one).
 
     For a question without an answer, the empty answer is right (SQuAD 2.0, `evaluate-v2.0.py`; for
     answered questions `evaluate-v1.1.py` has the same rules).
@@ -249,8 +250,8 @@ def normalize(text: str) -> str:
 
 
 def token_f1(predicted: str, expected: str) -> float:
-    """Return the harmonic mean of an answer's precision and recall in words. If either text has no
-    words, both must be empty to score 1."""
+    """Return the harmonic mean, from 0 to 1, of an answer's precision and recall in words of the
+    normalized texts. If either text has no words, both must be empty to score 1."""
     predicted_words = normalize(predicted).split()
     expected_words = normalize(expected).split()
     if not predicted_words or not expected_words:

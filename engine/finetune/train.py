@@ -82,7 +82,8 @@ class PairEncoder:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "PairEncoder":
-        """Read the tokenizer of a checkpoint directory. Raises BadInput if it has none."""
+        """Return an encoder with the tokenizer of a checkpoint directory. Raises BadInput if it has
+        none. If the tokenizer lacks a special token, all of them get the ids after its last."""
         original = checkpoint / "huggingface"
         candidates = (
             checkpoint / "tokenizer" / FILE_NAME,
@@ -110,7 +111,8 @@ class PairEncoder:
     def windows(
         self, question: str, context: str, length: int, longest: int = LONGEST_QUESTION
     ) -> Iterator[EncodedPair]:
-        """Yield the question joined with each window of the context; consecutive windows overlap.
+        """Yield the question joined with each window of the context, at most `length` tokens
+        together; consecutive windows overlap. An empty context gives one window.
 
         The question is cut at `longest` tokens, or at half of the sequence if that is shorter.
         """
@@ -190,10 +192,10 @@ class FineTuneModel(StageModel):
 
 
 class FineTuner:
-    """Trainer of one task on a BERT checkpoint with a new head. It also scores examples and
-    computes metrics.
+    """Trainer of one task on a BERT checkpoint, or the newest of a run, with a new head. It also
+    scores examples and computes metrics.
 
-    Raises BadInput if the checkpoint is not a BERT or its tokenizer lacks special tokens.
+    Raises BadInput if the checkpoint is not a BERT, or if its vocabulary has no special tokens.
     """
 
     def __init__(self, name: str, checkpoint: Path, recipe: FineTuneRecipe) -> None:
@@ -229,8 +231,8 @@ class FineTuner:
             del loaded.model.pooler
 
     def train(self, examples: Sequence[TaskExample], label: str) -> None:
-        """Train on the examples for the recipe's epochs, shuffled anew in each. Raises UserError if
-        a gradient is not finite."""
+        """Train on the examples for the recipe's epochs, shuffled anew in each; every window of a
+        long context counts as an example. Raises UserError if a gradient is not finite."""
         recipe = self.recipe
         size = self.recipe.batch_size
         features = list(chain.from_iterable(map(self.features, examples)))
@@ -269,8 +271,8 @@ class FineTuner:
 
     @torch.no_grad()
     def scores(self, examples: Sequence[TaskExample], label: str) -> Scores:
-        """Return each example's scores: one tensor of its classes or options, or for spans one
-        tensor [s, 2] per window."""
+        """Return each example's scores, in fp32 on the host: one tensor of its classes or options,
+        or for spans one tensor [s, 2] per window."""
         self.model.eval()
         scored = []
         with Progress(f"{label}, evaluation", len(examples), "examples") as progress:
@@ -288,7 +290,7 @@ class FineTuner:
 
     def metrics(self, examples: Sequence[TaskExample], scores: Scores) -> dict[str, float]:
         """Return the task's metrics in percent, for the answers with the best scores: `exact_match`
-        and `f1` for spans, else `accuracy`."""
+        and `f1` for spans, else `accuracy`. There must be an example."""
         both = list(zip(examples, scores, strict=True))
         if self.is_span:
             spans = [
@@ -304,8 +306,8 @@ class FineTuner:
         return {"accuracy": 100 * sum(right) / len(right)}
 
     def ensemble(self, members: Sequence[Scores]) -> Scores:
-        """Return the mean of several trainings' scores: of classes' probabilities, as in
-        Megatron-LM's script, or of positions' raw scores."""
+        """Return the mean of several trainings' scores: of the probabilities of classes or options,
+        as in Megatron-LM's script, or of positions' raw scores."""
         stacks = [
             [torch.stack(tensors) for tensors in zip(*member_scores, strict=True)]
             for member_scores in zip(*members, strict=True)
@@ -319,7 +321,9 @@ class FineTuner:
         ]
 
     def features(self, example: TaskExample) -> Iterator[Feature]:
-        """Yield the example as model inputs; a long context gives several windows."""
+        """Yield the example as model inputs: one Feature if it has a class or options, whose long
+        passages are cut, or one for each window of a span's context. A span's label is its first
+        answer."""
         length = self.model.config.seq_length
         if isinstance(example, LabelledExample):
             if len(example.pairs) == 1:
@@ -340,8 +344,9 @@ class FineTuner:
                 yield Feature([window], _span_in(window, answer))
 
     def _answer(self, example: SpanExample, windows: list[Tensor]) -> str:
-        """Return the part of the context with the best sum of start and end score. In SQuAD 2.0 it
-        is empty if [CLS] scores better."""
+        """Return the part of the context with the best sum of start and end score, at most
+        LONGEST_ANSWER tokens; empty if the context has no tokens or, in SQuAD 2.0, if [CLS] scores
+        better."""
         best = -float("inf")
         text = ""
         nothing = float("inf")
@@ -410,7 +415,8 @@ def finetune(
     recipe: FineTuneRecipe,
     members: int = 1,
 ) -> FineTuned:
-    """Fine-tune a BERT checkpoint on the set `train` of `read_sets` and evaluate it on the others.
+    """Fine-tune a BERT checkpoint on the set `train` of `read_sets`, evaluate it on the others and
+    return the results; the trained weights are not kept. Prints the cost and the progress.
 
     Several `members` are trained with seeds from the recipe's on. The metrics are then medians, as
     the 2019 paper's over five; the metrics of the members' mean scores are reported beside them.

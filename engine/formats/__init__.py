@@ -46,11 +46,12 @@ class Imported:
 
 
 def write_checkpoint(out: Path, imported: Imported) -> str:
-    """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest.
+    """Write a sealed checkpoint for `load_for_inference`, in fp32, and return its digest. The
+    tensors in `imported` are replaced by fp32 ones.
 
     There is no optimizer state, so no run can resume from it. Raises IntegrityFailure naming a
-    tensor that is missing, unexpected or misshapen, and BadInput if `out` cannot be made. A failure
-    leaves no part of `out`.
+    tensor that is missing, unexpected, misshapen or not floating-point, and BadInput if `out`
+    cannot be made. A failure leaves no part of `out`.
     """
     parameters = {p.name: p for p in parameters_of(imported.model)}
     check_tensors(
@@ -106,8 +107,8 @@ def check_tensors(
 def check_settings(
     values: Mapping[str, Any], required: Mapping[str, Sequence[Any]], where: object
 ) -> None:
-    """Raise BadInput if a setting has none of its allowed values. A setting that is not given has
-    the first of them."""
+    """Raise BadInput if a setting has none of its allowed values. A setting that is not given
+    counts as the first of them; settings outside `required` are not looked at."""
     for key, allowed in required.items():
         if (value := values.get(key, allowed[0])) not in allowed:
             raise BadInput(
@@ -116,7 +117,7 @@ def check_settings(
 
 
 def is_tied(head: Tensor, words: Tensor) -> bool:
-    """True if an output layer equals the word embedding, bit for bit."""
+    """True if an output layer has the word embedding's number format, shape and values."""
     return head.dtype == words.dtype and torch.equal(head, words)
 
 

@@ -65,7 +65,7 @@ def import_checkpoint(
     directory: Path, out: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Path:
     """Write the weights that `read_published` reads as the sealed checkpoint `out`, and return
-    `out`."""
+    `out`. Raises errors as `read_published` and `write_checkpoint` do."""
     check_output(out)
     write_checkpoint(out, read_published(directory, vocab, heads))
     return out
@@ -77,7 +77,9 @@ def read_published(
     """Read the weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a
     distributed checkpoint.
 
-    Raises BadInput for any other directory, and whatever the format's reader raises.
+    `vocab` is a directory with GPT-2's vocabulary, which a Megatron-LM directory usually lacks;
+    `heads` is needed for a Megatron-LM file that does not state it. Raises BadInput for any other
+    directory, and whatever the format's reader raises.
     """
     check_published(directory)
     if vocab is not None and not vocab.is_dir():
@@ -98,8 +100,9 @@ def write_card(directory: Path, loaded: LoadedCheckpoint) -> None:
 
 
 def check_weights(model: StageModel, written: Imported, where: Path) -> None:
-    """Compare a model with its export. Raises IntegrityFailure naming the first weight, in the
-    order of the forward pass, with other values."""
+    """Compare a model in fp32 with its export; rows beyond the vocabulary are left out. Raises
+    IntegrityFailure naming the first weight, in the order of the forward pass, with other
+    values."""
     for name, parameter in model.named_parameters():
         # Rows beyond the vocabulary are not written.
         rows = model.config.vocab_size if name in OVER_VOCABULARY else None

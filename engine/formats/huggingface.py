@@ -100,7 +100,8 @@ class Format(NameMap):
         return [named.replace(".query.", f".{part}.") for part in parts]
 
     def join(self, name: str, parts: list[Tensor], config: ModelConfig) -> Tensor:
-        """Build our tensor from Hugging Face's. Padding rows of the vocabulary become zeros."""
+        """Return our tensor, made of Hugging Face's in the order of `their_names`. Padding rows of
+        the vocabulary become zeros."""
         tensor = self.in_our_order(
             name, torch.cat(parts) if len(parts) > 1 else parts[0], config.num_heads
         )
@@ -112,7 +113,8 @@ class Format(NameMap):
         return tensor
 
     def split(self, name: str, tensor: Tensor, config: ModelConfig) -> list[Tensor]:
-        """Split our tensor into Hugging Face's, the inverse of `join`."""
+        """Return Hugging Face's tensors in the order of `their_names`, made of our tensor; the
+        inverse of `join`, without padding rows."""
         tensor = tensor[: config.vocab_size] if name in OVER_VOCABULARY else tensor
         parts = self.in_their_order(name, tensor, config.num_heads).chunk(
             len(self.their_names(name, config))
@@ -122,7 +124,8 @@ class Format(NameMap):
     def their_tensors(
         self, tensors: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        """Convert our tensors, by name, to Hugging Face's."""
+        """Return Hugging Face's tensors by their names without `prefix`, made of our tensors by
+        name."""
         made: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             made |= dict(
@@ -131,7 +134,8 @@ class Format(NameMap):
         return made
 
     def their_config(self, config: ModelConfig) -> JSON:
-        """Return the keys of the config.json that describes the model to transformers."""
+        """Return the keys and values of the config.json that describes the model to transformers,
+        without token ids."""
         return self.constants | {
             theirs: attrgetter(ours)(config) for theirs, ours in self.written.items()
         }
@@ -144,8 +148,9 @@ FORMATS = {
 
 
 def format_of(config: ModelConfig, where: Path) -> Format:
-    """Return the format that keeps the model in `where`. Raises BadInput for a family, or an option
-    of a family, that transformers does not have."""
+    """Return the format in which a model can be written for transformers; `where` names the model
+    in errors. Raises BadInput for a family, or an option of a family, that transformers does not
+    have."""
     if (theirs := FORMATS.get(config.family)) is None:
         raise BadInput(
             f"{where} is a {config.family}; {' and '.join(FORMATS)} are written in other formats"
@@ -163,8 +168,8 @@ def format_of(config: ModelConfig, where: Path) -> Format:
 
 
 def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
-    """Write a model's weights into `directory`, in fp32 and without padding rows of the vocabulary,
-    and its tokenizer.
+    """Write a model as a Hugging Face directory into `directory`: weights in fp32 without padding
+    rows of the vocabulary, configuration and tokenizer. `loaded.model` itself becomes fp32.
 
     Raises BadInput for a model that transformers does not have, and IntegrityFailure if model and
     tokenizer differ in vocabulary size.
@@ -199,8 +204,8 @@ def write_huggingface(loaded: LoadedCheckpoint, directory: Path) -> None:
 
 
 def read_ours(values: Any, otherwise: str, where: object) -> tuple[str, TwinScale | None]:
-    """Return the model's name and twin scale from our records in a directory; without records,
-    `otherwise` and None.
+    """Return the model's name and twin scale from `values`, our records in a directory; `otherwise`
+    for a name that is missing or not a plain word, None for a missing twin scale.
 
     Raises BadInput for an invalid twin scale.
     """
@@ -233,11 +238,11 @@ def our_tensors(
     theirs: Format,
     directory: Path,
 ) -> dict[str, Tensor]:
-    """Convert Hugging Face's tensors to ours, and empty `tensors`. `stored` is the model with as
-    many words as there are rows.
+    """Convert Hugging Face's tensors, by their names without prefix, to ours, and empty `tensors`.
+    `stored` is the model with as many words as there are rows.
 
     Heads that the directory may lack become zeros. Raises BadInput for a head that is not tied, and
-    IntegrityFailure naming a tensor that does not fit the model.
+    IntegrityFailure for a tensor or a number of layers that does not fit the model.
     """
     matches = [re.match(r"(?:h|encoder\.layer)\.(\d+)\.", name) for name in tensors]
     layers = {int(match[1]) for match in matches if match}
@@ -276,7 +281,8 @@ def our_tensors(
 def read_huggingface(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer.
+    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer; a BERT may
+    have no tokenizer. `heads`, if given, must be the model's number.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
     their bits. A BERT's other files are listed for `FOLDER`. Raises BadInput for another model and
@@ -327,8 +333,8 @@ def read_huggingface(
 
 
 def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelConfig:
-    """Return the model that config.json describes. Raises BadInput if a setting makes it another
-    model."""
+    """Return the model that config.json describes, with `vocab_size` tokens. Raises BadInput if a
+    setting makes it another model or is invalid."""
     theirs = FORMATS[kind]
     check_settings(values, theirs.required, path)
     sizes = {name: values[key] for name, key in theirs.sizes.items()}
@@ -354,8 +360,8 @@ def our_config(values: JSON, kind: str, vocab_size: int, path: Path) -> ModelCon
 
 
 def companions(directory: Path) -> dict[str, Path]:
-    """Return a directory's files beside the weights, by name: configuration, tokenizer, licence and
-    the like."""
+    """Return a directory's files that match `COMPANIONS`, by name: configuration, tokenizer,
+    licence and the like, and the index of the weights."""
     paths = chain.from_iterable(sorted(directory.glob(pattern)) for pattern in COMPANIONS)
     return {path.name: path for path in paths}
 
@@ -371,9 +377,10 @@ def read_weights(
     directory: Path, prefix: str, buffers: str
 ) -> tuple[dict[str, Tensor], list[Path]]:
     """Read all weights, by their names without `prefix`, and return them with the files read, the
-    index first.
+    index first. Names that match `buffers` are left out.
 
-    Raises IntegrityFailure if a file is damaged or disagrees with the index.
+    Raises IntegrityFailure if a file is damaged or disagrees with the index, or if a name comes
+    twice.
     """
     tensors = {}
     single = directory / WEIGHTS
@@ -400,8 +407,8 @@ def read_weights(
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return the file name of each tensor. Raises IntegrityFailure if the index is empty or names a
-    path that leads out of the directory."""
+    """Return the file name of each tensor. Raises IntegrityFailure if the index is empty or names
+    anything but a plain name of a `.safetensors` file."""
     file_of = read_object(path).get("weight_map")
     if not isinstance(file_of, dict) or not file_of:
         raise IntegrityFailure(f"{path} has no weight_map")

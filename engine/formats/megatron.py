@@ -61,7 +61,8 @@ REQUIRED = {
 
 @dataclass(frozen=True)
 class RankFile:
-    """Content of one rank's Megatron-LM file: version, arguments, tensors and iteration."""
+    """Content of one rank's Megatron-LM file: version, arguments, tensors and iteration. Arguments
+    and iteration are None if the file does not state them."""
 
     path: Path
     version: int
@@ -80,11 +81,11 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
     """Read the newest checkpoint in Megatron-LM's `--save` directory, or one `torch_dist`
     directory.
 
-    GPT-2's vocabulary comes from the directory itself or from `vocab`. Sizes come from the tensors
-    and must agree with the file's arguments. A file without arguments (2019, NVIDIA's released
-    models) needs `heads`. All rows of the word embedding are kept; rows beyond the vocabulary are
-    padding. Raises BadInput for another model or a missing argument, and IntegrityFailure, naming
-    file and tensor, for files that are damaged or do not fit together.
+    GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
+    Sizes come from the tensors and must agree with the file's arguments. A file without arguments
+    (2019, NVIDIA's released models) needs `heads`. All rows of the word embedding are kept; rows
+    beyond the vocabulary are padding. Raises BadInput for another model or a missing argument, and
+    IntegrityFailure, naming file and tensor, for files that are damaged or do not fit together.
     """
     if vocab is None and (directory / VOCABULARY).is_file():
         vocab = directory
@@ -119,7 +120,7 @@ def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None)
 
 def _newest(directory: Path) -> Path:
     """Return the directory of the checkpoint that the tracker file names. Raises IntegrityFailure
-    if it names none."""
+    if the file cannot be read or names none."""
     path = directory / TRACKER
     with reading(path):
         word = read_bytes(path, 1000).decode("utf-8").strip()
@@ -132,10 +133,10 @@ def _newest(directory: Path) -> Path:
 
 
 def _find_files(directory: Path) -> list[list[Path]]:
-    """Return every rank's file, by pipeline stage and tensor-parallel rank. A distributed
-    checkpoint counts as one file.
+    """Return a list for each pipeline stage of its files, one for each tensor-parallel rank. A
+    distributed checkpoint counts as one file, its metadata.
 
-    Raises IntegrityFailure if a rank's file is missing or there twice.
+    Raises IntegrityFailure if a rank's file is missing or there twice, or if there is no rank.
     """
     if (directory / METADATA).is_file():
         return [[directory / METADATA]]
@@ -158,7 +159,8 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Read one rank's file.
+    """Read one rank's file, or a distributed checkpoint by its metadata. Arguments that are not
+    numbers, texts or booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is not a checkpoint.
@@ -199,8 +201,8 @@ def _read_config(
     """Return the model, with sizes from the tensors and the number of heads from the arguments or
     from `heads`.
 
-    Raises BadInput or IntegrityFailure if tensors, arguments, `heads` and tokenizer contradict each
-    other.
+    Raises BadInput if neither states the heads, and BadInput or IntegrityFailure if tensors,
+    arguments, `heads` and tokenizer contradict each other.
     """
     first = files[0][0]
     stages = files[0]
@@ -289,8 +291,8 @@ def _merge(files: list[list[RankFile]], config: ModelConfig) -> dict[str, Tensor
 
 
 def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
-    """Return the tensors of nested state dicts by dotted names without `module.`, `model.` and
-    `language_model.`."""
+    """Return the values of dicts nested up to `depth` deep by dotted names, without `module.`,
+    `model.` and `language_model.` at the beginning. A deeper dict is a value."""
     named: JSON = {}
     for key, value in values.items():
         if isinstance(value, dict) and depth:
@@ -302,10 +304,10 @@ def flatten(values: dict[Any, Any], prefix: str = "", depth: int = 5) -> JSON:
 
 def our_names(model: Any, where: object) -> dict[str, Tensor]:
     """Return the tensors of one file's `model` entry by our names, with layers numbered within the
-    stage.
+    stage. Entries `_extra_state` are left out.
 
-    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, and for a value
-    that is not a tensor.
+    Raises IntegrityFailure for a name that no version of Megatron-LM's GPT-2 had, for two names of
+    one tensor, and for a value that is not a tensor.
     """
     if not isinstance(model, dict):
         raise IntegrityFailure(f"{where}: its model is not a state dict")
@@ -329,9 +331,10 @@ def our_names(model: Any, where: object) -> dict[str, Tensor]:
 
 
 def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
-    """Reorder the rows of a tensor-parallel rank's weight or bias to ours, [n, 3, d].
+    """Return a tensor-parallel rank's weight or bias with the rows in our order, [n, 3, d].
 
-    `heads` is n, the rank's heads. Rows are [3, n, d] in version 0 and [n, d, 3] in version 1.
+    `heads` is n, the rank's heads. Rows are [3, n, d] in version 0 and [n, d, 3] in version 1; a
+    later version has our order.
     """
     d = local.size(0) // (3 * heads)
     if version == 0:
@@ -342,10 +345,11 @@ def reorder_query_key_value(local: Tensor, version: int, heads: int) -> Tensor:
 
 
 def require_gpt2(args: JSON, where: object) -> None:
-    """Raise BadInput if the arguments describe a model other than our GPT-2.
+    """Raise BadInput if the arguments describe a model other than our GPT-2. An argument that is
+    not given counts as GPT-2's.
 
-    Arguments that have the choice mean the exact GeLU, not GPT-2's tanh, unless `bias_gelu_fusion`
-    or `openai_gelu` is set.
+    If either of `bias_gelu_fusion` and `openai_gelu` is given and neither is set, the model has the
+    exact GeLU, not GPT-2's tanh.
     """
     check_settings(args, REQUIRED, where)
     if args.get("num_experts"):

@@ -81,8 +81,8 @@ TOKENS = 24
 
 
 class Division(NamedTuple):
-    """How a parameter is divided: each of its `pieces` along `dim`. A `summed` one is whole on
-    every rank."""
+    """How a parameter is divided: each of its `pieces`, equal and side by side along `dim`, is
+    divided along `dim`. A `summed` one is whole on every rank, and its gradient is summed."""
 
     how: Literal["columns", "rows", "heads", "vocabulary", "summed"]
     dim: int = 0
@@ -97,7 +97,8 @@ class TensorPlan(FileSchema):
     """Name of a parameter → its division; parameters without an entry are copied."""
 
     def part(self, name: str, whole: Tensor, rank: int) -> Tensor:
-        """Return a rank's part of a whole parameter."""
+        """Return a rank's part of a whole parameter, which is `whole` itself if the parameter is
+        copied or summed."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return whole
         _, dim, pieces = self.parameters[name]
@@ -105,7 +106,8 @@ class TensorPlan(FileSchema):
         return torch.cat(own, dim)
 
     def merge(self, name: str, parts: Sequence[Tensor]) -> Tensor:
-        """Join the ranks' parts to the whole parameter."""
+        """Join the ranks' parts, in rank order, to the whole parameter; a copied or summed one is
+        the first rank's."""
         if name not in self.parameters or self.parameters[name].how == "summed":
             return parts[0]
         _, dim, pieces = self.parameters[name]
@@ -115,7 +117,8 @@ class TensorPlan(FileSchema):
 
 def make_plan(model: nn.Module, tp: int) -> TensorPlan:
     """Return the plan for a transformers model on `tp` ranks: transformers' own, or from NAMES if
-    it has none."""
+    it has none. In either case embeddings of the vocabulary and the output head are divided by
+    vocabulary."""
     theirs: dict[str, str] = getattr(model, "_tp_plan", None) or {}
     names: dict[str, str] = NAMES.get(model.config.model_type, {})  # type: ignore[union-attr, arg-type]
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
@@ -157,8 +160,8 @@ def make_plan(model: nn.Module, tp: int) -> TensorPlan:
 
 
 def kind_of(name: str) -> str:
-    """Return a parameter's name with its layer number as `*`, as in transformers' plans, so that
-    equal layers share it."""
+    """Return the name of a module or parameter with its layer number as `*`, as in transformers'
+    plans, so that equal layers share it."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
 
 
@@ -207,9 +210,10 @@ def shard_model(directory: Path, out: Path, tp: int) -> list[str]:
 
 def read_model(directory: Path, has_weights: bool = True) -> Any:
     """Build the model of a directory with its weights, or without `has_weights` from config.json
-    alone. Runs no code from the directory.
+    alone, in evaluation mode. Runs no code from the directory.
 
-    Raises BadInput if transformers cannot build it, or if tensors are missing or unexpected.
+    Raises BadInput if transformers cannot build it, or if tensors are missing, unexpected or
+    misshapen.
     """
     transformers: Any = import_extra("transformers", "bench")
     transformers.utils.logging.disable_progress_bar()
@@ -242,9 +246,9 @@ def load_rank(
     """Load this rank's part of a model that `shard_model` wrote, as a transformers model that is
     used like the whole one.
 
-    `dtype` None keeps the files' number format. `seed` seeds dropout in divided layers. Raises
-    BadInput if the axis has another number of ranks than there are files, IntegrityFailure if a
-    file lacks a parameter.
+    `dtype` None keeps the files' number format, or takes fp32 if they have several. `seed` seeds
+    dropout in divided layers. Raises BadInput if the axis has another number of ranks than there
+    are files, IntegrityFailure if a file lacks a parameter.
     """
     plan = read_document(directory / PLAN, TensorPlan)
     if axis.size != plan.tp:
@@ -285,6 +289,7 @@ def _file(rank: int) -> str:
 
 def _check(directory: Path, model: nn.Module, tp: int) -> str:
     """Compare the ranks' outputs with the undivided model's and return the result as a sentence.
+    `model` itself becomes fp64.
 
     The sentence says so if memory is too small to compare. Raises BadInput if outputs differ or the
     parts do not run.
@@ -320,7 +325,8 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
 
 
 def some_tokens(model: nn.Module) -> dict[str, Tensor]:
-    """Return two sequences of random token ids as the model's keyword arguments."""
+    """Return two sequences of random token ids, equal in every call, as the model's keyword
+    arguments."""
     config: Any = model.config
     length = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
     tokens = torch.randint(
@@ -331,7 +337,7 @@ def some_tokens(model: nn.Module) -> dict[str, Tensor]:
 
 
 def outputs(model: nn.Module) -> Tensor:
-    """Return the model's logits of some tokens, or its last hidden states if it has no head."""
+    """Return the model's logits of `some_tokens`, or its last hidden states if it has no head."""
     with torch.no_grad():
         answer: Tensor = model(**some_tokens(model))[0]
     return answer
@@ -369,8 +375,8 @@ def divide(model: nn.Module, plan: TensorPlan, axis: Axis, seed: int = 0) -> nn.
 
 
 class _Region:
-    """The divided activations of a model: inputs enter, the ranks' sum leaves, and random numbers
-    inside differ by rank."""
+    """Region of a model in which activations are divided: inputs enter, the ranks' sum leaves, and
+    random numbers inside differ by rank."""
 
     def __init__(self, axis: Axis, seed: int) -> None:
         self.axis = axis
@@ -380,8 +386,8 @@ class _Region:
         the undivided layers'."""
 
     def divide(self, module: Any, how: str, rows: int) -> None:
-        """Make a module compute this rank's part, divided as `how` says. `rows` is the number of
-        rows of its whole weight."""
+        """Make a module compute this rank's part, divided as `how` says, in place; `heads` needs no
+        change. `rows` is the number of rows of its whole weight."""
         if how == "columns":
             if hasattr(module, "nf"):
                 module.nf = module.weight.shape[1]
@@ -406,15 +412,15 @@ class _Region:
         self.other = current
 
     def enter(self, column: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Enter the region of divided activations before a layer by columns, whose input is whole
-        on every rank."""
+        """Enter the region of divided activations before a layer by columns. Returns the layer's
+        input, which is whole on every rank and whose gradient is summed over the ranks."""
         if not self.is_inside:
             self.swap()
         return enter_tensor_parallel(inputs[0], self.axis)
 
     def leave(self, row: Any, x: Tensor) -> Tensor:
-        """Compute a layer by rows: sum the ranks' products on leaving the region, then add the bias
-        once."""
+        """Return the output of a layer by rows: sum the ranks' products on leaving the region, then
+        add the bias once."""
         if self.is_inside:
             self.swap()
         product = x @ (row.weight.T if isinstance(row, nn.Linear) else row.weight)
@@ -424,7 +430,7 @@ class _Region:
 
 def _divide_heads(module: nn.Module, tp: int) -> None:
     """Divide an attention module's counts of heads and their widths, and the counts in its own copy
-    of the configuration, by `tp`."""
+    of the configuration, by `tp`. Do nothing to a module without a count of heads."""
     if HEADS.isdisjoint(vars(module)):
         return
     # A copy: all modules of a model share one configuration, which would be divided repeatedly.

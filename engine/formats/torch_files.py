@@ -93,7 +93,9 @@ def read_torch_file(path: Path) -> Any:
     """Read a file that `torch.save` wrote, in the zip format or the one before torch 1.6, to the
     CPU.
 
-    Raises IntegrityFailure if the file is damaged or names a function or class outside the list.
+    Objects of the classes in `UNREAD` become `Unread`. Raises IntegrityFailure if the file is
+    damaged or compressed, or names any other function or class but argparse.Namespace and the ones
+    that torch loads with `weights_only`.
     """
     names: list[Any] = [argparse.Namespace, *((Unread, name) for name in UNREAD)]
     # Other libraries in this process may allow more classes: set aside here, restored at the end.
@@ -118,8 +120,8 @@ def read_torch_file(path: Path) -> Any:
 
 
 def _read_pickle(path: Path) -> Any:
-    """Read a pickle. It may name the classes KNOWN and PLANS, the latter becoming `Unread`; any
-    other name raises IntegrityFailure."""
+    """Read a pickle. It may name the classes KNOWN and PLANS, the latter becoming `Unread`. Raises
+    IntegrityFailure for any other name and for a damaged file."""
 
     # Not the unpickler in C: it reserves memory for any size that a damaged file states.
     class Restricted(pickle._Unpickler):
@@ -163,8 +165,9 @@ class _Reader(distributed.FileSystemReader):
 
 
 def read_torch_dist(directory: Path) -> JSON:
-    """Return the weights in `directory` in the form of one rank's Megatron-LM file: `model`,
-    `args`, `iteration`.
+    """Return the weights in `directory` in the form of one rank's Megatron-LM file: `model`, with a
+    tensor of all layers cut into one for each, `checkpoint_version`, and `args` and `iteration` if
+    they are stored.
 
     The optimizer's tensors and pickled objects are not read. Raises IntegrityFailure for damaged
     metadata and for shards that overlap, leave holes or are missing.
@@ -220,6 +223,7 @@ def read_torch_dist(directory: Path) -> JSON:
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Return the files of a distributed checkpoint: metadata, common values and shards."""
+    """Return the files of a distributed checkpoint: metadata, common values and shards. Empty for a
+    directory of another kind."""
     named = [path for path in (directory / METADATA, directory / COMMON) if path.is_file()]
     return [*named, *sorted(directory.glob("*.distcp"))]

@@ -26,14 +26,15 @@ class BertForms(ClosedForms):
     is_causal = False
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Count the parameters of GPT-2, segments, the head's dense layer, norm and bias, pooler
+        """Return the number of parameters on one tensor-parallel rank of a stage: GPT-2's, on the
+        first stage segments, and on the last the masked head's dense layer, norm and bias, pooler
         and sentence order."""
         h = self.h
         head = (h * h + 3 * h + self.v // tp) + (h * h + h) + (2 * h + 2)
         return super().parameters(stage, tp) + stage.is_first * 2 * h + stage.is_last * head
 
     def head_columns(self) -> float:
-        """Return the head's average output width per token: h for its dense layer, plus the
+        """Return the head's average output width per token: h for its dense layer, plus the padded
         vocabulary at the masked share of tokens."""
         return self.v * MASKED_SHARE + self.h
 
@@ -50,9 +51,12 @@ def pairs_of(samples: PairSamples) -> Take:
 
 
 def read_vocabulary(tokenizer: Path | None, vocab_size: int) -> Vocabulary:
-    """Return which tokens of a tokenizer's directory begin words, end sentences or are special.
-    Without a tokenizer, for random tokens, every token begins a word and every fourth ends a
-    sentence."""
+    """Return the Vocabulary of a tokenizer's directory, which says which tokens begin words, end
+    sentences or are special.
+
+    Without a tokenizer, for random tokens, each of `vocab_size` tokens begins a word and every
+    fourth ends a sentence; the special tokens follow.
+    """
     if tokenizer is not None:
         return Vocabulary.of(Tokenizer.load(tokenizer))
     all_tokens = np.ones(vocab_size, np.bool_)

@@ -100,7 +100,8 @@ class BertLayer(TransformerLayer):
 
 class BertEmbedding(Embedding):
     """Word, position and segment embeddings, then dropout: token ids and segments [b, s] → [s, b,
-    h]."""
+    h], or this rank's part of the sequence under sequence parallelism. The last stage of a pipeline
+    holds the word embedding alone."""
 
     def __init__(self, config: ModelConfig, mesh: ParallelMesh, is_first: bool) -> None:
         super().__init__(config, mesh, is_first)
@@ -129,8 +130,8 @@ class MaskedHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.padded_vocab_size // mesh.tp.size))
 
     def forward(self, hidden: Tensor, words: Tensor, where: Tensor) -> Tensor:
-        """Return logits [m, v/t] where the mask [s, b] is True, from states [s, b, h] and the word
-        embedding [v/t, h]."""
+        """Return this rank's logits [m, v/t] where the mask [s, b] is True, in the order of its
+        elements, from states [s, b, h] and the word embedding [v/t, h]."""
         states = self.layernorm(F.gelu(self.dense(hidden)))
         states = enter_tensor_parallel(states, self.mesh.tp, self.mesh.sequence_parallel)
         return linear(states[where], words, self.bias)
@@ -161,12 +162,13 @@ class BERT(StageModel):
         return self.final_layernorm(x) if self.stage.is_last else x
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """Return the summary of each pair, [b, h], from the first position of states [s, b, h]."""
+        """Return the summary of each pair, [b, h], from the first position of states [s, b, h].
+        With sequence parallelism only the first tensor-parallel rank has that position."""
         return torch.tanh(self.pooler(hidden[0]))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits [s, v/t] at every position of one sequence of token ids [1, s] without
-        padding."""
+        """Return this rank's logits [s, v/t] at every position of one sequence of token ids [1, s]
+        without padding."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(
             hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool()
@@ -185,11 +187,11 @@ class BERT(StageModel):
         return losses.T
 
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
-        """Return the scalar loss: over masked positions, divided by their number
-        (`train.normalise`), plus the loss of sentence order.
+        """Return the scalar loss: over masked positions, divided by their number in the microbatch
+        or by `batch.mean_targets` (`train.normalise`), plus the loss of sentence order.
 
-        Evaluation leaves sentence order out and averages over each sequence, then over sequences.
-        So the exponential is the masked-LM perplexity and does not depend on batches.
+        In evaluation mode it leaves sentence order out and averages over each sequence, then over
+        sequences. So the exponential is the masked-LM perplexity and does not depend on batches.
         """
         pairs = _pairs_of(batch)
         losses = self.masked_losses(hidden, batch.targets)

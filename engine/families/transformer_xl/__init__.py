@@ -27,8 +27,8 @@ class TransformerXLForms(ClosedForms):
     the segment."""
 
     def parameters(self, stage: PipelineStage, tp: int = 1) -> int:
-        """Count the parameters of the layers and of the embedding, which is adaptive if there are
-        cutoffs."""
+        """Return the number of parameters on one tensor-parallel rank of a stage: its layers, and
+        on the first and the last stage the embedding, which is adaptive if there are cutoffs."""
         model = self.model
         h = self.h
         xl = self.model.transformer_xl
@@ -49,18 +49,19 @@ class TransformerXLForms(ClosedForms):
         return count + words + h * sum(widths[1:]) + len(xl.cutoffs) * h
 
     def score_bytes(self) -> int:
-        """Return the bytes kept of a query's scores in 16 bits: scores by content and by distance,
-        over memory and segment."""
+        """Return the bytes that one query of one head keeps for the backward pass, in 16 bits: 7
+        for each key of memory and segment, for its scores by content and by distance."""
         return 7 * (self.model.transformer_xl.memory_length + self.s)
 
     def head_columns(self) -> float:
-        """Return the number of columns of the output head. An adaptive softmax counts its head
-        alone; its tails are neglected."""
+        """Return the number of columns of the output head, the padded vocabulary. An adaptive
+        softmax counts the words below its first cutoff alone; its tails are neglected."""
         return min((*self.model.transformer_xl.cutoffs, self.v))
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """Return the FLOPs of products with weights, of scores by content and by distance, of
-        values and of the output head."""
+        """Return the FLOPs of `sequences` sequences, forward and backward: products with weights,
+        scores by content and by distance, values and output head. `flops_per_token` explains the
+        other arguments."""
         model = self.model
         s = self.s
         h = self.h
@@ -100,10 +101,11 @@ class ValidationStreams(ValidationOrder):
     def microbatches(
         self, num_samples: int, batch_size: int, dp_rank: int, dp: int
     ) -> Iterator[Microbatch]:
-        """Yield this rank's microbatches, of training's size.
+        """Yield this rank's microbatches, of training's size whatever `batch_size` is: all of one
+        group of streams, in the order of the text, then all of the next.
 
         The ranks together read `num_samples` sequences, rounded down to whole global batches, but
-        at least one batch.
+        at least one batch and no more than the split has.
         """
         rows = max(min(num_samples, self.num_samples) // self.global_batch_size, 1)
         for places in place_groups(self.global_batch_size, self.microbatch_size, dp_rank, dp):
@@ -114,7 +116,8 @@ class ValidationStreams(ValidationOrder):
 def training_streams(
     config: RunConfig, parts: TokenFiles, iterations: int, _: Path | None
 ) -> TrainingStreams:
-    """Return the order of training sequences in a token file."""
+    """Return the order in which `iterations` iterations read the first of the token files as
+    streams."""
     train = config.train
     schedule = BatchSchedule(config.train)
     count = iterations * schedule.batch_size(iterations - 1)
@@ -125,8 +128,8 @@ def training_streams(
 
 
 def validation_streams(config: RunConfig, parts: TokenFiles, _: Path) -> ValidationStreams:
-    """Return the order of validation sequences in a token file. Raises BadInput if it is too short
-    for one sequence per stream."""
+    """Return the order in which validation reads the first of the token files as streams. Raises
+    BadInput if it is too short for one sequence per stream."""
     file = parts[0][0]
     s = config.model.seq_length
     streams = config.train.global_batch_size

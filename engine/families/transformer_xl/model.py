@@ -58,15 +58,15 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy of each target [n] from states [n, h]."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h]."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Token ids [b, s] → [s, b, h], and states → log-probabilities or losses, with less work for
-    rare words.
+    """Adaptive embedding and softmax, whole on every rank, with less work for rare words: token ids
+    [b, s] → [s, b, h], and states → log-probabilities or losses.
 
     Token ids are sorted by falling frequency. The head, ids below the first cutoff, has the full
     width. Each tail cluster has a projection and a width smaller by `div_value`. Input and output
@@ -103,8 +103,8 @@ class AdaptiveEmbedding(nn.Module):
         return embedded.view(tokens.size(1), tokens.size(0), -1)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy of each target [n] from states [n, h]. A tail computes logits
-        for its own targets only."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h]. A tail computes
+        logits for its own targets only."""
         head = self._head(hidden)  # [n, first cutoff + tails]
         columns = targets.clamp(max=self.bounds[1])
         for cluster in range(1, len(self.words)):
@@ -119,7 +119,8 @@ class AdaptiveEmbedding(nn.Module):
         return losses
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the log-probabilities [..., v] of all words for states [..., h]."""
+        """Return the log-probabilities [..., words] of all words, without padding, for states [...,
+        h]."""
         first = self.bounds[1]
         head = self._head(hidden)
         clusters = range(1, len(self.words))
@@ -231,8 +232,8 @@ def _shift(scores: Tensor) -> Tensor:
 
 
 class TransformerXLLayer(nn.Module):
-    """LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout: [s, b, h] → [s,
-    b, h]."""
+    """Post-LN layer: LN(x + attention(x, memory)), then LN(x + MLP(x)), each branch with dropout,
+    [s, b, h] → [s, b, h]."""
 
     def __init__(
         self, config: ModelConfig, mesh: ParallelMesh, layer: int, recompute_attention: bool = False
@@ -294,8 +295,9 @@ class TransformerXL(CausalModel):
     def forward(
         self, inputs: Tensor, dropout: Dropout | None = None, recurrence: Recurrence | None = None
     ) -> Tensor:
-        """Return the output of the stage, [s, b, h]. Without a recurrence the segment has no
-        memory."""
+        """Return the output of the stage, [s, b, h]. With a recurrence, read each layer's memory
+        from `before`, and write the states for the next segment to `after`; without one the segment
+        has no memory."""
         x = inputs
         if self.stage.is_first:
             x = drop(
@@ -317,6 +319,6 @@ class TransformerXL(CausalModel):
         return drop(x, "output", dropout, self.mesh) if self.stage.is_last else x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Turn states [..., h] into this rank's logits [..., v/t], or with an adaptive softmax into
-        log-probabilities."""
+        """Return this rank's logits [..., v/t] for states [..., h]; with an adaptive softmax the
+        log-probabilities of all words."""
         return self.embedding.logits(hidden)
