@@ -27,7 +27,8 @@ Array = NDArray[Any]
 
 
 class Compiled:
-    """A loop that is compiled when it is first called with arrays of a dtype."""
+    """Callable loop, compiled at the first call with arrays of a dtype. The machine code is kept on
+    disk, from which later processes load it."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         # numpy's error model, because Python's would test every division for a zero. Without the
@@ -45,7 +46,8 @@ class Compiled:
 
 
 def array(tensor: torch.Tensor) -> Array:
-    """Return a contiguous tensor's memory as an array for a loop; bf16 becomes int16."""
+    """Return a contiguous CPU tensor's memory, not a copy, as an array for a loop; bf16 becomes
+    int16."""
     detached = tensor.detach()
     detached = detached.view(torch.int16) if detached.dtype == torch.bfloat16 else detached
     # `numpy()` would keep a parameter's memory from being freed, and ZeRO stage 3 frees a layer
@@ -62,7 +64,8 @@ last place."""
 
 
 def load(row: Array, i: int) -> np.float32:
-    """Return element i of a row as fp32."""
+    """Return element i of a row as fp32; an int16 row holds bf16. For compiled loops alone: a call
+    from Python raises NotImplementedError."""
     raise NotImplementedError("compiled only")
 
 
@@ -79,7 +82,8 @@ def _load(row: Any, i: Any) -> Any:
 
 
 def store(row: Array, i: int, value: np.float32) -> None:
-    """Write an fp32 value at i, rounded to nearest even if the row is bf16."""
+    """Write an fp32 value at i, rounded to nearest even if the row holds bf16 (int16). For compiled
+    loops alone: a call from Python raises NotImplementedError."""
     raise NotImplementedError("compiled only")
 
 
@@ -140,8 +144,8 @@ def _in_order(bits: np.int32) -> np.int32:
 
 @inline
 def random_bits(key: np.uint64, row: int, columns: int, out: Array) -> None:
-    """Write 16 random bits for each of the first `columns` elements of a row; `out` has room for
-    whole BLOCKs.
+    """Write 16 random bits for each of the first `columns` elements of row number `row` to `out`,
+    and for the rest of the last BLOCK, for which `out` needs room.
 
     Philox 4×32-10 with counter (16 · block + lane, row, 0, 0), as in `engine/kernels/dropout.py`.
     """

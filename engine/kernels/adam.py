@@ -36,8 +36,8 @@ def adamw(
     exp_avg_sq: torch.Tensor,
     step: AdamStep,
 ) -> None:
-    """Update flat weights and moments with torch's fused AdamW. `copy` receives the new weights in
-    its own dtype.
+    """Update flat weights and moments in place with torch's fused AdamW. `copy`, unless None,
+    receives the new weights in its own dtype.
 
     The gradient is clipped in place, because a copy would be as large as the model.
     """
@@ -81,8 +81,8 @@ def adam_direction(
     step: AdamStep,
     is_corrected: bool,
 ) -> torch.Tensor:
-    """Update the moments, clip the gradient in place, and return m/(√v + ε) + λ·weights. The
-    weights do not change."""
+    """Update the moments, clip the gradient in place, and return m/(√v + ε) + λ·weights, with the
+    bias of m and v corrected there if `is_corrected`. The weights do not change."""
     first, second = (
         1 - beta**step.steps if is_corrected else 1.0 for beta in (step.beta1, step.beta2)
     )

@@ -51,11 +51,11 @@ def reference(query_key_value: torch.Tensor, mask: DropoutMask | None) -> torch.
 def masked_softmax(
     scores: torch.Tensor, scale: float, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the softmax of scores [b, n, s, k] × scale over k keys, in fp32 (fp64 stays fp64);
-    fused in the 2021 paper.
+    """Return the softmax over k keys of scores [b, n, s, k] × scale, computed in fp32 (fp64 in
+    fp64) and rounded to the scores' dtype; fused in the 2021 paper.
 
-    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k]. A
-    query without any key gives NaN.
+    The mask is causal, with the last query seeing every key, or `visible` [b, 1, s or 1, k], True
+    where a key is seen. A query without any key gives NaN.
     """
     s, k = scores.shape[-2:]
     if visible is None:
@@ -140,8 +140,8 @@ class _Blocked(torch.autograd.Function):
 blocked = _Blocked.apply
 """Differentiable function like `reference`, which computes one block of queries at a time.
 
-One number per query is kept. Backward recomputes scores and dropout mask (Dao et al. 2022, arXiv
-2205.14135).
+Inputs, outputs and one number per query are kept. Backward recomputes scores and dropout mask (Dao
+et al. 2022, arXiv 2205.14135).
 """
 
 
@@ -151,8 +151,8 @@ def _by_head(qkv: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(s: int, heads: int, element_size: int) -> list[tuple[slice, slice, slice]]:
-    """Return the blocks that attention computes one by one, each as slices of heads, of queries and
-    of the keys that these queries see."""
+    """Return the blocks that attention computes one by one, by ascending heads and then queries,
+    each as slices of heads, of queries and of the keys that these queries see."""
     # A block's keys end with its last query: the shorter it is, the fewer products are of later
     # keys.
     at_once = QUERY_BYTES // element_size
@@ -183,9 +183,10 @@ def _softmax(
     sums: Array,
 ) -> None:
     """Turn scores [heads, queries, keys] into exponentials in place, 0 for a later key or a dropped
-    one. A row times its `factor` has the weights after dropout.
+    one.
 
-    `sums` [b·n, s] receives the log of each row's sum of exponentials before dropout.
+    `factor` [heads, queries] receives the number that turns a row of exponentials into weights
+    after dropout, and `sums` [b·n, s] the log of each row's sum of exponentials before dropout.
     """
     count = scores.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
@@ -228,8 +229,8 @@ def _softmax_gradient(
     sums: Array,
     inner: Array,
 ) -> None:
-    """Turn scores into weights after dropout, and the weights' gradient into the unscaled scores'
-    gradient, in place."""
+    """Turn the scores in `weights` into weights after dropout, and the gradient of these weights in
+    `slopes` into the unscaled scores' gradient, both in place."""
     count = weights.shape[2]
     bits = np.zeros((count + BLOCK - 1) // BLOCK * BLOCK, dtype=np.uint16)
     for g in range(weights.shape[0]):

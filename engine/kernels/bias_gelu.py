@@ -27,7 +27,7 @@ CUBIC = np.float32(0.044715)
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return GeLU(x + bias), element by element, of x [..., h] and bias [h]."""
+    """Return GeLU(x + bias) in its tanh form, element by element, of x [..., h] and bias [h]."""
     return F.gelu(x + bias, approximate="tanh")
 
 
@@ -63,7 +63,7 @@ def _rows(x: torch.Tensor) -> Array:
 
 @inline
 def _odds(x: np.float32) -> np.float32:
-    """Return e^(−z), where z is the argument of σ. GeLU is x / (1 + odds)."""
+    """Return e^(−z), at most e⁸⁰, where z is the argument of σ. GeLU is x / (1 + odds)."""
     exponent = -SLOPE * (x + CUBIC * x * x * x)
     # `exponential` is right up to 88, and x / (1 + e⁸⁰) is nothing beside any other activation.
     exponent = np.float32(80.0) if exponent > np.float32(80.0) else exponent

@@ -34,7 +34,7 @@ class VocabAxis(Protocol):
         """This rank's index along the axis."""
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp.RedOpType = ...) -> torch.Tensor:
-        """Sum a tensor over the axis in place, or reduce it by `op`."""
+        """Sum a tensor over the axis in place, or reduce it by `op`, and return it."""
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -90,7 +90,7 @@ def reference(
     axis: VocabAxis,
 ) -> torch.Tensor:
     """Return the mean loss of targets [n], a scalar in fp32 (fp64 stays fp64), from hidden [n, h]
-    and weight [v/t, h].
+    and weight [v/t, h]. Every target counts: a negative one is not ignored.
 
     Rows of the weight at or above `vocab_size` are padding and are ignored. If the axis is divided,
     the gradient of `hidden` is this rank's part of a sum.
@@ -105,10 +105,10 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the loss of `reference` from one block of logits at a time. The gradients are computed
-    along with the loss.
+    """Return the loss of `reference`, in fp32, from one block of logits at a time. The gradients
+    are computed along with the loss, and backward scales them in place, so it can run only once.
 
-    Each block all-reduces one maximum and two sums per position.
+    On an axis of several ranks each block all-reduces one maximum and two sums per position.
     """
     return in_chunks(
         hidden,
@@ -122,7 +122,7 @@ def chunked(
 
 class LogitLoops(NamedTuple):
     """A device's loops over rows of logits, with the arguments of `log_sum` and `softmax_gradient`
-    below."""
+    below, and its largest block of logits in bytes."""
 
     log_sum: Callable[..., None]
     softmax_gradient: Callable[..., None]
@@ -221,7 +221,7 @@ class _Chunked(torch.autograd.Function):
 
 def _with_product(total: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return total plus the matrix product of a and b, added in fp32; the product alone if there is
-    no total yet."""
+    no total yet. A total in fp32 may be overwritten."""
     if total is None:
         return _product(a, b)
     # A sum over blocks in 16 bits would round at each of them.
@@ -245,11 +245,11 @@ def log_sum(
     is_whole: bool,
 ) -> None:
     """Write each row's largest logit to `top` [n], and to `sums` [2, n] Σ exp(logit − top) and the
-    target's logit.
+    target's logit, 0 if the row does not have it.
 
-    Rows have `columns` real logits. With a `factor` the logits are overwritten: by `factor` × the
-    loss's gradient if the row is whole (`is_whole`), else by the exponentials, which
-    `softmax_gradient` takes.
+    Rows have `columns` real logits; the rest is padding. If `factor` is above 0, the logits are
+    overwritten: by `factor` × the loss's gradient if the row is whole (`is_whole`), else by the
+    exponentials, which `softmax_gradient` takes. Their padding becomes 0.
     """
     _log_sum(array(logits), columns, array(targets), array(top), array(sums), factor, is_whole)
 

@@ -48,7 +48,8 @@ class DropoutMask:
 
     @property
     def threshold(self) -> int:
-        """Elements with smaller random bits are dropped. The probability is exact to 1/65536."""
+        """Number of 16 bits, p · 2¹⁶ rounded: elements with smaller random bits are dropped. The
+        probability is exact to 1/65536."""
         return round(self.probability * 2**16)
 
     @property
@@ -57,7 +58,8 @@ class DropoutMask:
         return 1.0 / (1.0 - self.probability)
 
     def keep(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Return booleans [b, rows, columns], True if the element stays."""
+        """Return booleans [b, rows, columns], True if the element stays, for the rows from
+        `first_row` on."""
         bits = implementation("dropout_bits", device.type)(
             self.keys, self.first_row, rows, columns, device
         )
@@ -67,14 +69,16 @@ class DropoutMask:
     def factors(
         self, rows: int, columns: int, device: torch.device, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return the factor of each element, [b, rows, columns]: 1/(1 − p) if it stays, else 0."""
+        """Return the factor of each element, [b, rows, columns], for the rows from `first_row` on:
+        1/(1 − p) if it stays, else 0."""
         return self.keep(rows, columns, device).to(dtype).mul_(self.scale)
 
 
 def keys_on(
     keys: Sequence[int | tuple[int, ...]] | torch.Tensor, device: torch.device
 ) -> torch.Tensor:
-    """Return keys as int64 on a device; the host does not wait for a GPU's copy."""
+    """Return keys as an int64 tensor on a device; the host does not wait for a GPU's copy. A tensor
+    is returned as it is, wherever it is."""
     if isinstance(keys, torch.Tensor):
         return keys
     # Only a copy from page-locked memory runs beside the host.
@@ -84,7 +88,7 @@ def keys_on(
 
 
 def mask_keys(mask: DropoutMask | None) -> tuple[Array, int, np.int32, np.float32]:
-    """Return a dropout mask as arguments of a loop: keys (empty without dropout), first row,
+    """Return a dropout mask as arguments of a loop: keys (empty if `mask` is None), first row,
     threshold, scale."""
     if mask is None:
         return np.empty(0, dtype=np.uint64), 0, np.int32(0), np.float32(1.0)
@@ -122,7 +126,8 @@ def reference_bits(
 
 
 def philox(c0: torch.Tensor, c1: torch.Tensor, key: int | torch.Tensor) -> list[torch.Tensor]:
-    """Return four 32-bit words, in int64, for counters (c0, c1, 0, 0)."""
+    """Return four 32-bit words, in int64 and in the shape of c0, for counters (c0, c1, 0, 0) under
+    a key of 64 bits."""
     words = [c0, c1.expand_as(c0), torch.zeros_like(c0), torch.zeros_like(c0)]
     low = key & LOW
     high = key >> 32
@@ -221,8 +226,8 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b,
-    h]."""
+    """Return x + dropout(branch + bias), or x without a branch, and the layer norm of this sum,
+    each [s, b, h]. Without a `mask` nothing is dropped."""
     added = x if branch is None else kernel("bias_dropout_add", x)(branch, bias, x, mask)
     return added, F.layer_norm(added, weight.shape, weight, shift, epsilon)
 
@@ -234,9 +239,11 @@ def normed_sum(
     bias: torch.Tensor | None = None,
     mask: DropoutMask | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + dropout(branch + bias), or x without a branch, and its norm, each [s, b, h].
+    """Return x + dropout(branch + bias), or x without a branch, and the norm of this sum, each [s,
+    b, h]. Without a `mask` nothing is dropped.
 
-    A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a hook.
+    A GPU does both in one pass each way if the norm is torch's LayerNorm, unless it has a forward
+    hook. Its hooks of other kinds are not called there.
     """
     # The kernel computes LayerNorm and no subclass of it. It does not call the module, so hooks
     # would see nothing.

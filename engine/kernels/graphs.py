@@ -20,7 +20,7 @@ class Captured:
         inputs: list[torch.Tensor],
     ) -> None:
         """Call `begin`, and twice `function(factor)`, so that everything is compiled and loaded;
-        then capture two calls as graphs.
+        then `begin` again, and capture two calls as graphs. `factor` is a scalar tensor, 1 here.
 
         `function` reads `inputs`, which become zero: a replay that did not copy its own would be
         seen.
@@ -49,8 +49,8 @@ class Captured:
         return [given.shape for given in inputs] == [own.shape for own in self.inputs]
 
     def total(self, calls: Sequence[list[torch.Tensor]], factor: float) -> torch.Tensor:
-        """Replay an iteration's calls, given by their inputs, and return the sum of their
-        results."""
+        """Replay an iteration's calls, given by their inputs, with this factor, and return the sum
+        of their results. `begin` is left to the caller."""
         self.factor.fill_(factor)
         total = torch.zeros_like(self.graphs[0][1])
         for number, inputs in enumerate(calls):

@@ -20,7 +20,11 @@ LIMITS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 def numerics_identity(on_gpu: bool) -> dict[str, str]:
     """Return the facts that decide the bits of a computation in this process, by name: processor,
     instructions, BLAS, torch and this package's kernels. Runs of one configuration and layout have
-    the same bits wherever these are equal."""
+    the same bits wherever these are equal.
+
+    With `on_gpu`, the first GPU's name and CUDA's version replace processor and BLAS. Later calls
+    return the same dict.
+    """
     kind, instructions = processor_kind()
     # torch names its BLAS in a text alone.
     lines = torch.__config__.show().splitlines()

@@ -22,8 +22,12 @@ rows] and [rows, in], and adds their product to it."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x · weightᵀ + bias, [..., out], for x [..., in], weight [out, in] and bias [out] of
-    any strides."""
+    """Return x · weightᵀ + bias, [..., out], for x [..., in], weight [out, in] and bias [out], or
+    None, of any strides.
+
+    Differentiable, but a weight packed for oneDNN has no gradient, and the gradient of a weight
+    with ADD_PRODUCT goes to that function and not to autograd.
+    """
     # Packed for scoring in oneDNN's own layout, which `F.linear` does not take.
     if weight.is_mkldnn:
         return _product(x, weight, bias)
@@ -44,12 +48,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return a [..., m, k] times b [..., k, n], [..., m, n], without a gradient."""
+    """Return a [..., m, k] times b [..., k, n], [..., m, n], in a's dtype; bf16 is multiplied in
+    float32 if this processor cannot multiply it."""
     return (widened(a) @ widened(b)).to(a.dtype)
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return x, converted to float32 if it is bf16 and this processor cannot multiply bf16."""
+    """Return x itself, or x in float32 if it is bf16 on a CPU that cannot multiply bf16."""
     return (
         x.float()
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not multiplies_bf16
@@ -58,8 +63,8 @@ def widened(x: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor, adds: bool) -> None:
-    """Set `total`, in fp32, to a·b, or add a·b if `adds`, for a and b in 16 bits: no product is
-    rounded to 16 bits in between."""
+    """Set `total`, in fp32 on a GPU, to a·b, or add a·b if `adds`, for a and b in 16 bits: no
+    product is rounded to 16 bits in between."""
     torch.addmm(total, a, b, beta=float(adds), out_dtype=torch.float32, out=total)
 
 

@@ -58,8 +58,8 @@ def on_gpu(device: torch.device) -> bool:
 
 
 def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
-    """Return the implementation for a tensor's device and dtype. Raises KeyError for an unknown
-    name."""
+    """Return the implementation of kernel `name` for a tensor's device and dtype, the reference if
+    no other takes them. Raises KeyError for an unknown name."""
     return implementation(
         name,
         tensor.device.type if tensor.dtype in DTYPES.get(tensor.device.type, ()) else REFERENCE,
@@ -68,8 +68,9 @@ def kernel(name: str, tensor: torch.Tensor) -> Callable[..., Any]:
 
 @cache
 def implementation(name: str, device: str) -> Callable[..., Any]:
-    """Return the implementation for a type of device: the reference if the device has none or
-    Triton is missing."""
+    """Return the implementation of kernel `name` for a type of device, or for REFERENCE: the
+    reference if the device has no other or Triton is missing. Raises KeyError for an unknown
+    name."""
     places = KERNELS[name]
     if device == "cuda" and find_spec("triton") is None:
         device = REFERENCE

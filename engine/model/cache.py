@@ -28,7 +28,7 @@ class Cache(ABC):
     @abstractmethod
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
         """Return the outputs of a layer's heads, [q, b, h/t], from its inputs' queries, keys and
-        values [s, b, n/t, 3, d]."""
+        values [s, b, n/t, 3, d]; `layer` is the layer's global number."""
 
     def rows(self, layer: int, x: Tensor) -> Tensor:
         """Return the rows of a layer's inputs x [s, b, h] at the positions where it computes its
@@ -38,8 +38,8 @@ class Cache(ABC):
 
 @dataclass
 class KeyValueCache(Cache):
-    """Keys and values of one stage's layers, for sequences of at most `capacity` positions. Inputs
-    are the positions after the stored ones."""
+    """Keys and values of one stage's layers, for sequences of at most `capacity` positions, which
+    is not checked. Inputs are the positions after the stored ones, and `attend` stores theirs."""
 
     capacity: int
     _stored: dict[int, Tensor] = field(default_factory=dict)

@@ -22,8 +22,8 @@ from mlm_repro.engine.rng import Dropout
 
 
 class GPT2(CausalModel):
-    """Language model over token ids, or one pipeline stage of it. Parameters have the whole model's
-    names."""
+    """GPT-2 language model over token ids, or one pipeline stage of it. Parameters have the whole
+    model's names."""
 
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
         if self.stage.is_first or self.stage.is_last:

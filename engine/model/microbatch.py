@@ -42,7 +42,8 @@ class SentencePairs:
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """One microbatch: token ids and targets, each [b, s]; negative targets are ignored."""
+    """One microbatch: token ids and targets, each [b, s]. A BERT ignores negative targets; other
+    models have none."""
 
     tokens: Tensor
     targets: Tensor
@@ -54,12 +55,13 @@ class PipelineInput:
     places: tuple[int, ...] = ()
     """Indices of the microbatch's sequences in the global batch; empty outside of training."""
     mean_targets: Tensor | None = None
-    """Mean number of targets per microbatch over the whole global batch, a scalar that divides the
-    loss; None to divide by the microbatch's own number of targets."""
+    """Mean number of targets per microbatch over the whole global batch, a scalar that divides a
+    BERT's loss in training; None to divide by the microbatch's own number of targets."""
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that change from microbatch to microbatch, apart from a BERT's pairs
-        and a model's memory."""
+        and a model's memory: tokens, targets and, unless they are None, `mean_targets` and the
+        table of dropout keys."""
         given = (
             self.tokens,
             self.targets,
@@ -78,7 +80,11 @@ def to_input(
     places: tuple[int, ...] = (),
 ) -> PipelineInput:
     """Build a microbatch on the mesh's device. Without `pairs` the tokens are [b, s + 1], and each
-    predicts the next."""
+    predicts the next.
+
+    With `pairs`, for a BERT, the tokens are [b, s], the pairs give targets, parts and padding, and
+    `recurrence` is not used.
+    """
     rows = _on_device(tokens, mesh)
     if not pairs:
         # Two views of one copy, which differ by a token.

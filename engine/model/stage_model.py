@@ -38,7 +38,8 @@ class StageModel(nn.Module, ABC):
         stage: PipelineStage | None = None,
         parallel: ParallelConfig = SERIAL,
     ) -> None:
-        """Build the stage's modules; of `parallel` only the recomputation settings are used."""
+        """Build the modules of `stage`, or of the whole model if it is None; `initialize` gives
+        their values. Of `parallel` only the recomputation settings are used."""
         super().__init__()
         self.config = config
         self.mesh = mesh
@@ -49,7 +50,7 @@ class StageModel(nn.Module, ABC):
 
     def layers_of(self, kind: Callable[..., nn.Module]) -> nn.ModuleDict:
         """Build this stage's layers, each `kind(config, mesh, number, whether its attention is
-        recomputed)`."""
+        recomputed)`, by their global numbers."""
         # Keys are the layers' global numbers, from which parameters have the whole model's names.
         recomputes = self.recomputes_attention
         return nn.ModuleDict(
@@ -58,7 +59,8 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def build(self, config: ModelConfig, mesh: ParallelMesh) -> None:
-        """Create the modules of the stage; `initialize` fills their parameters."""
+        """Create the modules of the stage, `layers` among them; `initialize` fills their
+        parameters."""
 
     def initialize(self, seed: int) -> None:
         """Fill every parameter with its initial value, which depends only on (seed, global name,
@@ -94,7 +96,7 @@ class StageModel(nn.Module, ABC):
     @abstractmethod
     def batch_loss(self, hidden: Tensor, batch: PipelineInput) -> Tensor:
         """Return the mean loss of the microbatch's sequences from the last stage's output, a
-        scalar."""
+        scalar. A BERT in training may divide by `mean_targets` instead."""
 
 
 class CausalModel(StageModel):
@@ -108,9 +110,10 @@ class CausalModel(StageModel):
 
     def hidden_states_at(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """Return the last stage's output at positions [b, q] alone, [q, b, h], without dropout and
-        equal up to rounding."""
+        equal to the whole output there up to rounding."""
         return rows_at(self.forward(inputs), positions)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return this rank's logits [..., v/t] for states [..., h]."""
+        """Return this rank's logits [..., v/t], with its part of the vocabulary's padding, for
+        states [..., h]; log-probabilities if the model has an adaptive softmax."""

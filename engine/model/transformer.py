@@ -131,7 +131,7 @@ class TransformerLayer(nn.Module):
         self, rows: int, of: str, dropout: Dropout | None
     ) -> tuple[Tensor, DropoutMask | None]:
         """Return the bias [h] of a branch, attention or mlp as `of` says, and the dropout mask for
-        `rows` positions of its output."""
+        `rows` positions of its output, None without dropout."""
         # Not added by the product: with tensor parallelism it would be summed once for each rank.
         bias = (self.mlp.dense_4h_to_h if of == "mlp" else self.self_attention.dense).bias
         return bias, _mask(f"layers.{self.layer}.{of}_output", rows, dropout, self.mesh)
@@ -157,7 +157,8 @@ class Embedding(nn.Module):
         return drop(self.embedded(tokens, start), "embedding", dropout, self.mesh)
 
     def embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Return word plus position embedding without dropout, [s, b, h]."""
+        """Return word plus position embedding of token ids [b, s], the first at position `start`,
+        without dropout, [s, b, h]."""
         words = self.word_embeddings(tokens)  # [s, b, h]
         # With sequence parallelism a rank has its own part of the positions.
         first = start + self.mesh.sequence_rank * words.size(0)
@@ -202,7 +203,8 @@ def recomputed(is_wanted: bool, function: Callable[..., Any], *arguments: Any) -
 
 
 def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axis) -> Tensor:
-    """Apply dropout to a layer's attention weights, [b, n/t, s, k]."""
+    """Return a layer's attention weights, [b, n/t, s, k], after dropout: the tensor itself if
+    `dropout` is None."""
     if dropout is None:
         return weights
     rows = weights.size(1) * weights.size(2)
@@ -219,7 +221,8 @@ def drop_weights(weights: Tensor, layer: int, dropout: Dropout | None, axis: Axi
 
 
 def drop(x: Tensor, site: str, dropout: Dropout | None, mesh: ParallelMesh) -> Tensor:
-    """Apply dropout to the residual stream, [s, b, h]."""
+    """Return a tensor of the residual stream, [s, b, h], after the dropout of `site`: the tensor
+    itself if `dropout` is None."""
     mask = _mask(site, len(x), dropout, mesh)
     return x if mask is None else kernel("dropout", x)(x, mask)
 

@@ -62,7 +62,8 @@ class FlatLamb(FlatOptimizer):
             copy.copy_(group.master)
 
     def _norms(self, group: FlatGroup, own: Tensor) -> Tensor:
-        """Return the norm of every whole tensor of the group, [tensors], float64. Collective.
+        """Return the norm of each parameter's whole tensor, float64 in the group's order; `own` is
+        this owner's part, laid out as `master`. Collective.
 
         The last pipeline stage takes the first stage's norm for its copy of the embedding.
         """
@@ -113,8 +114,8 @@ class LambOfThePost(FlatLamb):
 def build_optimizer(
     parameters: list[ShardedParameter], train: TrainConfig, mesh: ParallelMesh, shard: bool = False
 ) -> FlatOptimizer:
-    """Build the recipe's optimizer over these parameters; with `shard` its state is divided (ZeRO
-    stage 1)."""
+    """Build the recipe's optimizer over these parameters, which become views of its flat storage;
+    with `shard` its state is divided (ZeRO stage 1)."""
     # By name, so that another optimizer needs no change here (`docs/extend/optimizer.md`).
     module, _, name = OPTIMIZERS[train.optimizer].partition(":")
     optimizer: type[FlatOptimizer] = getattr(import_module(module), name)

@@ -63,20 +63,22 @@ class FlatGroup:
     @property
     def state(self) -> dict[str, Tensor]:
         """This owner's part of the optimizer's state, as checkpoints keep it: name of a state →
-        flat tensor."""
+        flat tensor, `exp_avg`, `exp_avg_sq` and in mixed precision `master`."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         return moments | ({"master": self.master} if self.is_mixed else {})
 
     @property
     def own_gradient(self) -> Tensor:
-        """This owner's slice of the gradient, to which the divisor is applied first."""
+        """This owner's slice of the gradient, a view. The whole gradient is first divided by
+        `divisor`, which becomes 1."""
         if self.divisor != 1:
             self.main_gradient.div_(self.divisor)
             self.divisor = 1.0
         return self.main_gradient[self.own]
 
     def publish(self) -> None:
-        """Gather the other owners' updated weights into the model."""
+        """Gather the other owners' updated weights into the model, a collective over `owners`;
+        nothing with one owner."""
         if self.owners.size > 1:
             self.flat.copy_(self.owners.all_gather(self.flat[self.own], dim=0))
 
@@ -86,8 +88,8 @@ class FlatGroup:
             yield parameter, flat[start:end].view(parameter.local.shape)
 
     def owned(self, start: int, end: int) -> list[tuple[int, Tensor]]:
-        """Return the gradient from `start` to `end` in slices, each with the owner that updates its
-        weights."""
+        """Return the gradient from `start` to `end` in slices, views of it, each after the index of
+        the owner that updates its weights."""
         size = self.own.stop - self.own.start
         cuts = [
             (owner, max(start, owner * size), min(end, owner * size + size))
@@ -129,8 +131,8 @@ class FlatOptimizer(ABC):
         mesh: ParallelMesh,
         shard: bool = False,
     ) -> None:
-        """Group the parameters by weight decay. With `shard` the state is divided over the
-        data-parallel ranks (ZeRO stage 1)."""
+        """Group the parameters by weight decay, and make them views of flat tensors. With `shard`
+        the state is divided over the data-parallel ranks (ZeRO stage 1)."""
         self.mesh = mesh
         self.train = train
         owners = mesh.dp if shard else LoneAxis()
@@ -144,11 +146,14 @@ class FlatOptimizer(ABC):
 
     @abstractmethod
     def update(self, group: FlatGroup, step: AdamStep) -> None:
-        """Update a group's master weights, and their copy in the model, from its gradient."""
+        """Update a group's moments, master weights and their copy in the model, this owner's slices
+        alone, from its gradient. The gradient is yet to be multiplied by `step.clipping`, and to be
+        divided by `group.divisor` unless it is read as `own_gradient`."""
 
     def gradient_norm(self) -> Tensor:
-        """Return the norm of the whole gradient over all ranks, counting shared parameters once; a
-        float64 scalar. Collective."""
+        """Return the norm of the whole gradient, before clipping, over all ranks, counting shared
+        parameters once; a float64 scalar. Collective. On CPUs the gradient is divided by its
+        divisor."""
         device = self.groups[0].master.device
         own = [
             # On a GPU the gradient stays undivided, and the norm is divided instead.
@@ -180,7 +185,9 @@ class FlatOptimizer(ABC):
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip the gradient, update the master weights and copy them to the model's."""
+        """Count the step, clip the gradient, whose norm is given, to `train.clip_gradient`, and
+        update the moments, the master weights and the model's. Collective if the state is
+        divided."""
         self.steps += 1
         train = self.train
         limit = self.train.clip_gradient
@@ -195,7 +202,7 @@ class FlatOptimizer(ABC):
 
     def try_step(self) -> None:
         """Run one update with rate 0, so that its memory is allocated, then reset moments and step
-        count. Overwrites the gradients. Call before the first step only."""
+        count; the weights stay. Overwrites the gradients. Call before the first step only."""
         for group in self.groups:
             group.main_gradient.fill_(1)
         self.step(learning_rate=0.0, gradient_norm=0.0)
@@ -205,8 +212,8 @@ class FlatOptimizer(ABC):
         self.steps = 0
 
     def written(self) -> Written:
-        """Return the optimizer's tensors for a checkpoint. Every rank calls each function, in one
-        order."""
+        """Return the optimizer's tensors for a checkpoint, without a last stage's copy of the
+        embedding. Every rank calls each function, in one order."""
         written: Written = []
         for group in self.groups:
             own_size = -(-group.flat.numel() // self.mesh.dp.size)
@@ -222,8 +229,8 @@ class FlatOptimizer(ABC):
     def _whole(
         self, group: FlatGroup, part: Tensor, parameter: ShardedParameter, start: int, writer: int
     ) -> Tensor | None:
-        """Return a whole tensor of the optimizer's state on the rank that writes it; other owners
-        send it their elements and return None."""
+        """Return a parameter's state, in the shape of `parameter.local`, on the data-parallel rank
+        `writer`. Other owners send it their elements; every other rank returns None."""
         owners = group.owners
         end = start + parameter.local.numel()
         shape = parameter.local.shape
@@ -245,10 +252,12 @@ class FlatOptimizer(ABC):
         fill: Callable[[list[tuple[ShardedParameter, str, int, Tensor]]], None],
         names: Sequence[str] = ("exp_avg", "exp_avg_sq", "master"),
     ) -> None:
-        """Load the state tensors with these names through `fill`, and set the number of steps.
+        """Load the state tensors with these names through `fill`, and set the number of steps. The
+        model's 16-bit weights stay as they are.
 
-        `fill` gets a list of (parameter, name, first element, tensor) and fills each tensor, which
-        may be empty, with this owner's elements.
+        `fill` is called for each group and each name that it has. It gets a list of (parameter,
+        name, first element, tensor) and fills each tensor, which may be empty, with this owner's
+        elements.
         """
         self.steps = steps
         for group in self.groups:

@@ -45,14 +45,15 @@ class _Bucket:
 
 @dataclass
 class GradientReducer:
-    """Brings a model's gradients to one rank's flat groups, and sums them over ranks.
+    """Brings a model's gradients to one rank's flat groups, by hooks that it registers on the
+    parameters, and sums them over ranks.
 
-    A parameter's first gradient in an iteration is copied into the flat gradient; later
-    microbatches are added, in 16 bits on a GPU by the product that computes a weight's gradient. In
-    the last backward pass of a chunk (`arm`) each bucket's all-reduce starts when its last
-    parameter has its gradient. Under ZeRO stage 1 a bucket's slices are reduced to their owners
-    alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the tied embedding's sum goes to
-    every rank.
+    A parameter's first gradient in an iteration is copied into the flat gradient, and later
+    microbatches are added; in mixed precision on a GPU the product that computes a weight's
+    gradient writes there itself. In the last backward pass of a chunk (`arm`) each bucket's
+    all-reduce starts when its last parameter has its gradient. Under ZeRO stage 1 a bucket's slices
+    are reduced to their owners alone, a reduce-scatter (Rajbhandari et al. 2020, Section 7); the
+    tied embedding's sum goes to every rank.
     """
 
     groups: Sequence[FlatGroup]
@@ -96,7 +97,8 @@ class GradientReducer:
                         )
 
     def begin(self) -> None:
-        """Prepare for the first backward pass of an iteration."""
+        """Prepare for the first backward pass of an iteration: the parameters' own gradients become
+        None. The flat gradients stay until new ones overwrite them."""
         self._armed.clear()
         self.arrived.clear()
         for parameter, _ in self._gradients():
@@ -113,14 +115,14 @@ class GradientReducer:
         self._armed.update(id(parameter.local) for parameter in parameters)
 
     def finish(self, divisor: float) -> None:
-        """Complete the reduction. The gradients are then sums over microbatches and data-parallel
-        ranks, which the optimizer divides by `FlatGroup.divisor`: `divisor` times the number of
-        ranks.
+        """Complete the reduction, a collective. The gradients are then sums over microbatches and
+        data-parallel ranks, zero for a parameter that got none; the optimizer divides them by
+        `FlatGroup.divisor`, set here to `divisor` times the number of ranks.
 
-        If the optimizer is divided, only the slice that this rank owns is valid afterwards. Shared
-        gradients are the tied embedding's, on the first and the last stage, and with sequence
-        parallelism each undivided parameter's, because a tensor-parallel rank saw only its part of
-        the sequence.
+        If the optimizer is divided, only the slice that this rank owns is valid afterwards.
+        Gradients that ranks of one replica share are summed over these ranks too: the tied
+        embedding's, on the first and the last stage, and with sequence parallelism each undivided
+        parameter's, because a tensor-parallel rank saw only its part of the sequence.
         """
         for parameter, view in self._gradients():
             if id(parameter.local) not in self.arrived:
@@ -166,7 +168,8 @@ class GradientReducer:
         return self.mesh.sequence_parallel and parameter.dim is None
 
     def _take(self, bucket: _Bucket, main: Tensor, is_mixed: bool, parameter: Tensor) -> None:
-        """Hook: move a parameter's new gradient to its slice `main` of the flat gradient."""
+        """Hook: copy a parameter's new gradient to its slice `main` of the flat gradient, or add it
+        after the first microbatch, and start the bucket's reduction if it is complete."""
         # Without mixed precision autograd itself adds to the view after the first microbatch.
         if parameter.grad is not None and parameter.grad is not main:
             if id(parameter) in self.arrived:
@@ -183,7 +186,8 @@ class GradientReducer:
         self._count(bucket, id(parameter))
 
     def _add(self, bucket: _Bucket, main: Tensor, key: int, a: Tensor, b: Tensor) -> None:
-        """Add the product a·b, a weight's gradient, to `main` in fp32, in place of the hook."""
+        """Write the product a·b, a weight's gradient, to `main` in fp32, or add it after the first
+        microbatch; called instead of the hook."""
         add_product(main, a, b, key in self.arrived)
         self.arrived.add(key)
         self._count(bucket, key)
@@ -197,7 +201,8 @@ class GradientReducer:
                 self._launch(bucket)
 
     def _launch(self, bucket: _Bucket) -> None:
-        """Start to sum a bucket over the data-parallel ranks."""
+        """Start to sum a bucket over the data-parallel ranks, unless it has started or is a copy
+        that another stage reduces."""
         if not bucket.is_launched and not bucket.is_copy:
             dp = self.mesh.dp
             bucket.works = [dp.start_reduce(part, owner) for owner, part in bucket.owned]
@@ -217,8 +222,9 @@ def _in_buckets(
     is_alone: Callable[[ShardedParameter], bool],
     dp: int,
 ) -> list[list[tuple[ShardedParameter, Tensor]]]:
-    """Cut parameters in flat order into buckets of a least number of elements; a parameter that
-    `is_alone` has its own bucket."""
+    """Cut parameters in flat order into buckets, each full at a least number of elements; a
+    parameter that `is_alone` has its own bucket, and the bucket before it may be smaller, as the
+    last one may."""
     buckets: list[list[tuple[ShardedParameter, Tensor]]] = []
     # At the least size, so that the first parameter opens a bucket.
     count = least = max(BUCKET_ELEMENTS, OF_RANK * dp)

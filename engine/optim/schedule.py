@@ -25,9 +25,11 @@ def end_of_schedule(train: TrainConfig) -> float:
 
 
 def learning_rate(train: TrainConfig, time: float) -> float:
-    """Return the rate at `time` of the clock: linear warm-up, then one fall to the floor, or none.
+    """Return the rate at `time` of the clock: linear warm-up, then one fall towards the floor, or
+    none (`constant`).
 
-    With w warm-up steps of N and peak and floor rates:
+    With w warm-up steps of N, n the time, and peak and floor rates; after N `clipped-cosine` and
+    `exponential` keep their last rate, and the others with a fall give the floor:
 
     - `clipped-cosine`: max(peak/2·(1 + cos(π(min(n, N − w) − w)/N)), floor), the code of 2019.
     - `cosine`: floor + (peak − floor)/2·(1 + cos(π(n − w)/(N − w))), Megatron-LM since v2.
@@ -35,7 +37,7 @@ def learning_rate(train: TrainConfig, time: float) -> float:
     - `inverse-square-root`: max(peak·√(w/n), floor).
     - `WSD`: the peak, and in the last d steps of N a fall by its own form. It and the one before
       follow `optimizer_param_scheduler.py` of Megatron-Core 0.16.
-    - `exponential`: a rise from floor to peak by equal factors.
+    - `exponential`: a rise from floor to peak by equal factors, without a warm-up.
     """
     peak = train.learning_rate
     floor = train.min_learning_rate
@@ -63,7 +65,7 @@ def learning_rate(train: TrainConfig, time: float) -> float:
 
 
 def _share_left(train: TrainConfig, time: float, end: float) -> float:
-    """Return the share of the way from floor to peak that is left at `time`."""
+    """Return the share of the way from floor to peak that is left at `time`, at most the end."""
     length = train.wsd_iterations or end - train.warmup_iterations
     done = max(time - (end - length), 0) / length
     form = train.wsd_decay if train.decay == "WSD" else train.decay

@@ -26,10 +26,10 @@ from mlm_repro.lineage.errors import BadInput
 
 def shard_zero3(model: StageModel, mesh: ParallelMesh) -> None:
     """Divide a whole model's parameters over the data axis, in place; each layer is gathered when
-    it computes.
+    it computes. Values are lost and yet to be given, and a model on the meta device takes only its
+    shards' memory.
 
-    A model on the meta device takes only its shards' memory, with values yet to be given. Gradients
-    are reduced in fp32 or above.
+    Gradients are reduced in fp32 or above. Raises BadInput if ranks are threads.
     """
     if not isinstance(mesh.dp, GroupAxis):
         raise BadInput(

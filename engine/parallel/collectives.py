@@ -50,9 +50,9 @@ def enter_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False
 
 
 def leave_tensor_parallel(x: Tensor, axis: Axis, sequence_parallel: bool = False) -> Tensor:
-    """Return the output of a row-parallel product, summed over the axis. Forward is g, an
-    all-reduce, which changes nothing backward; with sequence parallelism it is a reduce-scatter of
-    the sequence, and an all-gather backward.
+    """Return the output of a row-parallel product, summed over the axis; x itself may be
+    overwritten. Forward is g, an all-reduce, which changes nothing backward; with sequence
+    parallelism it is a reduce-scatter of the sequence, and an all-gather backward.
 
     Megatron-LM: `reduce_from_tensor_model_parallel_region`,
     `reduce_scatter_to_sequence_parallel_region`.

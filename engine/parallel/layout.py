@@ -85,7 +85,8 @@ def layout_of(config: "RunConfig", ranks: int) -> Layout:
     """Return the layout of a run on `ranks` ranks: tp and pp as configured, all others
     data-parallel.
 
-    Raises BadInput with the numbers that do not divide and the choices that would.
+    Raises BadInput with the numbers that do not divide and, mostly, the choices that would, and for
+    a model that the configured parallelism does not divide.
     """
     tp = config.parallel.tp
     pp = config.parallel.pp

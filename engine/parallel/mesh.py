@@ -26,8 +26,8 @@ MIN = dist.ReduceOp.MIN
 
 
 class Waiting:
-    """Context manager that adds up the seconds that this rank spends in communication, on CPUs
-    mostly waiting for the others."""
+    """Context manager that adds to `seconds` the time inside the block, which this rank spends in
+    communication, on CPUs mostly waiting for the others."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -89,11 +89,12 @@ class Axis(ABC):
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, owner: int = 0) -> None:
-        """Copy one rank's tensor to every rank of the axis, in place."""
+        """Copy the tensor of rank `owner` of the axis to every rank of the axis, in place."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return the shards of every rank of the axis, joined along `dim`."""
+        """Return the shards of every rank of the axis, of one shape, joined along `dim` in rank
+        order."""
 
     @abstractmethod
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
@@ -120,7 +121,8 @@ class Axis(ABC):
 
 @dataclass(frozen=True)
 class LoneAxis(Axis):
-    """An axis of one rank: a collective leaves its tensor as it is, and there is nobody to send to.
+    """An axis of one rank: a collective leaves its tensor as it is and returns it; to send or to
+    receive raises NotImplementedError.
 
     With another size it gives the shapes on a rank whose peers are not there, for models that are
     built on `meta`.
@@ -246,7 +248,8 @@ class ParallelMesh:
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
         """Context manager for a block without collectives, which succeeds on every rank or on none:
-        a UserError or OSError of one rank is raised on all."""
+        the first UserError or OSError in rank order is raised on all. Leaving the block is
+        collective; any other exception is raised on its own rank alone, and the others wait."""
         # Without this, the ranks that succeeded would go on to the next collective and wait for the
         # failed one until the time-out, and its sentence would be lost among theirs.
         failure = None
@@ -262,6 +265,6 @@ class ParallelMesh:
 
 
 def serial_mesh(device: str | torch.device = "cpu") -> ParallelMesh:
-    """Return the mesh of one rank."""
+    """Return the mesh of one rank, on this device."""
     axis = LoneAxis()
     return ParallelMesh(Layout(), axis, axis, axis, LoneAxis(), torch.device(device))

@@ -78,7 +78,7 @@ class ShardedParameter:
         return not self.is_copy and (self.dim is not None or self.axis.rank == 0)
 
     def shard(self, whole: Tensor) -> Tensor:
-        """Return this rank's part of a tensor of the global shape."""
+        """Return this rank's part of a tensor of the global shape, as a view."""
         return (
             whole if self.dim is None else whole.chunk(self.axis.size, dim=self.dim)[self.axis.rank]
         )
@@ -88,8 +88,8 @@ def sharded_parameters(model: nn.Module, mesh: ParallelMesh) -> list[ShardedPara
     """Return the parameters of a model or pipeline stage in definition order, by the whole model's
     names.
 
-    Under ZeRO stage 3 they are this rank's shards, divided along dim 0 over the data axis. Raises
-    TypeError for a parameter whose role is not declared.
+    Under ZeRO stage 3 they are new parameters over this rank's shards, divided along dim 0 over the
+    data axis. Raises TypeError for a parameter whose role is not declared.
     """
     stage = getattr(model, "stage", None)
     # With one stage the head is the embedding itself, and there is no copy.

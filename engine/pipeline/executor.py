@@ -57,7 +57,8 @@ class PartitionedModel:
         self.storage_mesh = replace(mesh, tp=mesh.dp, dp=LoneAxis()) if self.is_zero3 else mesh
 
     def reducer(self, groups: Sequence[FlatGroup]) -> GradientReducer:
-        """Build the reducer that brings the gradients to the optimizer's flat groups."""
+        """Build the reducer that brings the gradients to the optimizer's flat groups. It puts hooks
+        on the parameters, so one model gets one."""
         if self.is_zero3:
             from mlm_repro.engine.optim.zero3 import ShardedReducer
 
@@ -70,8 +71,9 @@ class PartitionedModel:
         reducer: GradientReducer,
         loss_scale: float = 1.0,
     ) -> Tensor:
-        """Run forward and backward and return the sum of (loss × sequences), float64, zero off the
-        last stage. The gradients go to the reducer."""
+        """Run forward and backward in training mode and return this rank's sum of (loss ×
+        sequences), without the loss scale, float64, zero off the last stage. The scaled gradients
+        go to the reducer, and `finish` is left to the caller."""
         for chunk in self.chunks:
             # Asked first, because the flag is set on every module, which takes time.
             if not chunk.training:
@@ -101,8 +103,8 @@ class PartitionedModel:
         return executor.run(self._program(len(microbatches), training=True), before_backward)
 
     def capture(self, batch: PipelineInput, reducer: GradientReducer) -> None:
-        """Replay microbatches of this shape as CUDA graphs from now on. An earlier pass must have
-        used every dropout site."""
+        """Replay microbatches of this shape as CUDA graphs from now on. Runs passes over zeros,
+        which overwrite the gradients. An earlier pass must have used every dropout site."""
         # A copy of the batch: the graphs read these very tensors at each replay.
         program = self._program(1, training=True)
         own = deepcopy(self.with_keys(batch))
@@ -114,7 +116,8 @@ class PartitionedModel:
         self._graded = set(reducer.arrived)
 
     def with_keys(self, batch: PipelineInput) -> PipelineInput:
-        """Return the microbatch with the keys of all dropout sites on this rank's GPU."""
+        """Return the microbatch with the keys of all dropout sites used so far on this rank's GPU;
+        without dropout the microbatch itself."""
         dropout = batch.dropout
         return (
             replace(batch, dropout=dropout.on_device(self.mesh.device, self.sites))
@@ -124,8 +127,8 @@ class PartitionedModel:
 
     @torch.no_grad()
     def evaluate(self, microbatches: Sequence[PipelineInput]) -> Tensor:
-        """Run forward alone and return the sum of (loss × sequences), float64, zero off the last
-        stage."""
+        """Run forward alone, in evaluation mode, which stays on, and return this rank's sum of
+        (loss × sequences), float64, zero off the last stage."""
         for chunk in self.chunks:
             chunk.eval()
         executor = PipelineExecutor(
@@ -150,7 +153,8 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Build the configured model on this rank, with its initial values."""
+    """Return this rank's stages of the configured model, with initial values drawn from `seed`.
+    Raises BadInput for fewer layers than stages, and for ZeRO stage 3 on threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []
@@ -184,8 +188,8 @@ def _programs(
 
 
 class PipelineExecutor:
-    """Executes one rank's program over the microbatches of one iteration. Only this class knows
-    messages and graphs."""
+    """Executor of one rank's program over the microbatches of one iteration. It alone sends
+    messages, and keeps each forward pass's graph for the backward pass."""
 
     def __init__(
         self,
@@ -221,7 +225,8 @@ class PipelineExecutor:
         before_backward: Callable[[int], None] = lambda chunk: None,
     ) -> Tensor:
         """Execute the program and return the sum of (loss × sequences), float64; zero on ranks
-        without the last stage.
+        without the last stage. `before_backward` is called with the chunk before each backward
+        pass.
 
         Gradients of the loss scale × loss, summed over microbatches, are added to the parameters'.
         """

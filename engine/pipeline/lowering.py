@@ -63,8 +63,9 @@ class Lowered:
 
 
 def lower(orders: Sequence[Sequence[Compute]], chunks: int) -> Lowered:
-    """Return each rank's program: its passes, and every message where the computation that produces
-    it ends. All ranks are walked in time together.
+    """Return each rank's program and the timeline of its passes. A program has the passes, and
+    every message where the computation that produces it ends. All ranks are walked in time
+    together.
 
     A pass starts when its input has arrived, which for the loss's own backward pass is when its
     forward pass has ended; so no rank waits for what comes later. Raises ValueError if an order is

@@ -59,7 +59,7 @@ def compute_orders(
 
 
 def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute]]:
-    """Return every rank's order of forward passes alone, for validation."""
+    """Return every rank's order of forward passes alone, one list for all ranks, for validation."""
     # One order for all ranks: without backward passes nobody has to make room.
     order = [
         Compute(Op.FORWARD, microbatch, chunk)
@@ -69,8 +69,9 @@ def forward_orders(pp: int, chunks: int, microbatches: int) -> list[list[Compute
 
 
 def passes(pp: int, chunks: int, microbatches: int) -> list[Compute]:
-    """Return every rank's forward passes in the order in which the rank makes them, then its
-    backward passes."""
+    """Return the passes that each rank makes, one list for all ranks: forward passes in their
+    order, then backward passes in theirs. With several chunks `microbatches` is a multiple of
+    pp."""
     every = []
     for op in Op:
         for number in range(microbatches * chunks):

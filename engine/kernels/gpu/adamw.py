@@ -25,7 +25,8 @@ def fused(
     exp_avg_sq: torch.Tensor,
     step: AdamStep,
 ) -> None:
-    """Update flat weights and moments, and `copy` in its own dtype; the gradient stays as it is."""
+    """Update flat weights and moments in place, and `copy`, unless None, in its own dtype; the
+    gradient stays as it is."""
     # √(v/c) + ε is (√v + ε√c)/√c, which leaves one division for each weight.
     root = math.sqrt(1 - step.beta2**step.steps)
     rate = step.learning_rate * root / (1 - step.beta1**step.steps)

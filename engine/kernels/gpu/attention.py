@@ -43,8 +43,8 @@ HOPPER = 90
 
 
 def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the columns of a head's two parts, powers of two: 64 and 32 of 96, so that no product
-    has padding; the second is 0 if there is one part.
+    """Return the columns of a head's two parts, powers of two: 64 and 32 of 96, so that products
+    have less padding than with one part; the second is 0 if there is one part.
 
     Tensor cores take at least 16. Before Hopper 16-bit heads have one part: with two, registers do
     not suffice. In fp32 a head of 128 has two parts for the same reason.
@@ -57,8 +57,8 @@ def parts_of(d: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def compute_capability() -> int:
-    """Return the current GPU's compute capability, times 10. Under Triton's interpreter it is an
-    H100's."""
+    """Return the current GPU's compute capability, times 10. Without a GPU, as under Triton's
+    interpreter, it is an H100's."""
     try:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:
@@ -146,8 +146,8 @@ def _launch(kernel: Any, rows: int, tiles: Tiles, qkv: torch.Tensor, *given: obj
 
 @triton.jit
 def _draw(keys, bits, first_row, threshold, s, n, r: tl.constexpr):
-    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles of later keys are
-    skipped."""
+    """Write the mask's bits, 8 per byte, for `r` queries and 128 keys. Tiles whose keys are all
+    later than the queries are not written."""
     group = tl.program_id(2)
     start = tl.program_id(0) * r
     if tl.program_id(1) * 128 < start + r:
@@ -176,7 +176,7 @@ def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
     """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Missing rows are
-    zero."""
+    zero. If v is 0, the second part is the first once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile

@@ -117,7 +117,7 @@ class _AddNorm(torch.autograd.Function):
 
 fused = _AddNorm.apply
 """Differentiable function (x, bias, residual, mask) → residual + dropout(x + bias), for x and
-residual [s, b, h] and bias [h]."""
+residual [s, b, h] and bias [h]. Without a `mask` nothing is dropped."""
 
 
 def dropout(x: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
@@ -136,8 +136,8 @@ def add_norm(
     mask: DropoutMask | None,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x + dropout(branch + bias), or x without a branch, and its layer norm, each [s, b,
-    h]."""
+    """Return x + dropout(branch + bias), or x without a branch, and the layer norm of this sum,
+    each [s, b, h]. A `mask` needs a branch; None drops nothing."""
     # A wider row would not fit the registers; the reference makes two kernels of it.
     if x.size(-1) > WIDEST:
         return references.add_norm(x, weight, shift, branch, bias, mask, epsilon)

@@ -21,8 +21,9 @@ def chunked(
     vocab_size: int,
     axis: VocabAxis,
 ) -> torch.Tensor:
-    """Return the mean loss of targets [n] from hidden [n, h] and weight [v/t, h]. Gradients are
-    computed along with the loss."""
+    """Return the mean loss of targets [n], a scalar in fp32, from hidden [n, h] and weight [v/t,
+    h], whose rows at or above `vocab_size` are padding. Gradients are computed along with the loss,
+    and backward scales them in place, so it can run only once."""
     return in_chunks(
         hidden,
         weight,
@@ -71,7 +72,8 @@ def softmax_gradient(
     sums: torch.Tensor,
     factor: float,
 ) -> None:
-    """Turn logits into `factor` × (softmax − 1 at the target), in place."""
+    """Turn logits into `factor` × (softmax − 1 at the target), and padding into 0, in place. `top`
+    and `sums` are over all ranks; `own_top` is not read."""
     _softmax_gradient[(len(logits),)](
         logits,
         targets,

@@ -63,7 +63,8 @@ def _weights(
     is_causal: tl.constexpr,
     width: tl.constexpr,
 ):
-    """Return one row of weights, [width], in fp32."""
+    """Return this program's row of weights, [width], in fp32: 0 for keys that the query does not
+    see, and beyond the last key."""
     row = tl.program_id(0).to(tl.int64)
     query = row % s
     sample = row // (n * s)
