@@ -43,8 +43,9 @@ NAMED = 1 << 14
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
-    """Move the files of a pipeline that has run to `directory`, write its ledger and data card, and
-    return the SHA-256 of the split files.
+    """Move the files of a pipeline that has run to `directory`, and write its ledger and, if it has
+    token files, its tokenizer and data card. Returns the SHA-256 of the token files and of the
+    documents beside them, by name; an empty dict without token files.
 
     If it is cut short, nothing is lost: the same call goes on.
     """

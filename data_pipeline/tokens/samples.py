@@ -158,8 +158,8 @@ def training_samples(
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token outside the
-    vocabulary.
+    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token that is
+    negative or not below `vocab_size`.
 
     A divided embedding would otherwise silently treat it as another rank's token.
     """

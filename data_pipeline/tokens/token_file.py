@@ -42,15 +42,15 @@ def token_paths(prefix: Path) -> tuple[Path, Path]:
 
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
-    """Return the prefixes of a split's token files in a dataset: one, or one for each shard, in
-    order."""
+    """Return the prefixes of a split's token files in a dataset: one for each shard, in order, or
+    the only one, whether it is there or not."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 
 
 def texts_of(prefix: Path) -> Path:
     """Return the path of the JSON lines or Parquet file with the documents of a dataset's token
-    file."""
+    file. The file may be absent, as in an imported dataset."""
     name = prefix.name.removesuffix(TOKENS_OF)
     return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
 
