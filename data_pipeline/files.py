@@ -238,7 +238,7 @@ class Ledger(FileSchema, frozen=False):
 
 
 class TokenizerFacts(FileSchema):
-    """The kind of tokenizer and the digest of its files."""
+    """The kind of tokenizer and the digest of its `tokenizer.json`."""
 
     kind: str
     digest: str

@@ -298,8 +298,8 @@ class Pipeline:
 
     @property
     def left_in(self) -> int:
-        """Number of documents that still have n-grams of a test set, because these are frequent in
-        the corpus."""
+        """Number of documents, or parts of them, that still have n-grams of a test set, because
+        these are frequent in the corpus."""
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:

@@ -132,7 +132,7 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the id of each dropped duplicate, the id of its survivor, and their similarity,
-    for the decisions from `first` to before `last`."""
+    for the decisions from `first` to before `last`. Two equal ids are followed by their sources."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
     decisions_here = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[

@@ -64,8 +64,8 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
-    """Return the documents with equal keys in one band, in buckets of two or more, ascending in
-    each bucket.
+    """Return the documents, as indices of `keys`, that share a key of one band, in buckets of two
+    or more, ascending in each bucket.
 
     `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """

@@ -37,7 +37,8 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Return the number of texts, and the n-grams of a test-set file that they contain."""
+    """Return the number of texts, and the n-grams of `words` words of a test-set file that they
+    contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()

@@ -378,8 +378,8 @@ def _content_bytes(path: Path | Remote) -> int:
 
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """Cut a Parquet table into runs of row groups, each but the last of `shard_bytes` or more.
-    Raises BadInput if the column of the text holds no text.
+    """Yield pieces of a Parquet table, runs of row groups, each but the last of `shard_bytes` or
+    more. Raises BadInput if the table has no column of text under the key.
 
     An Arrow table is left whole; so is a file that is not a table, for its reader to refuse.
     """

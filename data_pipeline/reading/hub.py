@@ -143,8 +143,8 @@ class HubSource:
 
     @cached_property
     def _location(self) -> Location:
-        """Repository, subset and revision. A corpus that the user names without a revision has the
-        one that is newest today."""
+        """Repository, subset and revision. A corpus that the user names is looked up on the hub,
+        with the errors of `asking_for`; without a revision it has the one that is newest today."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
@@ -234,7 +234,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return a stream of rows for each split of a corpus on the hub."""
+    """Return a stream of rows for each split of a corpus on the hub, by the split's name."""
     from datasets import load_dataset
 
     return load_dataset(

@@ -80,8 +80,9 @@ class InstalledDocs:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Files to read documentation from: Python files, package descriptions and texts of the
-        distributions and the standard library, except legal texts and lists of changes."""
+        """Distribution, path inside it and path on disk of each file to read documentation from:
+        Python files, package descriptions and texts of the distributions and the standard library,
+        except legal texts and lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property
@@ -179,7 +180,8 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 
 def _standard_library_files() -> Iterator[Place]:
-    """Yield the wanted files of the standard library, sorted by path."""
+    """Yield distribution, path inside it and path on disk of each wanted file of the standard
+    library, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):

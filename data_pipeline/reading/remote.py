@@ -108,8 +108,9 @@ class Remote:
         return io.BufferedReader(file, buffering or io.DEFAULT_BUFFER_SIZE)
 
     def files(self) -> list[tuple[str, "Remote"]]:
-        """Return name and address of the file itself, or of all files that match its pattern or lie
-        below it, in order."""
+        """Return name and Remote of the file itself, or of all files that match its pattern or lie
+        below it, in order. Names are paths below the address, or below the folder before a
+        pattern."""
         import fsspec
 
         if "*" in self.url:

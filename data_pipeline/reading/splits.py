@@ -29,6 +29,7 @@ CACHED = "dataset_info.json"
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
     """Return the split of each file of a folder, by its path below it; "" if nothing tells one.
+    Raises BadInput if the folder has an unreadable list of splits.
 
     Without a `root`, as for remote files, the names alone tell it.
     """

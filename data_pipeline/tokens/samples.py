@@ -82,8 +82,8 @@ class SamplePiece(NamedTuple):
 
 
 class PackedSamples:
-    """The samples of one token file, s + 1 consecutive tokens each, in shuffled order. Samples run
-    across documents."""
+    """The samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, in
+    shuffled order. Samples run across documents."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file

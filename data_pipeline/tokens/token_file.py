@@ -56,8 +56,8 @@ def texts_of(prefix: Path) -> Path:
 
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
-    """Return the token files of one split, each with a share of the weight in proportion to its
-    bytes."""
+    """Return the prefixes of one split's token files, each with a share of the weight in proportion
+    to its bytes."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -145,7 +145,8 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Writes a token file; both files appear when the block ends without an error."""
+    """Context manager that writes a token file. Both files appear, in place of earlier ones, when
+    the block ends without an error; after an error earlier ones stay."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)

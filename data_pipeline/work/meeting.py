@@ -80,7 +80,7 @@ class Meeting:
 
     def agree(self, facts: dict[str, str]) -> None:
         """Add facts to the sign of this part. Raises BadInput, with the differences, if a living
-        part works on other facts."""
+        part works on other facts; a part with other facts is watched for LOOK_SECONDS."""
         facts = self._sign["facts"] | facts
         until = time.monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)

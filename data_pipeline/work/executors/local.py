@@ -55,8 +55,8 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Yield the tasks' results in order. Raises Interrupted if processes are killed ATTEMPTS
-        times in a row."""
+        """Yield the tasks' results in order; tasks run in this process if `count` or `at_once` is
+        1. Raises Interrupted if processes are killed ATTEMPTS times in a row."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
