@@ -203,8 +203,8 @@ def _overrides(overrides: list[str] | None, workers: int | None) -> list[str]:
 
 def _counts(directory: Path) -> str:
     """Return a summary of a finished directory's content in words: documents and tokens of each
-    split and a warning of malformed lines or, for `overlap.json`, the percentage found of each test
-    set."""
+    split, or bytes where no tokens were counted, and a warning of malformed lines; for
+    `overlap.json`, the percentage found of each test set."""
     from mlm_repro.lineage.files import read_values
 
     if (directory / "overlap.json").is_file():
@@ -235,8 +235,9 @@ def _read_ledger(directory: Path) -> "Ledger":
 
 
 def _table(ledger: "Ledger") -> str:
-    """Return the ledger as a table for a terminal: one line for each stage, and below it one for
-    each reason for a drop."""
+    """Return the ledger as a table for a terminal: one line for each stage, below it one for each
+    reason for a drop, and one for each split. The source stands above the table; the number of
+    malformed lines, the stages' notes and a warning of pairs left out stand below."""
     rows: list[tuple[str, ...]] = [("stage", "documents", "bytes", "tokens", "changed", "seconds")]
     notes = []
     for stage in ledger.stages:
@@ -264,8 +265,8 @@ def _cells(amount: "Amount", sign: str = "") -> tuple[str, ...]:
 
 
 def _open(dataset: Path) -> Path:
-    """Return the directory of a dataset. Raises BadInput if it is another kind of run,
-    IntegrityFailure if it is not complete."""
+    """Return the directory of a dataset, or one that a verb wrote. Raises BadInput if there is no
+    run or one of another kind, IntegrityFailure if it is not complete."""
     from mlm_repro.lineage.digest import is_sealed
     from mlm_repro.lineage.run import RunDirectory
 

@@ -117,8 +117,8 @@ class DataConfig(_WithFilters):
 
     @model_validator(mode="after")
     def _stages_can_be_done(self) -> Self:
-        """Raise ValueError for a stage that is unknown, doubled or out of order, and for the
-        section of a stage that is not listed."""
+        """Raise ValueError for a stage that is unknown, doubled or out of order, if the stages do
+        not end with `ends_with`, and for the section of a stage that is not listed."""
         for name in self.stages:
             if name not in BY_NAME:
                 hint = did_you_mean(name, BY_NAME, f"known: {', '.join(BY_NAME)}")

@@ -238,7 +238,7 @@ class Ledger(FileSchema, frozen=False):
 
 
 class TokenizerFacts(FileSchema):
-    """The kind of tokenizer and the digest of its files."""
+    """The kind of tokenizer and the digest of its `tokenizer.json`."""
 
     kind: str
     digest: str
@@ -345,7 +345,7 @@ def named_datasets(run: Path) -> list[TrainedOn]:
 
 def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     """Return the directories of a run's datasets with their blend weights. Raises DataMissing if
-    one is absent or has another digest."""
+    one is absent or has another digest, and errors as `named_datasets` does."""
     datasets = named_datasets(run)
     for dataset in datasets:
         if not dataset.is_here:

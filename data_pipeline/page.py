@@ -23,7 +23,8 @@ FILES = "page.html", "README.md"
 def write_page(dataset: Path, out: Path) -> None:
     """Write `page.html` and `README.md` about a dataset into a new folder.
 
-    Raises BadInput if the folder is there, or if a verb wrote `dataset`.
+    Raises BadInput if the folder is there, or if `dataset` has no data card, as after a verb that
+    writes no token files.
     """
     if out.exists():
         raise BadInput(f"{out} is there already: name a new folder")

@@ -71,7 +71,8 @@ class Pipeline:
 
     def run(self) -> Self:
         """Run all stages of the recipe and return the pipeline; tasks that are done already are not
-        repeated. Raises BadInput if no document is left."""
+        repeated. Raises BadInput if no document is left, or if more input is damaged or malformed
+        than the recipe allows."""
         size = choose_shard_bytes(self.config.shard_bytes, self.sources.total_bytes)
         compared = self.sources.shards(self.workspace, size, compared=True)
         shards = [*compared, *self.sources.shards(self.workspace, size)]
@@ -94,7 +95,8 @@ class Pipeline:
         return self
 
     def _section(self, name: str) -> JSON | None:
-        """Return the plain values of a stage's configuration, or None if the stage is not run."""
+        """Return the plain values of a stage's configuration, or None if the stage is not run or
+        has no section, such as one of the user's own code."""
         section = getattr(self.config, name, None)
         return section.model_dump(mode="json") if section and name in self.stages else None
 
@@ -110,7 +112,8 @@ class Pipeline:
 
     def _prepare(self, shards: list[list[Piece]]) -> Finished:
         """Run the first pass over all shards and enter it in the ledger. Raises BadInput if too
-        many files are damaged, too many lines are malformed, or no document is left."""
+        many files are damaged, too many lines are malformed, or no document is left; prints a
+        warning of fewer damaged files."""
         filters = self._filters(TEXT_FILTERS)
         names = [name for name, _ in filters["filters"]]
         limit = self.config.sources.max_bad_files
@@ -172,8 +175,8 @@ class Pipeline:
         )
 
     def joined(self, name: str, *stages: str) -> Path:
-        """Return one file with the content of all files called `name` that the tasks of these
-        stages wrote, such as all malformed input."""
+        """Return the path of one file with the content of all files called `name` that the tasks of
+        these stages wrote, such as all malformed input."""
         finished = [self.finished[stage] for stage in stages]
         settings = {"shards": len(finished[0].counts), "name": name}
         inputs = (stage_tasks.input for stage_tasks in finished)
@@ -251,7 +254,8 @@ class Pipeline:
     def _select(
         self, prepared: Finished, measured: Finished, tokenizer: Finished | None
     ) -> Finished:
-        """Decide about duplicates and test-set text, and apply the decisions to each shard."""
+        """Decide about duplicates and test-set text, apply the decisions to each shard, and enter
+        both in the ledger. Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
         decided: list[Input] = []
@@ -294,12 +298,13 @@ class Pipeline:
 
     @property
     def left_in(self) -> int:
-        """Number of documents that still have n-grams of a test set, because these are frequent in
-        the corpus."""
+        """Number of documents, or parts of them, that still have n-grams of a test set, because
+        these are frequent in the corpus."""
         return sum(counts["left_in"] for counts in self.finished["select"].counts)
 
     def _deduplicate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which documents are near-duplicates, and describe the search in the ledger."""
+        """Decide which documents are near-duplicates, describe the search in the ledger, and return
+        the decisions."""
         held = sum(task_counts["documents"] for task_counts in measured.counts[: self.compared])
         decisions, compared = find_duplicates(
             self.workspace, prepared, measured, self.config.deduplicate, held
@@ -323,8 +328,8 @@ class Pipeline:
         return decisions.input
 
     def _decontaminate(self, prepared: Finished, measured: Finished, decided: list[Input]) -> Input:
-        """Decide which n-grams of the test sets are cut out, and describe the search in the
-        ledger."""
+        """Decide which n-grams of the test sets are cut out, describe the search in the ledger, and
+        return these n-grams."""
         frequent = self.config.decontaminate.frequent
         settings = {
             "counts": [task_counts["documents"] for task_counts in measured.counts],
@@ -349,8 +354,9 @@ class Pipeline:
     def _order(
         self, of_shards: list[str], prepared: Finished, measured: Finished, selected: Finished
     ) -> list[Job]:
-        """Return the tasks that write the slices of the splits, and describe the split and the
-        vocabulary in the ledger. Raises BadInput if only one document is left to split."""
+        """Return the tasks that write the slices of the splits, enter their numbers in `splits`,
+        and describe the split and the vocabulary in the ledger. Raises BadInput if only one
+        document is left to split."""
         config = self.config.split
         counts = [each["documents"] for each in selected.counts]
         is_split = "split" in self.stages

@@ -43,8 +43,9 @@ NAMED = 1 << 14
 
 
 def publish(pipeline: Pipeline, directory: Path) -> dict[str, str]:
-    """Move the files of a pipeline that has run to `directory`, write its ledger and data card, and
-    return the SHA-256 of the split files.
+    """Move the files of a pipeline that has run to `directory`, and write its ledger and, if it has
+    token files, its tokenizer and data card. Returns the SHA-256 of the token files and of the
+    documents beside them, by name; an empty dict without token files.
 
     If it is cut short, nothing is lost: the same call goes on.
     """
@@ -131,7 +132,7 @@ def assemble(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 def name_duplicates(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the id of each dropped duplicate, the id of its survivor, and their similarity,
-    for the decisions from `first` to before `last`."""
+    for the decisions from `first` to before `last`. Two equal ids are followed by their sources."""
     decisions, prepared, measured = inputs
     corpus = Corpus(prepared, measured, np.load(decisions / "00000" / STARTS))
     decisions_here = np.load(decisions / "00000" / DECISIONS, mmap_mode="r")[

@@ -52,10 +52,10 @@ TEST_SET_KEYS = {"texts", "percent", "occurrences", "distinct", "documents"}
 
 
 def card(run: Path) -> Comparisons:
-    """Yield comparisons of the data card with the sealed files, the ledger, the token files, the
-    documents and the tokenizer.
+    """Yield comparisons of the data card with the sealed files, the manifest, the ledger, the token
+    files, the documents and the tokenizer.
 
-    Up to SAMPLED_DOCUMENTS documents of each token file are tokenized anew.
+    Up to SAMPLED_DOCUMENTS documents of each token file, drawn at random, are tokenized anew.
     """
     card = read_document(run / DATASET, DataCard)
     sealed = sealed_files(run)
@@ -234,7 +234,7 @@ def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
 
 def _banded(run: Path, alike: NearDuplicates | None) -> Comparisons:
     """Yield a comparison of the ledger's near-duplicate rule, threshold and shingle length with the
-    settings in the run's manifest."""
+    settings in the run's manifest; nothing if `alike` is None."""
     if alike:
         asked = _asked(_config(run), DeduplicateConfig, "deduplicate")
         rule = {name: asked[name] for name in ("rule", "threshold", "shingle_characters")}

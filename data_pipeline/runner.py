@@ -117,9 +117,9 @@ def build_dataset(
     Finished tasks stay in a hidden directory of the run until all are done, and the same call
     continues from there after any interruption. A task that the last complete build of that name
     did too is not done again. With `part`, such as 2/8, this machine does that part of the tasks,
-    and other machines do the rest. Nothing is left after bad input. Raises BadInput for input or a
-    root that cannot be used, and for a part that differs from one that is at work; DataMissing for
-    missing input; Interrupted when stopped.
+    and other machines do the rest. After bad input nothing is left but a list of malformed lines,
+    if there were too many. Raises BadInput for input or a root that cannot be used, and for a part
+    that differs from one that is at work; DataMissing for missing input; Interrupted when stopped.
     """
     stated = config.model_dump(mode="json", exclude=WITHOUT)
     begin = partial(
@@ -138,15 +138,16 @@ def build_dataset(
 def run_stage(
     stage: type[Stage], config: DataConfig, out: Path, executor: str = "local"
 ) -> RunDirectory:
-    """Run one stage over the sources of `config` into the directory `out`; restarts and errors are
-    as in `build_dataset`."""
+    """Run one stage over the sources of `config` into the directory `out` and return its run;
+    restarts and errors are as in `build_dataset`."""
     begin = partial(RunDirectory.begin_at, out, f"data-{stage.verb}", config.identity())
     return _run_stages(config, begin, executor, ROOM_OF_DOCUMENTS)
 
 
 def run_overlap(config: DataConfig, out: Path, executor: str = "local") -> RunDirectory:
-    """Measure which share of the test sets the sources of `config` contain, and write it to
-    `overlap.json` in `out`."""
+    """Measure which share of the test sets the sources of `config` contain, write it to
+    `overlap.json` in `out`, and return the run. Raises DataMissing for a test set that cannot be
+    found."""
     test_sets = {name: find_test_set(name).resolve() for name in config.overlap.test_sets}
     sources, _ = announce_cost(config, 0)
     digests = {f"test set {name}": sha256_file(path) for name, path in test_sets.items()}
@@ -269,8 +270,9 @@ def offered(buckets: NDArray[Any]) -> float:
 
 
 def forecast(config: DataConfig) -> None:
-    """Print time, memory and disk of a build by stage, as if nothing was made yet, and for corpora
-    of the sizes in LARGER."""
+    """Print time, memory and disk of a build by stage, as if nothing was made yet; then for each
+    larger corpus, of a size in LARGER. If no rehearsal is possible, print the reason in place of
+    these."""
     sources, _ = announce_cost(config)
     try:
         rehearsed = rehearse(config, sources)
@@ -313,9 +315,11 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
-    """Build a sample, the first text of the sources, and return its cost.
+    """Build a sample, the first text of the sources, in a temporary folder, and return its cost.
+    Nothing is printed.
 
-    Raises UserError if that cannot be done, such as BadInput for a source that is not a local file.
+    Raises UserError if that cannot be done, such as BadInput for a source on the hub or
+    `installed-docs`.
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
@@ -443,7 +447,8 @@ def _workers(executor: str, config: DataConfig) -> LocalExecutor | RayExecutor:
 def _open(
     config: DataConfig, room: int
 ) -> tuple[OpenedSources, dict[str, Path | None], dict[str, str], int]:
-    """Open sources and test sets, and print the cost.
+    """Open sources and test sets, and print the cost, and warnings of missing test sets and of a
+    tokenizer that does not restore every text.
 
     Returns the sources, the files of the test sets (None for a missing one), the digests of all
     input, code and libraries, and the largest disk space in bytes.

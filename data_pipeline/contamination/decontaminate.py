@@ -54,8 +54,8 @@ def split_and_keep(text: str, ngrams: Ngrams, margin: int = 200, min_part: int =
 def decontaminate(
     document: Document, ngrams: Ngrams, margin: int = 200, min_part: int = 200, max_parts: int = 10
 ) -> list[Document] | Drop:
-    """Return the document's clean parts, numbered in their ids, or the document itself if it has no
-    match.
+    """Return a list of the document's clean parts, numbered from 0 in their ids, or of the document
+    itself if it has no match.
 
     Returns a Drop if no part is left, or more than `max_parts` are.
     """
@@ -104,8 +104,9 @@ def read_documents(path: Path) -> list[list[str]]:
 
 @lru_cache(maxsize=2)
 def ngrams_of_files(paths: tuple[Path, ...], words: int, min_words: int) -> Ngrams:
-    """Return the n-grams of every passage of the test-set files that has at least `min_words`
-    words."""
+    """Return the n-grams, of `words` words, of every passage of the test-set files that has at
+    least `min_words` words; a passage of fewer than `words` is one n-gram. Raises BadInput as
+    `read_documents` does."""
     documents = chain.from_iterable(map(read_documents, paths))
     passages = map(words_of, chain.from_iterable(documents))
     return Ngrams(

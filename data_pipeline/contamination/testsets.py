@@ -53,8 +53,8 @@ FILE_KINDS = ("jsonl", "text")
 
 
 def check_test_set_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or names a
-    file.
+    """Raise ValueError, with the nearest known name, unless `name` is one of `TEST_SETS` or has the
+    form of a file, which is not looked for.
 
     A file is `jsonl:PATH`, where PATH ends in `.jsonl`, or `text:PATH`, where it does not.
     """
@@ -96,8 +96,9 @@ def fetch_published(out: Path) -> Iterator[Path]:
     """Write every test set and GPT-2's vocabulary to `out`, in the layout of MLM_DATA_DIR. Yield
     the path of each when it is there, and SHA256SUMS last.
 
-    Existing files are kept. Raises IntegrityFailure if one of them is not the published file.
-    Raises DataMissing at the end, with the first file that could not be found or downloaded.
+    Existing files are kept. Raises IntegrityFailure if one of them, or a file copied from
+    MLM_DATA_DIR or the cache, is not the published file. Raises DataMissing at the end, with the
+    first file that could not be found or downloaded.
     """
     written = []
     missing = None
@@ -129,8 +130,8 @@ def cache_directory() -> Path:
 
 
 def _find(file: PublishedFile) -> Path:
-    """Return the path of a published file, after a download if need be. Raises DataMissing if that
-    fails or the digest differs."""
+    """Return the path of a published file, after a download if need be. Raises DataMissing if the
+    download fails or has another digest; a file that is here already is not checked."""
     if data := os.environ.get("MLM_DATA_DIR"):
         path = Path(data) / file.place
         if path.is_file():

@@ -46,7 +46,7 @@ class Ngrams:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths of the n-grams in words, longest first."""
+        """Distinct lengths of the n-grams in words, longest first."""
         return tuple(
             sorted({min(text.count(" ") + 1, self.words) for text in self.texts}, reverse=True)
         )
@@ -84,8 +84,9 @@ class Ngrams:
         return NgramIndex(self.texts, self.lengths[-1])
 
     def search(self, text: str) -> Iterator[tuple[int, str]]:
-        """Yield the `matches` of a text without marks. The index proposes positions; the words
-        there are compared."""
+        """Yield the `matches` in a text as it is, where a tag, a link's target or a soft hyphen
+        between words or in one hides a match. The index proposes positions; the words there are
+        compared."""
         for start in self.index.candidates(text):
             words = [
                 word.group().lower() for word in islice(WORD.finditer(text, start), self.lengths[0])
@@ -112,7 +113,7 @@ def words_of(text: str) -> list[str]:
 
 
 def runs_of(words: list[str], length: int) -> list[str]:
-    """Return every run of `length` words, joined by spaces. If there are fewer words, they are one
+    """Return every run of `length` words, joined by spaces. Fewer words, or no word at all, are one
     run."""
     length = min(length, len(words))
     return [" ".join(words[start : start + length]) for start in range(len(words) - length + 1)]

@@ -46,8 +46,8 @@ def fingerprint_words(config: DeduplicateConfig) -> int:
 
 @compiled
 def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Equal
-    bands have equal hashes."""
+    """Return a 64-bit hash of each band of signatures [texts, permutations], [texts, bands]. Two
+    texts with equal minima in a band have the same hash of that band."""
     documents = minima.shape[0]
     rows = minima.shape[1] // bands
     keys = np.empty((documents, bands), np.uint64)
@@ -64,8 +64,8 @@ def band_keys(minima: NDArray[np.uint32], bands: int) -> NDArray[np.uint64]:
 
 
 def buckets(keys: NDArray[np.uint64]) -> Buckets:
-    """Return the documents with equal keys in one band, in buckets of two or more, ascending in
-    each bucket.
+    """Return the documents, as indices of `keys`, that share a key of one band, in buckets of two
+    or more, ascending in each bucket.
 
     `keys` [documents] may be a memory map. Needs up to 32 bytes for each document.
     """
@@ -83,7 +83,7 @@ def sketch(minima: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @compiled
 def agreement(left: Words, right: Words) -> int:
-    """Number of equal bytes of two sketches, padding included."""
+    """Return the number of equal bytes of two sketches, padding included."""
     mine = left.view(np.uint8)
     theirs = right.view(np.uint8)
     count = 0

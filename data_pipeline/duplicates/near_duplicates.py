@@ -323,8 +323,8 @@ def resolve(
     """Decide which of the linked documents are dropped, component by component, in input order
     within each.
 
-    Buckets lie in files in `scratch`: a member takes 40 bytes of memory and 10 of disk for each
-    band.
+    Buckets lie in files in `scratch`, or in the system's temporary folder: a member takes 40 bytes
+    of memory and, for each band, 10 of disk.
 
     By the rule `verified`, a document is dropped if and only if its exact Jaccard similarity to an
     earlier document that is kept, shares a bucket with it and agrees with it in `min_agreement`
@@ -339,8 +339,8 @@ def resolve(
     document of a bucket is compared with all others in it, pairs above 0.5 are listed, pairs of at
     least the threshold are linked, and one document of each linked group is kept. Where the
     published code takes an arbitrary one (of a bucket, of an unordered set), the first in input
-    order is taken. As in that code, the last shingle of a text is left out of the comparison, and
-    a text without shingles has a similarity of 0 to all others.
+    order is taken. As in that code, the last shingle of a text is left out of the comparison, and a
+    text without shingles has a similarity of 0 to all others.
     """
     is_published = config.rule == "megatron-2019"
     members, *_, copies, pages = linked

@@ -30,7 +30,7 @@ def checked(
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
     """Return the function that `fast` makes if it agrees with `reference` on every sample, else
-    `reference`.
+    `reference`, also if an error is raised meanwhile.
 
     A rejected function is announced on standard error; results are the same either way.
     """
@@ -61,9 +61,9 @@ def checked_with_tables(
     samples: Iterable[T],
     same: Callable[[R, R], bool] = eq,
 ) -> Callable[[T], R]:
-    """Like `checked`, for a function that `fast` builds from the arrays that `make` returns. The
-    arrays of an accepted function are cached on disk: later processes need neither the library nor
-    the samples.
+    """Return the function that `fast` builds from the arrays that `make` returns, or `reference`,
+    as `checked` does. The arrays of an accepted function are cached on disk: later processes need
+    neither the library nor the samples.
 
     `tables` is the name of the cached file without its ending, and the library's name. The cache is
     used as long as the library's files, the files beside this one, Python, numpy, the compiler and

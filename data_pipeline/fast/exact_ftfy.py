@@ -113,7 +113,7 @@ SAMPLES = (
 @cache
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
     """Return `ftfy.fix_text` with that normalization and without the repairs `left_out`: the fast
-    function if it is exact here, else ftfy's."""
+    function if it is exact here, else ftfy's. The fast one raises Unfit as `fast_fix_text` says."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
@@ -206,7 +206,7 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
 
     def repaired_with(text: str, entities: bool) -> str:
         """Return the text with all repairs, as `ftfy.fix_and_explain` makes them. Raises Unfit if
-        that takes too many passes."""
+        that takes too many passes, or for too many marks in a row."""
         passes = _passes()
         before = ""
         while text != before:
@@ -261,8 +261,8 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of blocks of whole segments, about BLOCK characters each. One block
-    starts at `tagged`."""
+    """Yield start and end of blocks of whole segments: about BLOCK characters, or one longer
+    segment. One block starts at `tagged`."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

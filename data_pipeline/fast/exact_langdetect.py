@@ -66,8 +66,8 @@ def tables_of(factory: DetectorFactory) -> dict[str, NDArray[Any]]:
 
 def fast_detect(tables: dict[str, NDArray[Any]]) -> Callable[[str], Detection]:
     """Return a function that detects a text's language as langdetect does with seed 0, bit for bit.
-    It returns the language, or None for a text without features, and the probability of each
-    language in `tables`.
+    It returns the language, "unknown" if none is likely, and the probability of each language in
+    `tables`; None and an empty tuple for a text without features.
 
     Raises RuntimeError if langdetect is not the version that this was derived from, or has more
     languages.
@@ -179,8 +179,8 @@ def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
 
 @compiled
 def _features(characters: Bytes4, classes: Classes, upper: Flags, keys: Places, rows: Rows) -> Rows:
-    """Return the rows of the text's n-grams (`append`, `cleaning_text` and `_extract_ngrams` of
-    langdetect's Detector).
+    """Return the rows of the text's n-grams that a profile has, in order, repetitions included
+    (`append`, `cleaning_text` and `_extract_ngrams` of langdetect's Detector).
 
     langdetect means to count Latin Extended Additional as Latin and does not: it compares a number
     with a name.

@@ -50,13 +50,14 @@ def detect(text: str) -> str | None:
 
 
 def probability(text: str) -> float:
-    """Return the probability of the language that `detect` finds; 0 for a text without features."""
+    """Return the probability of the likeliest language, which `detect` may call "unknown"; 0 for a
+    text without features."""
     return max(_detection()(text)[1], default=0.0)
 
 
 def reference_detection(text: str) -> Detection:
     """Return the language and the probabilities that langdetect itself finds, with seed 0 and
-    ordered profiles."""
+    ordered profiles; None and an empty tuple for a text without features."""
     detector = language_factory().create()
     detector.append(text)
     try:

@@ -149,8 +149,9 @@ def find_duplicates(
 
 
 def find_copies(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the documents whose text an earlier document has, in order, and the number of
-    each shard's first document.
+    """Task: write each document whose text an earlier document has, with the first such document,
+    in order; these first documents, sorted, once for each copy; and the number of each shard's
+    first document.
 
     The first `held` documents are not looked at. The rule `megatron-2019` compares equal texts like
     any others, so that no copy is written under it.
@@ -276,7 +277,9 @@ def gather_components(settings: Settings, inputs: list[Path], directory: Path) -
 
 
 def resolve_components(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the decisions for the components from `first` to before `last`."""
+    """Task: write the decisions for the components from `first` to before `last`, the number of
+    compared pairs by similarity, and the documents that were compared with a part of a bucket
+    alone."""
     components, laid, copied = (folder / "00000" for folder in inputs[:3])
     config = DeduplicateConfig(**settings["config"])
     starts = np.load(components / COMPONENTS, mmap_mode="r")[
@@ -311,7 +314,7 @@ def resolve_components(settings: Settings, inputs: list[Path], directory: Path) 
 
 def collect_decisions(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write all decisions in order of document, with the decisions about copies, and the
-    number of each shard's first document."""
+    number of each shard's first document. Documents have their numbers in the corpus here."""
     folders = [inputs[0] / f"{task:05d}" for task in range(settings["tasks"])]
     numbers = np.memmap(inputs[1] / "00000" / DISTINCT, np.int64, "r")
     copies = np.load(inputs[2] / "00000" / COPIES, mmap_mode="r")

@@ -20,7 +20,7 @@ def drop(
     tokens: int = 0,
 ) -> None:
     """Count a dropped document, as it came to the stage, under a reason in the stage's ledger
-    entry. With a folder `place`, append it to `dropped.jsonl` there."""
+    entry. With a `folder`, append it to `dropped.jsonl` there."""
     entry.drop(document, reason, size, tokens)
     if folder:
         row = document.to_json() | {"stage": entry.name, "reason": reason}

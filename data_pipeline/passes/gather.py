@@ -34,7 +34,8 @@ def slice_documents(documents: int, size: int) -> int:
 
 
 def choose_order(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the order of the remaining documents, a file of numbers for each split.
+    """Task: write the order of the remaining documents, a file of numbers for each split, and the
+    number of each shard's first document.
 
     Settings: `counts`, documents left in each shard; `splits`, the split of each shard, "" before
     splitting; `shuffle`, section and seed of the split, or None for the order of the input.

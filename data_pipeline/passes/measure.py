@@ -55,7 +55,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     `numbers` [documents] are indices in the shard, `sizes` [documents, 2] bytes and tokens.
     Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
     and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
-    paths; `tokenizer`, a digest or None. The inputs are the shard and the tokenizer.
+    paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
+    The inputs are the shard and the tokenizer.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None
@@ -146,7 +147,8 @@ def read_matches(directory: Path) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield documents in order, in batches that end when they have BATCH_CHARACTERS."""
+    """Yield lists of documents, in order, that end when they have BATCH_CHARACTERS. The last may be
+    empty."""
     batch = []
     characters = 0
     for document in documents:
@@ -167,7 +169,8 @@ def _is_kept(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> bool:
-    """Return True if no filter drops the document, and enter it in the ledger."""
+    """Return True if no filter drops the document, and enter it in the ledger. With a `folder`, a
+    dropped document is written there."""
     for token_filter, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)
         if outcome := token_filter.apply(document.text, tokens):

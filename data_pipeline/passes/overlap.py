@@ -37,7 +37,8 @@ RESULT = "overlap.json"
 
 
 def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int, set[str]]:
-    """Return the number of texts, and the n-grams of a test-set file that they contain."""
+    """Return the number of texts, and the n-grams of `words` words of a test-set file that they
+    contain."""
     ngrams = ngrams_of_files((test_set,), words, words)
     read = 0
     contained = set[str]()
@@ -50,7 +51,7 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
     """Return the statistic from the n-grams that `count_overlap` found in all shards: how many
-    n-grams the test set has, and how many of them were found.
+    n-grams the test set has, how many of them were found, and the percentage.
 
     The papers count every occurrence in the test set. The counts of distinct n-grams, and of
     occurrences in each document, in order, stand beside them.

@@ -26,7 +26,8 @@ def prepare(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the documents of a shard that the text filters keep, and its malformed input.
 
     Settings: `pieces`, `max_line_bytes`, `goes_on` (True if the rest of a damaged file is skipped),
-    and `filters`: pairs of a TextFilter's name and its section of the recipe.
+    `filters`: pairs of a TextFilter's name and its section of the recipe, and `keep_dropped` (True
+    if dropped documents are written too).
     """
     filters = [TEXT_FILTERS[name](**section) for name, section in settings["filters"]]
     folder = directory if settings.get("keep_dropped") else None
@@ -86,8 +87,8 @@ def _read(
 
 
 def join_lists(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: join the files called `name` of all `shards` of each stage, in order; missing files are
-    skipped."""
+    """Task: join the files called `name` of all `shards` of each stage, in order, into one of that
+    name; missing files are skipped."""
     stages_and_shards = product(inputs, range(settings["shards"]))
     paths = (stage / f"{n:05d}" / settings["name"] for stage, n in stages_and_shards)
     with (directory / settings["name"]).open("wb") as joined:
@@ -102,7 +103,8 @@ def _filter(
     folder: Path | None,
 ) -> Document | None:
     """Return the document after the filters, or None if one drops it, and enter it in the ledger
-    without tokens. If a filter raises Unfit, nothing is entered."""
+    without tokens. With a `folder`, a dropped document is written there. If a filter raises Unfit,
+    nothing is entered."""
     # All filters run before anything is counted, because Unfit must leave the ledger as it was.
     outcomes: list[str | Drop] = [document.text]
     for text_filter, entry in zip(filters, entries[1:], strict=True):

@@ -28,7 +28,7 @@ LEFT_IN = "left_in.jsonl"
 
 def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the test sets' n-grams that occur fewer than `frequent` times in documents that
-    are not duplicates."""
+    are not duplicates; all that occur there if it is None."""
     measured, *decisions = inputs
     frequency: Counter[str] = Counter()
     documents = start = 0
@@ -47,14 +47,16 @@ def find_rare_ngrams(settings: Settings, inputs: list[Path], directory: Path) ->
 
 
 def select_documents(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write the index of a shard's remaining documents, and the parts of documents that were
-    cut.
+    """Task: write the index of a shard's remaining documents, the parts of documents that were cut,
+    and a list of the documents that still hold n-grams too frequent to be cut out.
 
     The index, [documents, 6], locates each one, so that a slice reads no more of a shard than its
     own documents: 1 for a part, 0 for a whole document; start and end of its line; start and end of
-    its tokens; its bytes. Settings: `is_written`, `start` (the shard's first number in the corpus),
-    `count`, `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`.
-    Inputs: the shard after each pass, then decisions, n-grams and tokenizer if the recipe has them.
+    its tokens; its bytes. Settings: `is_written` (False if the shard is only compared with, and all
+    that is written is an empty list), `start` (the shard's first number in the corpus), `count`,
+    `deduplicate` (True if it was done), `decontaminate` (section or None), `tokenizer`,
+    `keep_dropped` (True if dropped documents are written too). Inputs: the shard after each pass,
+    then decisions, n-grams and tokenizer if the recipe has them.
     """
     prepared, measured, *more = inputs
     section = settings["decontaminate"]

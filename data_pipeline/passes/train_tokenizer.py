@@ -14,8 +14,8 @@ training."""
 
 
 def train(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: train a tokenizer of `vocab_size` tokens and a `kind`, on the documents of a range of
-    `shards` of the first pass, which have `bytes` in all."""
+    """Task: write a tokenizer of `vocab_size` tokens and a `kind`, trained on the documents of a
+    range of `shards` of the first pass, which have `bytes` in all."""
     make = Tokenizer.of_words if settings["kind"] == "words" else Tokenizer.train
     make(
         _sample(inputs[0], range(*settings["shards"]), settings["bytes"]), settings["vocab_size"]

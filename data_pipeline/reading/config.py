@@ -25,7 +25,8 @@ INSTALLED_DOCS = "installed-docs"
 
 
 def check_source_name(name: str) -> None:
-    """Raise ValueError, with the nearest known name, if there is no source of this name."""
+    """Raise ValueError, with the nearest known name, if no kind of source has this name, or if a
+    kind of files lacks its path. The source itself is not looked for."""
     kind, colon, path = name.partition(":")
     is_known = name in (*HUB_NAMES, INSTALLED_DOCS) or (name.startswith(HUB) and "/" in path)
     if is_known or (path and kind in ENDINGS):

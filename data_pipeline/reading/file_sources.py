@@ -61,7 +61,8 @@ Files = list[tuple[str, Path | Remote]]
 
 class FileSource:
     """Reads documents from local or remote files: `jsonl:PATH`, `parquet:PATH`, `csv:PATH`,
-    `documents:PATH` and so on. Raises BadInput if there are no files.
+    `documents:PATH` and so on. Raises BadInput, at first use and not when it is made, if there are
+    no files.
 
     A directory stands for all files of that kind below it, in order of path; the number of its
     other files is printed. Of several splits only `train` is read, or the ones that `sources.split`
@@ -101,7 +102,8 @@ class FileSource:
 
     @cached_property
     def files(self) -> Files:
-        """Name and path of each file that is read, in order."""
+        """Name and path of each file that is read, in order. At first access standard input or a
+        pipe is copied to a temporary file, and the files that are left out are printed."""
         path = self._root
         if "://" in self._path:
             return self._elsewhere(Remote(self._path))
@@ -129,7 +131,9 @@ class FileSource:
         return self._of_splits(root, [*files])
 
     def _elsewhere(self, remote: Remote) -> Files:
-        """Return the remote files of this kind at an address. Raises BadInput if there are none."""
+        """Return the remote files at an address that are of this kind; a single file, or one that
+        matches a pattern, may have any ending. Raises BadInput if there are none, and for
+        `documents`."""
         if self.kind == "documents":
             raise BadInput(
                 f"source {self.name}: a dataset is read from this machine; copy it first"
@@ -168,7 +172,7 @@ class FileSource:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Approximate bytes of text; compressed files and tables count by their content."""
+        """Approximate bytes of text; compressed files and Parquet tables count by their content."""
         return sum(
             (
                 _content_bytes(path)
@@ -180,8 +184,8 @@ class FileSource:
 
     @property
     def document_bytes(self) -> float:
-        """Mean bytes of a document, from the first megabyte of JSON lines, or from the first 100
-        documents of any other kind."""
+        """Mean bytes of a document: of a line in the first megabyte of the first file for JSON
+        lines, else of the texts of the first 100 documents."""
         path = self.files[0][1]
         if self.kind in ("jsonl", "documents") and path.suffix != ".parquet":
             with suppress(OSError, EOFError, zlib.error, lzma.LZMAError), open_bytes(path) as file:
@@ -195,7 +199,8 @@ class FileSource:
         return max(1, sum(sizes)) / max(1, len(sizes))
 
     def fingerprint(self) -> str:
-        """Return a digest of the names and the SHA-256 of all files to read."""
+        """Return a digest of the names and the SHA-256 of all files to read. The files are read for
+        it, once."""
         return sha256_json([[piece.name, piece.sha256] for piece, *_ in self._surveyed])
 
     def describe(self) -> str:
@@ -207,7 +212,8 @@ class FileSource:
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Yield pieces of the files in order: lines and frames cut to about `shard_bytes`, Parquet
-        tables by row groups, other files whole."""
+        tables by row groups, other files whole. Prints a note of a large compressed file that
+        cannot be cut."""
         for piece, newlines, cuts in self._surveyed:
             if is_table(piece):
                 yield from _cut_table(piece, shard_bytes)
@@ -229,7 +235,8 @@ class FileSource:
                 yield piece
 
     def sample(self) -> Iterator[Item]:
-        """Yield the documents in order, without computing a digest of their files beforehand."""
+        """Yield the documents, the malformed input and the blank lines (None) in order, without
+        computing a digest of their files beforehand."""
         for name, path in self.files:
             piece = Piece(self.kind, name, str(path), "", path.stat().st_size, **self._keys)
             yield from read_pieces(_cut_table(piece, 1) if is_table(piece) else [piece])
@@ -346,8 +353,8 @@ class FileSource:
 
 
 def _cut_frames(piece: Piece, shard_bytes: int, cuts: list[Cut]) -> Iterator[Piece]:
-    """Cut a compressed file at frames, into pieces of at least `shard_bytes` of content or one
-    frame."""
+    """Yield pieces of a compressed file, cut at frames: each but the last has at least
+    `shard_bytes` of content."""
     first = cuts[0]
     for cut in cuts[1:]:
         if (size := cut.content - first.content) >= shard_bytes or cut is cuts[-1]:
@@ -371,8 +378,8 @@ def _content_bytes(path: Path | Remote) -> int:
 
 
 def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
-    """Cut a Parquet table into runs of row groups, each but the last of `shard_bytes` or more.
-    Raises BadInput if the column of the text holds no text.
+    """Yield pieces of a Parquet table, runs of row groups, each but the last of `shard_bytes` or
+    more. Raises BadInput if the table has no column of text under the key.
 
     An Arrow table is left whole; so is a file that is not a table, for its reader to refuse.
     """
@@ -407,7 +414,8 @@ def _cut_table(piece: Piece, shard_bytes: int) -> Iterator[Piece]:
 
 
 def _check_column(piece: Piece, schema: Any) -> None:
-    """Raise BadInput unless the table has a column of text under the key."""
+    """Raise BadInput unless the table has a column, or a field in a struct, of text or bytes under
+    the key."""
     from pyarrow import types
 
     fields = [*schema]

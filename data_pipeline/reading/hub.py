@@ -65,8 +65,8 @@ def asking_for(what: str) -> Iterator[None]:
     """Turn the errors that the hub's clients raise in this block into one sentence, which calls the
     requested thing `what`.
 
-    Raises DataMissing if the hub does not have the repository or gates it, Interrupted if it stops
-    answering. Disk errors of this machine are passed on.
+    Raises DataMissing if the hub does not have the repository or gates it, Interrupted for any
+    other error. The error of a full disk is passed on.
     """
     from huggingface_hub import errors
 
@@ -143,8 +143,8 @@ class HubSource:
 
     @cached_property
     def _location(self) -> Location:
-        """Repository, subset and revision. A corpus that the user names without a revision has the
-        one that is newest today."""
+        """Repository, subset and revision. A corpus that the user names is looked up on the hub,
+        with the errors of `asking_for`; without a revision it has the one that is newest today."""
         if self.name in LOCATIONS:
             return LOCATIONS[self.name]
         from huggingface_hub import HfApi
@@ -194,7 +194,8 @@ class HubSource:
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
         """Stream each file of the corpus into a local file, and yield the pieces of the local
-        files. Raises the errors of `asking_for`."""
+        files. Raises the errors of `asking_for`, and BadInput for a split that the corpus does not
+        have."""
         with asking_for(self.name):
             streams = _open(self._location)
         choose_splits(self.name, [*streams], self._splits, is_whole=True)
@@ -213,7 +214,8 @@ class HubSource:
 
 
 def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
-    """Task: write one file of a corpus as JSON lines. Raises the errors of `asking_for`."""
+    """Task: write one file of a corpus as JSON lines: its documents, and records of its malformed
+    rows. Raises the errors of `asking_for`."""
     name = settings["name"]
     number = settings["file"]
     split = settings["split"]
@@ -232,7 +234,7 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def _open(location: Location) -> Any:
-    """Return a stream of rows for each split of a corpus on the hub."""
+    """Return a stream of rows for each split of a corpus on the hub, by the split's name."""
     from datasets import load_dataset
 
     return load_dataset(

@@ -59,8 +59,8 @@ Place = tuple[str, str, Path]
 
 
 class InstalledDocs:
-    """Strings and comments in Python, package descriptions and manuals, in order of distribution
-    and path.
+    """Source of the documentation that is installed: strings and comments in Python, package
+    descriptions and manuals, in order of distribution and path.
 
     Python comes last. With a limit, files are read in the order of a hash of the seed and their
     name until the limit is reached: a uniform sample of files, whose documents keep the order of
@@ -80,8 +80,9 @@ class InstalledDocs:
 
     @cached_property
     def places(self) -> list[Place]:
-        """Files to read documentation from: Python files, package descriptions and texts of the
-        distributions and the standard library, except legal texts and lists of changes."""
+        """Distribution, path inside it and path on disk of each file to read documentation from:
+        Python files, package descriptions and texts of the distributions and the standard library,
+        except legal texts and lists of changes."""
         return [*_distribution_files(self._distributions), *_standard_library_files()]
 
     @property
@@ -101,8 +102,8 @@ class InstalledDocs:
         return sha256_json({"python": platform.python_version(), "distributions": versions})
 
     def describe(self) -> str:
-        """Return the versions of the documentation for the ledger, with the size of the sample once
-        it is drawn."""
+        """Return a description for the ledger: the version of Python, the number of installed
+        packages and, once it is drawn, the size of the sample."""
         version = platform.python_version()
         count = len(self._distributions)
         return (
@@ -116,7 +117,8 @@ class InstalledDocs:
         return self._config.max_bytes or 60_000_000
 
     def pieces(self, workspace: Workspace, shard_bytes: int) -> Iterator[Piece]:
-        """Yield the harvested files in order, as pieces of at most `shard_bytes`."""
+        """Write the documentation to one file of the workspace, and yield that file in pieces of at
+        most `shard_bytes`."""
         settings = {
             "places": [(owner, inside, str(path)) for owner, inside, path in self.places],
             "seed": self._seed,
@@ -137,7 +139,7 @@ class InstalledDocs:
 
 def run_time_distributions(package: str) -> dict[str, Distribution]:
     """Return the installed distributions that `package` needs to run, directly or not, by
-    normalised name. Extras are left out.
+    normalised name, without `package` itself. Extras are left out.
 
     Raises DataMissing if `package` itself is not installed.
     """
@@ -178,7 +180,8 @@ def _distribution_files(distributions: dict[str, Distribution]) -> Iterator[Plac
 
 
 def _standard_library_files() -> Iterator[Place]:
-    """Yield the wanted files of the standard library, sorted by path."""
+    """Yield distribution, path inside it and path on disk of each wanted file of the standard
+    library, sorted by path."""
     root = Path(sysconfig.get_path("stdlib"))
     paths: list[PurePosixPath] = []
     for folder, folders, names in os.walk(root):
@@ -215,7 +218,9 @@ def harvest(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
 
 
 def extract(place: Place, max_line_bytes: int = MAX_LINE_BYTES) -> list[Document | Malformed]:
-    """Return the documents in one file: a Python module, a package description or plain text."""
+    """Return the documents in one file: a Python module, a package description or plain text; none
+    for a file without text. A file that cannot be read, is too long or is not UTF-8 gives one
+    record of malformed input."""
     owner, inside, path = place
     name = mend_surrogates(f"{owner}:{inside}")
     try:

@@ -43,7 +43,7 @@ def _expand(chunks: Iterable[bytes], kind: str) -> Iterator[tuple[bytes, int]]:
     frame begins.
 
     Chunks are small, so that a piece fits in memory whatever it expands to. Raises EOFError if the
-    file is cut off.
+    file is cut off, OSError or zlib.error if it is damaged.
     """
     begin = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame: Any = None
@@ -68,9 +68,10 @@ def survey(
     path: Path | Remote, is_of_lines: bool, advance: Callable[[int], object]
 ) -> tuple[str, list[int], list[Cut]]:
     """Return the SHA-256 of a file and, for a file of lines, the newlines before each grain or, if
-    it is compressed, its cuts.
+    it is compressed, its cuts. `advance` is called with the number of bytes of each read.
 
-    The last cut is the end of the file. A single frame and a damaged file have no cuts.
+    The last cut is the end of the file. A single frame and a damaged file have no cuts; nor has a
+    file that is compressed by other means than gzip and Zstandard.
     """
     digest = hashlib.sha256()
     newlines = [0]
@@ -136,7 +137,8 @@ class _Zstandard(io.RawIOBase):
 
 @contextmanager
 def open_bytes(path: Path | Remote, start: int = 0) -> Iterator[BinaryIO]:
-    """Yield the decompressed bytes of a file, from the frame that begins at `start`."""
+    """Yield a file opened as a stream of its decompressed bytes, from the frame that begins at
+    `start`."""
     with path.open("rb", CHUNK_BYTES) as file:
         file.seek(start)
         yield _decompressed(file, compression(path))
@@ -168,7 +170,7 @@ def _decompressed(file: Any, kind: str) -> Any:
 
 def read_lines(stream: BinaryIO, max_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Yield lines with their lengths in bytes, newline included. A line of more than `max_bytes` is
-    cut short."""
+    cut to CHUNK_BYTES and comes with its whole length."""
     while line := stream.readline(max_bytes + 1):
         length = len(line)
         if length > max_bytes and not line.endswith(b"\n"):
@@ -199,8 +201,8 @@ def seek_line(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def parse_line(line: bytes) -> Any:
-    """Return the JSON value of a line. `json` accepts lone surrogates and explains errors better
-    than orjson, so it parses what orjson refuses."""
+    """Return the JSON value of a line. Raises ValueError if it is not JSON in UTF-8. `json` accepts
+    lone surrogates and explains errors better than orjson, so it parses what orjson refuses."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -64,8 +64,8 @@ def choose_shard_bytes(wanted: int | None, total_bytes: int) -> int:
 
 
 def cut_lines(piece: Piece, shard_bytes: int, newlines: list[int] | None = None) -> Iterator[Piece]:
-    """Cut a file of lines into pieces. `newlines` has the number of newlines before each grain, if
-    ids need line numbers."""
+    """Yield pieces of a file of lines, each but the last of `shard_bytes`; none of an empty file.
+    `newlines` has the number of newlines before each grain, if ids need line numbers."""
     for start in range(0, piece.bytes, shard_bytes):
         end = min(start + shard_bytes, piece.bytes)
         before = newlines[start // GRAIN_BYTES] if newlines else 0

@@ -61,7 +61,8 @@ class Damaged(BadInput):
 
 
 class Limit:
-    """Admits documents until one would exceed a number of documents or of UTF-8 bytes."""
+    """Counter that admits documents within a largest number of documents and of UTF-8 bytes; None
+    stands for no limit."""
 
     def __init__(self, max_documents: int | None, max_bytes: int | None) -> None:
         self._max_documents = max_documents
@@ -71,8 +72,9 @@ class Limit:
         """True once a document was refused."""
 
     def admits(self, item: Item) -> bool:
-        """Return True and count the document if it is within the limits. Return True for malformed
-        input and blank lines, which do not count."""
+        """Return True and count the document if it is within the limits, else False; a shorter
+        document may be admitted after it. Return True for malformed input and blank lines, which do
+        not count."""
         if not isinstance(item, Document):
             return True
         documents = self.documents + 1
@@ -135,8 +137,8 @@ def _read_rows(piece: Piece, max_line_bytes: int) -> Iterator[Item]:
 
 
 def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the rows below the names of the columns, with the lines at which they end. A `.tsv` has
-    tabs between columns."""
+    """Yield the line at which each row below the names of the columns ends, and the row, or a
+    reason if it has too many fields. A `.tsv` has tabs between columns."""
     delimiter = "\t" if ".tsv" in piece.path.lower() else ","
     # csv refuses fields of over 128 kB, and a text may be longer; `_read_rows` checks its length.
     csv.field_size_limit(1 << 62)
@@ -152,9 +154,9 @@ def _csv_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
 
 
 def _warc_rows(piece: Piece) -> Iterator[tuple[int, Row]]:
-    """Yield the number and headers of each record of an archive, with its plain text under the
-    text's key, as in Common Crawl's WET files. A record of another content type has a reason
-    instead."""
+    """Yield the number and headers of each document of an archive, with its plain text under the
+    text's key, as in Common Crawl's WET files. A document of another content type has a reason
+    instead; other records, such as requests, are counted and skipped."""
     iterator = import_extra("warcio.archiveiterator", "remote").ArchiveIterator
     with open_bytes(place_of(piece.path)) as file:
         for number, record in enumerate(iterator(file), 1):
@@ -197,7 +199,8 @@ def pieces_within(limit: Limit, pieces: Iterable[Piece], max_line_bytes: int) ->
 
 
 def mend_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no encoding can write, by U+FFFD as ftfy does."""
+    """Return the text with U+FFFD in place of each lone surrogate, which no encoding can write, as
+    ftfy does."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -269,8 +272,8 @@ def _parse(piece: Piece, number: int, line: bytes, row: JSON | None = None) -> I
 
 
 def document_of(piece: Piece, number: int, value: object) -> Document:
-    """Return the document of a line or a row. Raises ValueError if it has no text,
-    UnicodeDecodeError if its bytes are not UTF-8."""
+    """Return the document of a line or a row. Raises ValueError if it is not an object, has no
+    text, or has metadata that `plain` refuses; UnicodeDecodeError if its bytes are not UTF-8."""
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     text = _value(value, piece.text_key)
@@ -327,7 +330,8 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def _value(row: JSON, key: str) -> Any:
-    """Return the value under a dotted key, or None if the row lacks it."""
+    """Return the value under a key of the row, else under its dotted steps, or None if the row
+    lacks it."""
     inner: Any = row
     for step in [key] if key in row else key.split("."):
         inner = inner.get(step) if isinstance(inner, dict) else None

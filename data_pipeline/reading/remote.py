@@ -35,8 +35,8 @@ MARKS = (
 class Remote:
     """A remote file or folder, with the methods of a Path that the readers use.
 
-    Raises BadInput if it does not exist or cannot be read at all, Interrupted if the server does
-    not answer.
+    Its methods raise BadInput if it does not exist or cannot be read at all, ExtraMissing without
+    the library that its protocol needs, Interrupted if the server does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -90,7 +90,7 @@ class Remote:
 
     def stat(self) -> SimpleNamespace:
         """Return the size and, in the field of the inode, a digest of the server's facts that
-        change with the content."""
+        change with the content. Raises BadInput if the server does not say the size."""
         facts = self._ask("info")
         if facts.get("size") is None:
             raise BadInput(f"{self.url}: the server does not say its size; fetch the file first")
@@ -108,8 +108,9 @@ class Remote:
         return io.BufferedReader(file, buffering or io.DEFAULT_BUFFER_SIZE)
 
     def files(self) -> list[tuple[str, "Remote"]]:
-        """Return name and address of the file itself, or of all files that match its pattern or lie
-        below it, in order."""
+        """Return name and Remote of the file itself, or of all files that match its pattern or lie
+        below it, in order. Names are paths below the address, or below the folder before a
+        pattern."""
         import fsspec
 
         if "*" in self.url:

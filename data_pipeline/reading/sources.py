@@ -22,7 +22,8 @@ Source = FileSource | HubSource | InstalledDocs
 
 @dataclass
 class OpenedSources:
-    """Opens and cuts the sources of one build, in order, each up to the recipe's limits."""
+    """The sources of one build, in order, each read up to the recipe's limits, and the datasets
+    that it compares with."""
 
     sources: tuple[Source, ...]
     config: SourcesConfig
@@ -62,7 +63,8 @@ class OpenedSources:
         return versions
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the digest of each source and of each dataset that is compared."""
+        """Return the digest of each source and of each dataset that is compared, by `source NUMBER
+        NAME`. Files are read for it."""
         numbered = enumerate((*self.sources, *self.compared))
         return {
             f"source {number} {source.name}": source.fingerprint() for number, source in numbered
@@ -134,7 +136,7 @@ def open_sources(config: SourcesConfig, seed: int) -> OpenedSources:
     error.
 
     Raises DataMissing for a corpus that is withdrawn, or if the hub cannot be reached and there is
-    no fallback.
+    no fallback; BadInput for a source without files.
     """
     if gone := [name for name in config.names if name in WITHDRAWN]:
         raise DataMissing(

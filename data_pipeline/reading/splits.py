@@ -29,6 +29,7 @@ CACHED = "dataset_info.json"
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
     """Return the split of each file of a folder, by its path below it; "" if nothing tells one.
+    Raises BadInput if the folder has an unreadable list of splits.
 
     Without a `root`, as for remote files, the names alone tell it.
     """
@@ -76,12 +77,12 @@ def _named(name: str) -> str:
 def choose_splits(
     source: str, told: Sequence[str], wanted: Sequence[str], is_whole: bool
 ) -> list[str]:
-    """Return the splits to read, in order: those `wanted`, or `train` alone if the files belong to
-    several splits.
+    """Return the splits to read, in order: those `wanted`, or without them the only split, or
+    `train` alone of several.
 
-    A file that tells none counts as `train`. With `is_whole` the source names a data set, and one
-    that has only held-out text is refused unless its split is wanted. Raises BadInput for a split
-    that the files do not have.
+    A file that tells none counts as `train`; if no file tells one, all are read, whatever is
+    `wanted`. With `is_whole` the source names a data set, and one that has only held-out text is
+    refused unless its split is wanted. Raises BadInput for a split that the files do not have.
     """
     splits = list(dict.fromkeys(split or TRAIN for split in told))
     if not any(told) or (

@@ -48,7 +48,8 @@ def is_own(name: str) -> bool:
 
 @cache
 def own_stage(name: str) -> type[Stage]:
-    """Return the filter `module:Class`, from the working directory or from Python's path.
+    """Return the filter `module:Class`, from the working directory or from Python's path. The class
+    gets this text as its `name`; the working directory is appended to `sys.path`.
 
     Raises ValueError if it cannot be imported or is not a filter.
     """
@@ -72,8 +73,8 @@ def own_stage(name: str) -> type[Stage]:
 
 
 def own_code(names: Iterable[str]) -> dict[str, str]:
-    """Return a digest of the source of each own stage: of its file, or of all files of its
-    package."""
+    """Return a digest of the source of each own stage among `names`, by `NAME: code`: of its file,
+    or of all files of its package."""
     facts = {}
     for name in filter(is_own, names):
         module = own_stage(name).__module__
@@ -85,7 +86,7 @@ def own_code(names: Iterable[str]) -> dict[str, str]:
 
 class Known(dict[str, type[Any]]):
     """The stages of a kind by name. The user's own stages of that kind are imported at first
-    access."""
+    access, and are not listed by an iteration."""
 
     def __init__(self, kind: type[Stage]) -> None:
         super().__init__({stage.name: stage for stage in STAGES if issubclass(stage, kind)})

@@ -18,7 +18,8 @@ signature length, and the smallest expected recall at the threshold."""
 @cache
 def choose_banding(threshold: float) -> tuple[int, int]:
     """Return the numbers of bands and rows: the most rows, and then the fewest bands, that find a
-    pair at the threshold with a probability of CHOSEN_RECALL.
+    pair at the threshold with a probability of at least CHOSEN_RECALL; MOST_PERMUTATIONS bands of
+    one row if no numbers within the limits do.
 
     Each row fewer makes chance buckets of unrelated documents many times as frequent.
     """

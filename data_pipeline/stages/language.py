@@ -57,8 +57,8 @@ class Language(TextFilter):
         return {"langdetect": version("langdetect"), "seed": 0, "python": platform.python_version()}
 
     def apply(self, text: str) -> str | Drop:
-        """Return the text if it is in a kept language, else a Drop. A text without a detectable
-        language is dropped."""
+        """Return the text if it is in a kept language with at least `min_probability`, else a Drop.
+        A text without a detectable language is dropped."""
         from mlm_repro.data_pipeline.fast.language import detect, probability
 
         language = detect(text)

@@ -97,14 +97,14 @@ class Prose(TextFilter):
     """Largest mean number of words in a paragraph's sentences."""
 
     def apply(self, text: str) -> str | Drop:
-        """Return the paragraphs of prose, divided by blank lines, or a Drop if they have too few
-        words. A text that is all prose comes out unchanged."""
+        """Return the paragraphs of prose, each as one line, divided by blank lines, or a Drop if
+        they have too few words. A text that has this form already comes out unchanged."""
         prose = self.prose_of(text)
         words = sum(len(paragraph.split()) for paragraph in prose)
         return "\n\n".join(prose) if words >= self.min_words else Drop("too little prose")
 
     def prose_of(self, text: str) -> list[str]:
-        """Return the paragraphs of a text that are prose."""
+        """Return the paragraphs of a text that are prose, each as one line."""
         return [paragraph for paragraph in paragraphs(text) if self._is_prose(paragraph)]
 
     def _is_prose(self, paragraph: str) -> bool:

@@ -82,8 +82,8 @@ class SamplePiece(NamedTuple):
 
 
 class PackedSamples:
-    """The samples of one token file, s + 1 consecutive tokens each, in shuffled order. Samples run
-    across documents."""
+    """The samples of one token file, at least `num_samples`, of s + 1 consecutive tokens each, in
+    shuffled order. Samples run across documents."""
 
     def __init__(self, token_file: TokenFile, num_samples: int, seq_length: int, seed: int) -> None:
         self._file = token_file
@@ -158,8 +158,8 @@ def training_samples(
 
 
 def known_tokens(tokens: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token outside the
-    vocabulary.
+    """Return the tokens unchanged. Raises IntegrityFailure, on every rank, for a token that is
+    negative or not below `vocab_size`.
 
     A divided embedding would otherwise silently treat it as another rank's token.
     """

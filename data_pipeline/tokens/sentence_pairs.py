@@ -51,7 +51,8 @@ class Masking:
         self.cls, self.sep, self.mask, self.pad = vocabulary.special_ids
 
     def words(self, tokens: Tokens) -> list[list[int]]:
-        """Return the positions of each word of a sequence, without [CLS] and [SEP]."""
+        """Return the positions of each word of a sequence, without the special tokens such as
+        [CLS]."""
         is_special = np.isin(tokens, self.vocabulary.special_ids)
         plain = np.where(is_special, self.vocabulary.end_of_text, tokens)
         starts = self.vocabulary.word_starts(plain)

@@ -42,22 +42,22 @@ def token_paths(prefix: Path) -> tuple[Path, Path]:
 
 
 def split_prefixes(directory: Path, split: str) -> list[Path]:
-    """Return the prefixes of a split's token files in a dataset: one, or one for each shard, in
-    order."""
+    """Return the prefixes of a split's token files in a dataset: one for each shard, in order, or
+    the only one, whether it is there or not."""
     shards = sorted(directory.glob(f"{split}-*-of-*{TOKENS_OF}.bin"))
     return [path.with_suffix("") for path in shards] or [directory / f"{split}{TOKENS_OF}"]
 
 
 def texts_of(prefix: Path) -> Path:
     """Return the path of the JSON lines or Parquet file with the documents of a dataset's token
-    file."""
+    file. The file may be absent, as in an imported dataset."""
     name = prefix.name.removesuffix(TOKENS_OF)
     return prefix.parent / "documents" / f"{name}.{'parquet' if '-of-' in name else 'jsonl'}"
 
 
 def blend(prefixes: Sequence[Path], weight: float = 1.0) -> list[tuple[Path, float]]:
-    """Return the token files of one split, each with a share of the weight in proportion to its
-    bytes."""
+    """Return the prefixes of one split's token files, each with a share of the weight in proportion
+    to its bytes."""
     if len(prefixes) == 1:
         return [(prefixes[0], weight)]
     sizes = [token_paths(prefix)[0].stat().st_size for prefix in prefixes]
@@ -145,7 +145,8 @@ class TokenFile:
 
 
 class TokenFileWriter:
-    """Writes a token file; both files appear when the block ends without an error."""
+    """Context manager that writes a token file. Both files appear, in place of earlier ones, when
+    the block ends without an error; after an error earlier ones stay."""
 
     def __init__(self, prefix: Path, dtype: "np.dtype[Any]") -> None:
         self._paths = token_paths(prefix)

@@ -73,7 +73,8 @@ def padded_vocab_size(vocab_size: int, multiple: int = 128, tp: int = 1) -> int:
 
 
 class Tokenizer:
-    """Encodes text as token ids, and decodes them."""
+    """Encodes text as token ids, and decodes them. Raises BadInput if the vocabulary lacks the
+    token that ends a text."""
 
     end_of_text: int
     """Id of the token that ends a document."""
@@ -109,8 +110,8 @@ class Tokenizer:
     def load(cls, directory: Path) -> Self:
         """Read `tokenizer.json` in `directory`. Texts end with the token that its files name.
 
-        Raises BadInput if it is missing, IntegrityFailure if it is unreadable or makes a text many
-        times longer.
+        Raises BadInput if it is missing or lacks that token, IntegrityFailure if it is unreadable
+        or makes a text many times longer.
         """
         if not (directory / FILE_NAME).is_file():
             raise BadInput(f"there is no {FILE_NAME} in {directory}")

@@ -47,8 +47,8 @@ def trace_iteration(run: Path, iteration: int) -> Iterator[str]:
     its metrics.jsonl.
 
     Every sequence of the global batch is shown with its index and, for a complete run, its
-    data-parallel rank. Raises BadInput for a run without that iteration or without packed
-    documents, DataMissing if its dataset is missing.
+    data-parallel rank. Raises BadInput for a run without that iteration, with a batch that still
+    grows or without packed documents, DataMissing if its dataset is missing.
     """
     manifest = RunDirectory.open(run, "training").manifest
     config = parse_document(manifest["config"], _Config, f"{run / MANIFEST}")

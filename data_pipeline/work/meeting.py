@@ -80,7 +80,7 @@ class Meeting:
 
     def agree(self, facts: dict[str, str]) -> None:
         """Add facts to the sign of this part. Raises BadInput, with the differences, if a living
-        part works on other facts."""
+        part works on other facts; a part with other facts is watched for LOOK_SECONDS."""
         facts = self._sign["facts"] | facts
         until = time.monotonic() + LOOK_SECONDS
         before = read_signs(self._folder)
@@ -105,7 +105,8 @@ class Meeting:
 
     def wait_for(self, ready: Callable[[], T | None], part: int, state: Callable[[], str]) -> T:
         """Wait until `ready` returns another value than None, which the work of `part` makes
-        possible, and return the value. `state` describes how far that part is.
+        possible, and return the value. `state` describes how far that part is, in a line that is
+        printed now and then.
 
         Raises Interrupted if that part ends without it or gives no sign of life for
         MLM_JOIN_SECONDS, and BadInput if it works on other facts.

@@ -67,8 +67,8 @@ class Done:
 
 
 def run_task(task: WorkTask, digest: str = "") -> Done:
-    """Do the work and return its result, unless the marker names the same task and the files are as
-    written.
+    """Do the work and return its result; if the marker names the same task and the files are as
+    written, return the earlier result.
 
     Files damaged by a power cut differ from the marker, so their work is done again. Raises
     Interrupted if the memory is full, BadInput if `digest`, which the sending machine computed, is
@@ -93,8 +93,9 @@ def run_task(task: WorkTask, digest: str = "") -> Done:
 
 
 def finished(task: WorkTask, is_new: bool = False) -> Done | None:
-    """Return the result of a task whose marker and files are present, else None. With `is_new` the
-    files, which another process has just written, are not compared with the marker."""
+    """Return the earlier result of a task if the marker in its directory names the same task and
+    the files are as written, else None. With `is_new` the files, which another process has just
+    written, are not compared with the marker."""
     try:
         marker = orjson.loads((task.output / MARKER).read_bytes())
         if marker["task"] == task.digest and (is_new or marker["files"] == _files(task.output)):

@@ -81,8 +81,8 @@ class Workspace:
         title: str | None = None,
         at_once: int | None = None,
     ) -> Finished:
-        """Run every task of a stage and return the finished stage. An empty `title` shows no
-        progress."""
+        """Run every task of a stage and return the finished stage. Progress is counted under
+        `title`, or the stage's name if it is None; an empty `title` shows none."""
         done = list(
             self.each(stage, work, jobs, stage if title is None else title, len(jobs), at_once)
         )
@@ -93,5 +93,5 @@ class Workspace:
         )
 
     def one(self, stage: str, work: Work, settings: Settings, *inputs: Input) -> Finished:
-        """Run a stage of a single task and return it."""
+        """Run a stage of a single task, without showing progress, and return the finished stage."""
         return self.all(stage, work, [(settings, inputs)], "")

@@ -55,8 +55,8 @@ class LocalExecutor:
         self._end()
 
     def run(self, tasks: Iterable[WorkTask], at_once: int | None = None) -> Iterator[Done]:
-        """Yield the tasks' results in order. Raises Interrupted if processes are killed ATTEMPTS
-        times in a row."""
+        """Yield the tasks' results in order; tasks run in this process if `count` or `at_once` is
+        1. Raises Interrupted if processes are killed ATTEMPTS times in a row."""
         if 1 in (self.count, at_once):
             yield from map(run_task, tasks)
             return
@@ -106,7 +106,8 @@ class LocalExecutor:
                 return self._submit(task)
 
     def _end(self) -> None:
-        """Kill the processes and wait until they are gone, so that none still writes files."""
+        """Kill all child processes of this one and wait until they are gone, so that none still
+        writes files."""
         if self._pool:
             for process in active_children():
                 process.kill()
@@ -120,7 +121,8 @@ def _is_done(future: "Future[Done]") -> bool:
 
 @contextlib.contextmanager
 def _not_interrupted() -> Iterator[None]:
-    """Start processes inside this block to keep Ctrl-C from them; only this process receives it."""
+    """Context manager: keep Ctrl-C from the processes that are started in the block; only this
+    process receives it."""
     resource_tracker.ensure_running()  # started in the block, it would unblock Ctrl-C
     with held_back({signal.SIGINT}):
         yield

@@ -96,7 +96,8 @@ class RayExecutor:
 
 
 def _check_answer(address: str) -> None:
-    """Raise BadInput if nothing listens at `host:port`; Ray itself would try for minutes."""
+    """Raise BadInput if nothing listens at `host:port`; Ray itself would try for minutes. An
+    address of another form is not checked."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
