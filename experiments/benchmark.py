@@ -28,7 +28,7 @@ NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 class Series(Config):
-    """The samples of one contender in one case."""
+    """The samples of one quantity of one contender in one case."""
 
     contender: Name
     measure: Name
@@ -103,7 +103,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Return the table as CSV text: a line of heads, then the rows."""
+        """Return the table as CSV text: a line of heads, then the rows. A text that a spreadsheet
+        would take for a formula gets an apostrophe."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -111,15 +112,16 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return the largest share of the allowed distances that the distances take."""
+    """Return a ratio with the goal 1: the largest share of the allowed distances that the distances
+    take, at most `MOST`."""
     pairs = zip(distances, allowed, strict=True)
     shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
     return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file is not JSON, BadInput if the JSON is not a
-    record."""
+    """Read a record. Raises IntegrityFailure if the file cannot be read or is not JSON, BadInput if
+    the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 

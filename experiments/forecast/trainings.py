@@ -76,7 +76,8 @@ class Kept:
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """Return the trainings of these configurations, whatever their vocabulary.
+        """Return the trainings of these configurations, in their order and whatever their
+        vocabulary; `check_no_more` then knows them as asked for.
 
         Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
         dataset.
@@ -107,7 +108,7 @@ class Kept:
         return trained
 
     def check_no_more(self) -> None:
-        """Raise IntegrityFailure if the folder keeps a training that the forecast does not ask for.
+        """Raise IntegrityFailure if the folder keeps a training that `of` was never asked for.
 
         Trials of learning rates may be kept.
         """

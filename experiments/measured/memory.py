@@ -158,8 +158,9 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return the number of a stage's checkpoints that needs the least memory, beside √(l · A_int /
-    A_in) from measured bytes. With n microbatches in flight, A_in counts n times."""
+    """Return lines with the number of a stage's checkpoints that needs the least memory, beside √(l
+    · A_int / A_in) from measured bytes, for each of `IN_FLIGHT`. With n microbatches in flight,
+    A_in counts n times."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

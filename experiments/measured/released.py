@@ -38,7 +38,8 @@ and quantity."""
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """Score every model that is found, and return a line for each of its quantities; with a limit,
-    of a part of each test.
+    of a part of each test. A number of other weights, or of a part, is `scaled`, and its note says
+    so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
@@ -89,7 +90,8 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
     """Yield the name and path of each model on this machine or the hub, and whether it is the
-    released one. Raises DataMissing if all are missing."""
+    released one. A missing model is left out with a printed line. Raises DataMissing if all are
+    missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)
