@@ -60,7 +60,8 @@ class Ratio(Config):
 
 
 class Case(Config):
-    """One task that all contenders did: a model trained, a stage run."""
+    """Results of one task, such as the training of a model: series and ratios of the contenders,
+    and why others are missing."""
 
     name: Name
     series: list[Series] = Field(default_factory=list)
@@ -127,13 +128,13 @@ def read_benchmark(path: Path) -> Benchmark:
 
 def write_benchmark(path: Path, result: Benchmark) -> None:
     """Write the record to `path` as JSON, replacing a file there. Fields that have their default
-    are omitted."""
+    are omitted, except the environment."""
     values = result.model_dump(mode="json", exclude_defaults=True)
     write_json(path, values | {"environment": result.environment.to_json()})
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Format the settings that all cases share, a line for each key."""
+    """Return a line `key: value` for each setting that all cases share."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -159,8 +159,8 @@ class Claim(Config):
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """Return the tolerance of a measurement that answers the claim; without one in
-        tolerances.toml, the rounding of the printed digits."""
+        """Return the tolerance of a measurement that answers the claim: the first in
+        tolerances.toml that names it, else the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property

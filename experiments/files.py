@@ -84,7 +84,7 @@ class KeptRun(FileSchema, extra="forbid"):
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
         """Compare manifest, summary, not_run.json and `others` (contents by file name) with the
-        completion marker.
+        completion marker; the metrics are not compared.
 
         Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
         Without a marker nothing is compared.

@@ -157,8 +157,9 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Compare an evaluation's counts with those that its text and tokenizer give, if both are on
-    this machine, and its number of right answers with the kept answers."""
+    """Compare an evaluation's counts with the ones that its text and tokenizer give, and its number
+    of right answers with the kept answers. Whatever is not on this machine is reported as
+    absent."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]

@@ -286,8 +286,8 @@ def named(outcome: str) -> str:
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Return a table with a row for each scale, or each paper and scale, and a column for each
-    outcome of `WORDS`, where `counted` counts the verdicts."""
+    """Return a table with a row for each scale, or each paper and scale, that has any, and a column
+    for each outcome of `WORDS`, where `counted` counts the verdicts."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):

@@ -111,8 +111,8 @@ def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
     findings' own records come last.
 
     Raises IntegrityFailure if the forecast belongs to another experiment, has other rates than its
-    search gives, or does not ask for exactly the kept trainings, with their settings, seeds and
-    data: then the forecast was changed, or written after the trainings.
+    search gives, or does not ask for exactly the kept trainings, trials aside, with their settings,
+    seeds and data: then the forecast was changed, or written after the trainings.
     """
     manifest = read_document(folder / MANIFEST, Manifest)
     forecast = read_document(folder / FORECAST, EffectForecast)

@@ -250,7 +250,7 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Prepare a forked process for trainings on one thread, without output, that ends with its
+    """Prepare a forked process for trainings on one thread, in quiet mode, that ends with its
     parent."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)

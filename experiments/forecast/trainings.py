@@ -52,7 +52,8 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line of a training in an ablation, with its validations."""
+    """Return the line that an ablation keeps of a training; of its metrics it has the validations
+    alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
@@ -154,5 +155,5 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
 
 
 def origin_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the fields of a record that name its run."""
+    """Return the fields of a record that name its run, `source` and `digest`."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

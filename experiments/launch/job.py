@@ -386,8 +386,8 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return a Kubernetes JobSet for the job, whose pods mount this machine's folders under the
-    same paths."""
+    """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
+    under the same paths."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
@@ -418,7 +418,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return the templates' text, filled with this job's values, under the lines of `head`."""
+    """Return a bash script: the templates' text, filled with this job's values, under the lines of
+    `head`."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {
         name: out.resolve() / name

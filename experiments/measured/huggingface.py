@@ -117,6 +117,7 @@ def answers(divided: Path, tp: int) -> Answers:
 
 
 def collectives_per_layer() -> int:
-    """Count the collectives of a layer's activations in a forward and a backward pass."""
+    """Count the collectives of a layer's activations in a forward and a backward pass together, on
+    the largest of `WIDTHS`."""
     _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
     return traffic.calls.total()

@@ -80,7 +80,7 @@ class GroupedStage(nn.Module):
         return x
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Return a scalar for which autograd saves nothing."""
+        """Return the mean of the states, a scalar for which autograd saves nothing."""
         return hidden.mean()
 
 

@@ -81,7 +81,8 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
-    """Return the task of Megatron-LM's WikiText-103 recipe on the validation file."""
+    """Return the perplexity task of Megatron-LM's WikiText-103 recipe on the validation file
+    `path`."""
     text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
     tokenizer = evaluated.tokenizer
     windows = megatron_windows(evaluated.model.seq_length)

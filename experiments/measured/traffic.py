@@ -73,7 +73,8 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, leaves: list[Any]) -> None:
-        """Count an operation by its arguments. Nothing is counted if all its tensors are small."""
+        """Count an operation by its arguments, with the bytes of its largest tensor. Nothing is
+        counted if all its tensors are small."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
         if not largest:

@@ -175,7 +175,8 @@ def model_name(training: str) -> str:
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """Return the folder that holds the directory of a training of this name."""
+    """Return the folder that holds the directory of a training of this name: `runs`, or a folder
+    inside it for a training with another seed than the recipe's."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 
@@ -252,8 +253,8 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
-    time."""
+    """Print mode, reason and the rule of twins, then the cost of each model and of all: parameters,
+    tokens, FLOPs, disk, expected time."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))

@@ -80,8 +80,8 @@ RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Make data, trainings, evaluations, records and report by public commands; complete parts are
-    found and not repeated.
+    """Make data, trainings, evaluations, records and report by public commands, and print the
+    results; complete parts are found and not repeated.
 
     Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
     `steps.StepFailed` with the exit code of the command that failed.
@@ -365,7 +365,8 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Return the summary of the run that reproduces a published model."""
+    """Return what summary.json states of a published model and of the complete training that
+    reproduces it."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),

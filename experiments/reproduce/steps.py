@@ -72,7 +72,8 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
 
 
 def evaluation_name(model: str, task: str) -> str:
-    """Return the name of an evaluation's result in a reproduction."""
+    """Return the name of an evaluation's result in a reproduction: model and task with a hyphen
+    between them."""
     return f"{model}-{task}"
 
 

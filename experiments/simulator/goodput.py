@@ -77,7 +77,8 @@ class Failures(NamedTuple):
         )
 
     def share(self, interval: float) -> float:
-        """Return the share of the time that is training and is kept (Daly's Equation 20)."""
+        """Return the share of the time that is training and is kept (Daly's Equation 20), with
+        `interval` seconds of training between checkpoints."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
             (interval + self.copy) / self.mean
         )

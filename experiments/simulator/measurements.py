@@ -158,7 +158,8 @@ def timed(*names: str) -> list[Observation]:
 def workload_of(row: dict[str, str]) -> Workload:
     """Return the workload in a row's cells; absent or empty cells take their defaults.
 
-    Raises BadInput naming a column that has no default and is empty, or is not a whole number.
+    Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
+    most a billion.
     """
     values: dict[str, Any] = {}
     for name in COLUMNS:

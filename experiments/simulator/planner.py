@@ -81,8 +81,9 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and
-    everything divides evenly. Only the layers over stages of one chunk may differ a little."""
+    """Yield the template in each layout over `gpus` GPUs in which tensor parallelism stays in a
+    node (2021 paper, Takeaway 1) and everything divides evenly. Only the layers over stages of one
+    chunk may differ a little."""
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
     modes = ("none", "full") if is_modern else RECOMPUTE
@@ -160,7 +161,7 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 def reasons(choices: Sequence[Choice]) -> str:
     """Return a line that says, for each respect such as tp, how much longer the best layout takes
-    that differs from the first in it."""
+    that differs from the first in it, or that no such layout fits."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):

@@ -27,7 +27,7 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """A model of a family that the simulator does not cost."""
+    """Error for a model of a family that the simulator does not cost."""
 
 
 class Workload(NamedTuple):
