@@ -28,7 +28,7 @@ NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 class Series(Config):
-    """The samples of one contender in one case."""
+    """The samples of one quantity of one contender in one case."""
 
     contender: Name
     measure: Name
@@ -60,7 +60,8 @@ class Ratio(Config):
 
 
 class Case(Config):
-    """One task that all contenders did: a model trained, a stage run."""
+    """Results of one task, such as the training of a model: series and ratios of the contenders,
+    and why others are missing."""
 
     name: Name
     series: list[Series] = Field(default_factory=list)
@@ -103,7 +104,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Return the table as CSV text: a line of heads, then the rows."""
+        """Return the table as CSV text: a line of heads, then the rows. A text that a spreadsheet
+        would take for a formula gets an apostrophe."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -111,27 +113,28 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return the largest share of the allowed distances that the distances take."""
+    """Return a ratio with the goal 1: the largest share of the allowed distances that the distances
+    take, at most `MOST`."""
     pairs = zip(distances, allowed, strict=True)
     shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
     return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file is not JSON, BadInput if the JSON is not a
-    record."""
+    """Read a record. Raises IntegrityFailure if the file cannot be read or is not JSON, BadInput if
+    the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
 def write_benchmark(path: Path, result: Benchmark) -> None:
     """Write the record to `path` as JSON, replacing a file there. Fields that have their default
-    are omitted."""
+    are omitted, except the environment."""
     values = result.model_dump(mode="json", exclude_defaults=True)
     write_json(path, values | {"environment": result.environment.to_json()})
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Format the settings that all cases share, a line for each key."""
+    """Return a line `key: value` for each setting that all cases share."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -115,7 +115,7 @@ class Claim(Config):
     @property
     def asked(self) -> str:
         """Return the text of everything that decides whether a number agrees with the claim: its
-        value, unit, tolerance and sentence."""
+        class, value, unit, tolerance and sentence."""
         return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
@@ -159,8 +159,8 @@ class Claim(Config):
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """Return the tolerance of a measurement that answers the claim; without one in
-        tolerances.toml, the rounding of the printed digits."""
+        """Return the tolerance of a measurement that answers the claim: the first in
+        tolerances.toml that names it, else the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property
@@ -176,7 +176,8 @@ class Claim(Config):
         return read
 
     def bounds(self, measured: bool = True) -> tuple[float, float]:
-        """Return the least and the greatest number that agrees with the claim.
+        """Return the least and the greatest number that agrees with the claim; an end that the
+        claim leaves open is infinite.
 
         A measured number has the tolerance; a number computed from other printed numbers has
         rounding alone.
@@ -267,7 +268,8 @@ class Arithmetic(Config):
     def worked_out(self, says: Says) -> Range:
         """Return the number that follows from the printed digits of the claims.
 
-        Of several results, "at least" takes the least and other classes the largest.
+        Of several results, the classes "at least" and "for all" take the least, other classes the
+        largest.
         """
         pick = min if SAYS[says]["of_a_set"] == "least" else max
         numbers, others = (
@@ -344,8 +346,8 @@ class Effect(Config):
 
     @property
     def better(self) -> tuple[str, ...]:
-        """Return the name of the arm that is claimed to have the lower loss; both names if the
-        claim says no such thing."""
+        """Return the name of the arm that is claimed to have the lower loss, as a tuple; both names
+        if the claim says no such thing."""
         if self.above is not None and self.above >= 0:
             return (self.less,)
         return (self.of,) if self.below is not None and self.below <= 0 else (self.of, self.less)
@@ -422,7 +424,8 @@ class Experiment(Config):
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
-        """Return True if running the experiment gives numbers of this quantity."""
+        """Return True if running the experiment may give numbers of this quantity. An experiment
+        that measures, trains or has arithmetic may give any."""
         return bool(self.reproduction or self.ablation or self.measures or self.arithmetic) or any(
             quantity in (*part.simulated, *part.computed) for part in self.parts
         )
@@ -435,9 +438,9 @@ def every_claim() -> tuple[Claim, ...]:
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Return the claims in the folder's CSV files.
+    """Return the claims in the folder's CSV files, by file name and row.
 
-    Raises BadInput with file and line if a row is not a valid claim.
+    Raises BadInput if a file cannot be read, and with file and line if a row is not a valid claim.
     """
     return tuple(
         parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
@@ -544,7 +547,8 @@ def group_of(claim: Claim, groups: Mapping[str, Iterable[str]]) -> str | None:
 
 @cache
 def load_experiments() -> Mapping[str, Experiment]:
-    """Return all experiments by name, in the order of the papers; their files are read once."""
+    """Return all experiments by name, in the order of their names: figure-6 before figure-11, years
+    before words. Their files are read once."""
 
     def natural(experiment: Experiment) -> list[int | str]:
         """Return a sort key that puts figure-6 before figure-11, and years before names."""

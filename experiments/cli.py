@@ -112,8 +112,8 @@ def launch(
         list[str] | None, typer.Option("--set", help="Override a key: key=value.")
     ] = None,
 ) -> None:
-    """Write the torchrun and Slurm files of a training job, which repeats its attempts until it is
-    complete."""
+    """Write the torchrun and Slurm files of a training job, with a container also Kubernetes'. They
+    repeat its attempts until it is complete or gets no further."""
     from mlm_repro.experiments.launch.job import Job, describe_job, write_launch_files
     from mlm_repro.lineage.config import load_config
 
@@ -234,8 +234,8 @@ def run_(
         typer.Option(min=1, help="For released weights: at most this many windows per test."),
     ] = None,
 ) -> None:
-    """Predict the numbers of a published table or figure, and measure those that this machine
-    can."""
+    """Predict the numbers of a published table or figure, and measure those that this machine can.
+    An experiment that a reproduction answers makes the reproduction."""
     from mlm_repro.experiments.runner import run_named
     from mlm_repro.lineage.run import MANIFEST
 

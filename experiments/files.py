@@ -69,10 +69,10 @@ class KeptRun(FileSchema, extra="forbid"):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Read the manifest, completion marker and summary of a run's directory, those that exist,
-        into a line.
+        """Return the line of a run's directory: its name and, where they exist, its manifest,
+        completion marker and summary.
 
-        `more` sets further fields.
+        `more` sets further fields, or the name.
         """
         files = {"manifest": MANIFEST, "seal": MARKER, "summary": SUMMARY}
         here = {
@@ -84,7 +84,7 @@ class KeptRun(FileSchema, extra="forbid"):
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
         """Compare manifest, summary, not_run.json and `others` (contents by file name) with the
-        completion marker.
+        completion marker; the metrics are not compared.
 
         Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
         Without a marker nothing is compared.
@@ -131,10 +131,10 @@ class KeptEvaluation(FileSchema, extra="forbid"):
 
 
 def read_evaluations(study: Path) -> dict[str, JSON]:
-    """Return a reproduction's results by model and protocol: the joined ones and those that still
-    lie in folders.
+    """Return a reproduction's results as JSON objects, by model and protocol with a hyphen between
+    them: the joined ones and those that still lie in folders, which win.
 
-    Raises IntegrityFailure for a damaged file.
+    Raises IntegrityFailure for a damaged file, or for two joined results of one name.
     """
     lines = (
         read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []

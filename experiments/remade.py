@@ -91,7 +91,8 @@ OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
 
 
 def models(run: Path) -> Comparisons:
-    """Check that the summary describes the models that the manifest asks for."""
+    """Yield comparisons of the summary with the manifest, the data card, and the published models
+    that the target and the recipes give; the card's counts are compared too."""
     summary = _summary(run)
     config = _manifest(run).config
     started = _manifest(run).environment
@@ -128,7 +129,8 @@ def models(run: Path) -> Comparisons:
 
 
 def evaluations(run: Path) -> Comparisons:
-    """Check the checkpoint, the kind and the derived numbers of every evaluation."""
+    """Yield comparisons of every evaluation: its checkpoint, tokenizer, kind, derived numbers and,
+    as far as its text is on this machine, its counts."""
     kind = "scaled" if _summary(run).mode == "scaled" else "measured"
     results = results_of(run, _summary(run))
     lines = read_evaluations(run)
@@ -155,8 +157,9 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Compare an evaluation's counts with those that its text and tokenizer give, if both are on
-    this machine, and its number of right answers with the kept answers."""
+    """Compare an evaluation's counts with the ones that its text and tokenizer give, and its number
+    of right answers with the kept answers. Whatever is not on this machine is reported as
+    absent."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -210,7 +213,8 @@ def records(run: Path) -> Comparisons:
 
 
 def forecast(run: Path) -> Comparisons:
-    """Compare the forecast with the digest that it was sealed with."""
+    """Compare the forecast with the digest that it was sealed with, and the trials that it names
+    with the manifest's parents."""
     yield Remade(
         f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
     )
@@ -222,7 +226,8 @@ def forecast(run: Path) -> Comparisons:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Sort the published records and drop their words; the other records follow in their order."""
+    """Return the published records, sorted and without source and note, then the other records in
+    their order."""
     published = [record for record in records if record.kind == "published"]
     bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
     return [
@@ -240,7 +245,9 @@ def _summary(run: Path) -> ReproductionSummary:
 
 
 def trainings(run: Path) -> Comparisons:
-    """Compare the summary and the kept curves with the training run of every model."""
+    """Compare the summary and the kept curves with the training run of every model, and the data
+    card and ledger with its dataset. A training that is not on this machine is reported as
+    absent."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}
@@ -291,7 +298,8 @@ def trainings(run: Path) -> Comparisons:
 
 
 def numbers(run: Path) -> Comparisons:
-    """Compare the records with the digest that the run was begun with."""
+    """Compare the records with the digest that the run was begun with, and simulated ones with
+    their values computed again. Raises IntegrityFailure for a damaged run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -300,7 +308,8 @@ def numbers(run: Path) -> Comparisons:
 
 def study(run: Path) -> Comparisons:
     """Compare the records of each run that a study of experiments keeps with what that run was
-    sealed with."""
+    sealed with, and simulated ones with their values computed again. Raises IntegrityFailure for a
+    damaged study."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}
@@ -368,7 +377,8 @@ def ablation(run: Path) -> Comparisons:
 
 
 def _kept_trainings(run: Path) -> Comparisons:
-    """Compare kept trainings with their runs, as far as those are on disk."""
+    """Compare kept trainings with their runs, as far as those are on disk. A training without a
+    seal is not compared."""
     for name, kept_run in read_runs(run).items():
         place = run.parent / name
         if not place.is_dir():

@@ -19,11 +19,12 @@ from mlm_repro.lineage.run import RunDirectory
 
 
 def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None = None) -> None:
-    """Simulate, compute and measure everything in the experiments that this machine can, and print
-    the numbers. Measured numbers become a sealed run.
+    """Simulate, compute and measure everything in the experiments that this machine can, print the
+    numbers, and seal measured ones as a run, whose path is printed. A single experiment on a
+    reproduction makes the reproduction; for a single ablation BadInput is raised.
 
     Several experiments are gathered into one study, which skips those that train models or score
-    released weights.
+    released weights; of their simulated and computed numbers only the count is printed.
     """
     if len(experiments) == 1:
         for run in _runs_of(experiments[0], runs, limit, several=False):
@@ -44,10 +45,11 @@ def run_named(experiments: Sequence[Experiment], runs: Path, limit: int | None =
 def _runs_of(
     experiment: Experiment, runs: Path, limit: int | None, several: bool
 ) -> Iterator[RunDirectory]:
-    """Run an experiment, print its numbers and yield its sealed runs.
+    """Run an experiment, print its numbers and yield its sealed run, if it measures.
 
-    With `several`, an experiment that trains models is skipped with a message. Raises BadInput for
-    a single ablation, which has a command of its own.
+    With `several`, an experiment that trains models is skipped with a message, and of computed
+    numbers only the count is printed. Raises BadInput for a single ablation, which has a command of
+    its own.
     """
     if several and (why := _left_out(experiment)):
         print(f"{experiment.name}: left out; {why}")
@@ -69,8 +71,8 @@ def _runs_of(
 
 
 def _left_out(experiment: Experiment) -> str:
-    """Return why an experiment is skipped when several are run, with the command that runs it;
-    empty if it is not skipped."""
+    """Return why an experiment that trains models is skipped when several are run, with the command
+    that runs it; empty for other experiments."""
     if experiment.reproduction:
         return f"`mlm-experiment reproduce {experiment.reproduction}` trains its models"
     if experiment.ablation:

@@ -147,7 +147,8 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
     """Compare the final validation losses of models that are neighbours in size, seed by seed;
     return a finding for each pair.
 
-    A pair is left out unless both models were trained with the same seeds, at least two.
+    The records of models come smallest first. A pair is left out unless both models were trained
+    with the same seeds, at least two.
     """
     ends = _by_model([record for record in records if record.quantity == END])
     findings = []
@@ -171,7 +172,8 @@ def order_verdict(
     records: Sequence[Record], scores: ReproductionScores | None, labels: Mapping[str, str]
 ) -> str:
     """Return a sentence on the order of the sizes: whether larger models end lower in both
-    measures, in every seed and beyond chance.
+    measures, in every seed and beyond chance. Without `scores` there is one measure, the validation
+    perplexity.
 
     `labels` give the names that the sentence uses.
     """

@@ -24,7 +24,8 @@ sealed."""
 def lines(
     series: str, values: Mapping[str, float], kind: Kind = "counted", **same: Any
 ) -> list[Line]:
-    """Return a line for each quantity of a series; `same` holds the fields that all lines share."""
+    """Return a line for each quantity of a series, of the kind `counted` by default; `same` holds
+    the fields that all lines share."""
     return [
         {"series": series, "quantity": name, "value": value, "kind": kind} | same
         for name, value in values.items()

@@ -57,9 +57,10 @@ def sweep(
     """Train the combinations that are not complete below `runs`. With a `part` (I, N), only every
     Nth combination is trained, from the Ith on.
 
-    Returns all recipes, best first; complete trainings of other parts count. A training that
-    diverges is a result. Raises BadInput for a recipe or a setting that cannot be trained, before
-    the first training, and StepFailed for a training that fails otherwise.
+    Returns all recipes, best first; complete trainings of other parts count. A training of this
+    part that diverges is a result; one of another part counts as not trained. Raises BadInput for a
+    recipe or a setting that cannot be trained, before the first training, and StepFailed for a
+    training that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
@@ -93,7 +94,7 @@ def sweep(
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
     """Yield a line for each recipe: its mean loss, and its difference from the best with a paired t
-    interval over the seeds."""
+    interval over the seeds; or that a training of it diverged, or that none is complete yet."""
     best = swept[0]
     for recipe in swept:
         losses = [loss for loss in recipe.losses.values() if loss is not None]

@@ -187,14 +187,14 @@ class RunNumbers(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the run: its kind of name, a hyphen and eight digits of its
-        identity."""
+        """Return the name of the run's directory: the manifest's name, a hyphen and the first eight
+        digits of its identity."""
         return f"{self.manifest['name']}-{self.manifest['identity'][:8]}"
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the directories that have records: the folders themselves, runs inside them, and runs
-    of experiments inside these.
+    """Return the directories that have records, resolved and each once: the folders themselves,
+    runs inside them, and runs of experiments inside these. Links inside a folder are left out.
 
     Raises BadInput if a folder does not exist.
     """
@@ -235,7 +235,8 @@ def judge(
     results: Results,
     work: Callable[[Experiment], WorkedOut] = worked_out,
 ) -> list[Verdict]:
-    """Return a verdict for every claim of the experiments.
+    """Return a verdict for every claim of the experiments, in their order. The kinds' order decides
+    which of several numbers answers a claim.
 
     The numbers come from the runs in `results` and from what `work` computes and simulates.
     """
@@ -285,8 +286,8 @@ def named(outcome: str) -> str:
 
 
 def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
-    """Return a table with a row for each scale, or each paper and scale, and a column for each
-    outcome of `WORDS`, where `counted` counts the verdicts."""
+    """Return a table with a row for each scale, or each paper and scale, that has any, and a column
+    for each outcome of `WORDS`, where `counted` counts the verdicts."""
     every = list(verdicts)
     rows = []
     for paper in dict.fromkeys(each.claim.paper for each in every) if by_paper else ("",):
@@ -317,8 +318,8 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """Format the counts of verdicts by scale, then by paper and scale, then sentences that explain
-    them."""
+    """Format two tables that count verdicts, by scale and by paper and scale, then the sentences of
+    `headlines`."""
     return "\n\n".join(
         [
             *(
@@ -448,7 +449,8 @@ def format_verdicts(verdicts: Sequence[Verdict]) -> str:
 
 
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
-    """Count the verdicts by outcome in words, the commonest first: `3 confirmed, 1 missed`."""
+    """Count the verdicts by outcome in words, the commonest first: `3 confirmed, 1 missed`; `no
+    claims` without verdicts."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return (
         ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common())
@@ -529,7 +531,8 @@ def _verdict(
 
 
 def _find(experiment: Experiment, claim: Claim, records: Rows) -> list[Record]:
-    """Return the records with the claim's series, quantity and x; the first one answers the claim.
+    """Return the records with the claim's series, quantity and x, by the kinds' order; the first
+    one answers the claim.
 
     On a curve, a twin's x counts as the same share of its own training.
     """

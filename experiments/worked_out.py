@@ -61,7 +61,8 @@ class WorkedOut(NamedTuple):
 
 
 def work_out(experiment: Experiment) -> WorkedOut:
-    """Compute and simulate every quantity that the experiment names, for each of its workloads."""
+    """Compute and simulate every quantity that the experiment names, for each of its workloads, and
+    work out its arithmetic."""
     numbers = []
     refused = []
 
@@ -116,10 +117,10 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Yield, for each workload, the lines of its simulated quantities or one line with the reason
-    why it cannot run.
+    """Yield, for each workload, a line for each of its simulated quantities, or one line with the
+    reason why it cannot run.
 
-    Beside each line stand the inputs of its digest and the baselines' predictions.
+    An item has the line, the inputs of its digest, and the baselines' predictions by name.
     """
     if not part.simulated:
         return

@@ -100,7 +100,7 @@ def named(quantity: str) -> str:
 
 def _drawn(numbers: ExperimentNumbers) -> str:
     """Return the quantity to draw: one that is published, then one that has our numbers, then the
-    one with the most points; empty for a table."""
+    one with the most points. Empty for a table, and if no quantity has two points."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
@@ -117,7 +117,7 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
     """Return a table with a row for each series and x with a published number, and a column for
-    each quantity and kind."""
+    each published quantity, except `without`, and kind."""
     wanted = list(
         dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without)
     )
@@ -152,7 +152,8 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return sentences on the number of runs behind each measured, counted and scaled point."""
+    """Return sentences on the number of runs behind each measured, counted and scaled point, one
+    for each of these kinds that is drawn."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
@@ -169,7 +170,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
     """Return sentences on an ablation: its question, its training, the end of each arm and the
-    verdict on each effect."""
+    verdict on each effect; empty if no effect was tried."""
     ablation = numbers.experiment.ablation
     tried = [item for item in numbers.claims if item.scale == "reduced"]
     if ablation is None or not tried:

@@ -35,13 +35,13 @@ class Claims(tuple[Verdict, ...]):
 
     @property
     def counted(self) -> int:
-        """Return the number of the documents' own claims."""
+        """Return the number of claims, without the numbers of others that documents quote."""
         return len(self) - self.counts[UNCOUNTED]
 
     @property
     def deviations(self) -> list[float]:
-        """Return how far our numbers are from the published ones, as shares, for claims that state
-        a number."""
+        """Return how far our numbers are from the published ones, as shares, for claims of an exact
+        or approximate number that were tried, not at reduced scale."""
         return [
             abs(verdict.record.value / float(verdict.claim.value) - 1)
             for verdict in self
@@ -75,8 +75,8 @@ class Group(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Claims]:
-        """Return the claims by experiment in the catalogue's order, or by reason or need, the
-        commonest first."""
+        """Return the claims grouped by `rows`: by reason or need, the commonest first, or by
+        experiment, in the order of each one's first claim."""
         parts = self.claims.by(self.rows)
         return (
             dict(sorted(parts.items(), key=lambda at: -len(at[1])))
@@ -105,8 +105,8 @@ class PaperPart(NamedTuple):
 
     @property
     def shared(self) -> dict[str, str]:
-        """Return the facts, by label, that all claims of this part have in common; the page shows
-        them once."""
+        """Return the facts, by label, that all claims of this part, one at least, have in common;
+        the page shows them once."""
         described_claims = [described(verdict.claim) for verdict in self.claims]
         return {
             label: text
@@ -127,7 +127,7 @@ class Paper(NamedTuple):
 
 def described(claim: Claim) -> dict[str, str]:
     """Return the sentence, source, protocol, tolerance, class and note of a claim, by label; empty
-    ones are left out."""
+    ones and the class `exact` are left out."""
     allowed = claim.allowed
     facts = {
         "Says": claim.sentence and f"“{claim.sentence}”",
@@ -214,7 +214,7 @@ def forecast_of_order(verdicts: Iterable[Verdict]) -> str:
 
 def errata_exhibit(claims: Claims) -> Exhibit:
     """Return an exhibit with a row for each contradiction inside a document: what it prints, what
-    follows, and our number."""
+    follows, and our measured, counted or computed numbers."""
     rows = []
     errata = read_errata().errata
     for erratum in errata:
@@ -261,8 +261,8 @@ def unlinked(text: str) -> str:
 
 
 def verdicts_exhibit(claims: Claims, homes: Mapping[str, str]) -> Exhibit:
-    """Return an exhibit with a row for each claim: the published number, ours, the verdict and the
-    run behind it."""
+    """Return an exhibit of data alone, with a row for each claim: the published number, ours, the
+    verdict and the run behind it. `homes` names the run on the page for each source."""
     heads = (
         "claim",
         "published",

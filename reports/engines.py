@@ -97,18 +97,20 @@ def engines_exhibit(*runs: Path) -> Exhibit:
 
 
 def _setting(result: Benchmark) -> list[str]:
-    """Return the model, the layout and the precision that the record's title names."""
+    """Return the model, the layout and the precision that the record's title names; empty where it
+    names fewer."""
     return [*result.title.rpartition(": ")[2].split(", "), "", ""][:3]
 
 
 def _losses(result: Benchmark) -> list[Sequence[float]]:
     """Return our losses, theirs, their difference and its tolerance, with a value for each
-    iteration."""
+    iteration, from the record's first case."""
     return [series.samples for series in result.cases[0].series]
 
 
 def _shares(result: Benchmark) -> list[float]:
-    """Return the differences as shares of their tolerances."""
+    """Return the values of all ratios of the record: the largest share of a tolerance that each
+    takes."""
     ratios = chain.from_iterable(case.ratios for case in result.cases)
     return [ratio.value for ratio in ratios]
 

@@ -57,8 +57,9 @@ class Exhibit:
 
     @property
     def numbers(self) -> tuple[dict[str, str], Table]:
-        """Return the data for the page: cells that are the same in every row, by head, and a table
-        of the other columns, words first."""
+        """Return the data for the page: cells that are the same in every row, by head, without
+        empty ones, and a table of the other columns, words first. Digests in the table are cut to
+        16 characters."""
         columns = dict(zip(self.data.heads, zip(*self.data.rows, strict=True), strict=True))
         shared = {head: cells[0] for head, cells in columns.items() if len(set(cells)) == 1}
         words = [head for head in columns if head not in shared and head not in NUMERIC]

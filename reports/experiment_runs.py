@@ -31,17 +31,18 @@ class Origin:
 
     @classmethod
     def of(cls, run: Reproduction) -> "Origin":
-        """Return a reproduction as an origin."""
+        """Return a reproduction as an origin, with the seeds of its records."""
         return cls(run.directory, run.manifest, seeds_of(run.records))
 
     @property
     def name(self) -> str:
-        """Return the name of the run's directory."""
+        """Return the name of the run's own directory, also if a study keeps the run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def experiment(self) -> str:
-        """Return the name of the experiment that its numbers belong to."""
+        """Return the name of the experiment that its numbers belong to; a reproduction and a
+        comparison of engines have no such name."""
         return str(self.manifest.config["experiment"]["name"])
 
 
@@ -128,7 +129,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """Return the run's own origin, or one for each run that a study of experiments keeps."""
+    """Return the run's own origin, or one for each run that a study of experiments keeps. A
+    comparison of engines is checked first."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -142,8 +144,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the runs of experiments and engines in a folder that links lead to, and those
-    without a link."""
+    """Return the runs of experiments and engines in a folder: the links to them, and each run whose
+    name has no link."""
     here = [
         path
         for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*")

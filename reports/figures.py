@@ -62,7 +62,8 @@ class Layer:
 
     @property
     def repeats(self) -> int:
-        """Return the largest number of runs that are averaged in one of the layer's points."""
+        """Return the largest number of values, such as runs or iterations, that are averaged in one
+        of the layer's points."""
         return max(point.count for point in self.points)
 
     @property
@@ -85,14 +86,14 @@ class Panel:
 
     @property
     def has_curves(self) -> bool:
-        """Return True if every layer of the panel is a training curve and all are of one kind of
-        number; the key then names models alone."""
+        """Return True if the panel's x is the iteration of a training and all layers are of one
+        kind of number; the key then names models alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
     """Return one layer for each kind and series whose numbers have an x, published first, then by
-    `order`.
+    `order`, which names every series.
 
     Several of our numbers at an x become their mean with its spread; of several published numbers
     the first counts.
@@ -122,8 +123,8 @@ def _point(x: float, kind: Kind, at: Sequence[Record]) -> Point:
 
 
 def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
-    """Draw the panels beside each other under one key of their series and kinds. Panels of training
-    curves have keys of their own."""
+    """Return a Matplotlib figure of the panels beside each other under one key of their series and
+    kinds. Panels of training curves have keys of their own."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -167,7 +168,8 @@ def _plot(axes: "Axes", panel: Panel) -> None:
     values multiply.
 
     Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
-    four. Other axes begin at zero, except a loss's, because zero means nothing for a loss.
+    four. Other axes begin at zero, or below negative values, except a loss's, because zero means
+    nothing for a loss.
     """
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label, title=panel.title)
     for layer in panel.layers:
@@ -245,8 +247,8 @@ def _plain_log_ticks(axes: "Axes") -> None:
 
 
 def _multiply(x_values: Sequence[float]) -> bool:
-    """Return True if each x is about twice the one before or more, or if one factor leads from each
-    to the next."""
+    """Return True for three ascending x or more, all above 0, if each is about twice the one before
+    or more, or if one factor leads from each to the next over a range of more than 100."""
     if len(x_values) < 3 or x_values[0] <= 0:
         return False
     factors = [after / before for before, after in pairwise(x_values)]

@@ -45,7 +45,7 @@ class Reproduction:
     @property
     def stands_in(self) -> bool:
         """Return True if texts held out from the run's own data stand in for the published test
-        sets."""
+        sets, as its records say."""
         return any(record.quantity.startswith("heldout_") for record in self.select("2019/table-3"))
 
     @property

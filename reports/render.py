@@ -35,7 +35,8 @@ class Drawing:
 
 
 def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
-    """Draw every figure of the exhibits; the same input gives the same bytes."""
+    """Return a drawing of each exhibit that has a figure, by the exhibit's name; the same input
+    gives the same bytes."""
     drawings = {}
     drawn = [exhibit for exhibit in exhibits if exhibit.panels]
     with Progress("report", len(drawn), "figures") as progress:
@@ -47,7 +48,7 @@ def render_all(exhibits: Iterable[Exhibit]) -> dict[str, Drawing]:
 
 def render(exhibit: Exhibit) -> Drawing:
     """Return the figure of an exhibit that has one: as this machine drew it last, unless its
-    numbers or the code changed."""
+    numbers or the code changed. A new drawing is kept for the next call."""
     numbers = hashlib.sha256(json.dumps(exhibit.panels, default=vars).encode()).hexdigest()
     name = f"figure-{exhibit.name}"
     made_of = f"{_drawn_with()} {exhibit.name} {numbers}"

@@ -150,7 +150,8 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read the inputs and assemble the page. Raises Fault if two exhibits have one name."""
+    """Read the inputs and assemble the page. Raises Fault if two exhibits have one name, and
+    BadInput or IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)
@@ -206,9 +207,9 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return each experiment's exhibit, by the experiment's name, with the numbers that were run
-    and computed. An exhibit that has the name of a reproduction's is renamed NAME-runs. An
-    experiment that a reproduction answers is left out if it has no numbers."""
+    """Return each experiment's exhibit, by the experiment's name, with the records of `every` that
+    belong to it; one without records says so. Experiments that a reproduction answers are left
+    out."""
     by_experiment = claims.by("experiment")
     drawn = {}
     for name, experiment in experiments.items():

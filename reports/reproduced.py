@@ -119,7 +119,7 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return tables of results by protocol, with the models in this order and under their
+    """Return an exhibit of results by protocol, with the models in this order and under their
     labels."""
     data = tables.evaluations_data(evaluations)
     shown = tables.evaluations_tables(evaluations, order, labels or {})
@@ -127,7 +127,7 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return the table of documents that each stage kept, and of reasons for dropping the
+    """Return an exhibit of the documents that each stage kept, and of reasons for dropping the
     others."""
     data = tables.ledger_data(ledger)
     shown = [tables.attrition_table(ledger)]
@@ -166,7 +166,7 @@ def order_of(reproduction: Reproduction) -> str:
 
 def twins_table(reproduction: Reproduction) -> Table:
     """Return a table with a row for each model, of the quantities that mean something at its size,
-    and a row for an even guess over the vocabulary.
+    and a row for an even guess over the vocabulary, if its size is known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

@@ -49,7 +49,8 @@ LOOKS: dict[Outcome, OutcomeLook] = {
 
 
 def look(rank: int) -> tuple[str, str]:
-    """Return the colour and the marker, in every figure, of the model with this size rank."""
+    """Return the colour and the marker, in every figure, of the model with this size rank. They
+    repeat after as many ranks as there are markers."""
     index = rank % len(MARKERS)
     return LIGHT[f"model-{index}"], MARKERS[index]
 
@@ -77,7 +78,8 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Apply the Matplotlib settings; `salt` makes the element names of a drawing unique."""
+    """Apply the Matplotlib settings of style.toml inside the block; `salt` makes the element names
+    of a drawing unique."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}

@@ -87,7 +87,8 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
 
 
 def chance(result: Result, vocab_size: int) -> dict[str, str]:
-    """Return the scores of an even guess over the vocabulary on the text of a result, by quantity.
+    """Return the scores of an even guess over the vocabulary on the text of a result, by quantity;
+    empty if nothing was scored.
 
     A word is one sub-word or more, so a guess of a word is right at most as often as a guess of a
     sub-word.
@@ -112,8 +113,8 @@ def chance(result: Result, vocab_size: int) -> dict[str, str]:
 
 
 def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
-    """Return a cell with the published values, or with the mean, minimum and maximum of our seeds.
-    It says if only a part of the test was scored."""
+    """Return a cell with the published values, or with the mean, minimum and maximum of our seeds;
+    a dash without records. It says if only a part of the test was scored."""
     values = [record.value for record in records]
     if len(records) < 2 or records[0].kind == "published":
         shown = "; ".join(map(text, values)) or MISSING
@@ -130,7 +131,8 @@ def cell_of(records: Sequence[Record], text: Callable[[float], str]) -> str:
 
 
 def models_tables(models: Sequence[ReproducedModel], ours: Kind) -> list[Table]:
-    """Return the page's tables of published and trained shapes, and of training runs."""
+    """Return the page's two tables: published and trained shapes, with one seed of each model, and
+    training runs."""
     shapes = []
     for model in models:
         if model.name == model.series:
@@ -207,7 +209,7 @@ def ledger_data(ledger: Ledger) -> Table:
 
 
 def settings(card: DataCard) -> list[tuple[str, str]]:
-    """Return the stages of a dataset with their settings as text."""
+    """Return pairs of a dataset's stage and its settings as text."""
 
     def as_text(value: Any) -> str:
         return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
@@ -257,8 +259,8 @@ def near_duplicates(banding: NearDuplicates) -> list[str]:
 
 
 def models_data(models: Sequence[ReproducedModel]) -> Table:
-    """Return a table with a row for each model: the facts of its training, and its published and
-    its trained configuration."""
+    """Return a table with a row for each model, one at least: the facts of its training, and its
+    published and its trained configuration."""
     rows = [flatten(model.model_dump(mode="json")) for model in models]
     return Table([*rows[0]], [list(map(_plain, row.values())) for row in rows], 2)
 
@@ -313,8 +315,8 @@ def cells_of(result: Result) -> tuple[str, ...]:
 def by_protocol(
     evaluations: Mapping[str, Result], order: Sequence[str]
 ) -> list[tuple[str, Result]]:
-    """Return the results with their models: perplexities of texts, then last-word tests, by
-    protocol and model.
+    """Return pairs of model and result: perplexities of texts, then last-word tests, by protocol
+    and model. Models that `order` lacks come last, by name.
 
     A file stem begins with the model's name.
     """
@@ -329,7 +331,7 @@ def evaluations_tables(
     evaluations: Mapping[str, Result], order: Sequence[str], labels: Mapping[str, str]
 ) -> list[Table]:
     """Return the page's tables of perplexities by convention and of last-word tests, with the
-    models under their labels."""
+    models under their labels; a table without results is left out."""
     tables = []
     for title, heads, is_cloze in (
         ("Perplexity", CONVENTIONS, False),

@@ -78,8 +78,8 @@ class Training:
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Return the curves, and the evaluations and the data's ledger if there are any, by
-        name."""
+        """Return the curves if an iteration is recorded, and the evaluations and the data's ledger
+        if there are any, by name."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
@@ -102,7 +102,7 @@ class Training:
     @property
     def listed(self) -> list[Table]:
         """Return a table of iterations, evenly spread up to the last if there are many, and one of
-        validations."""
+        validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
         title = f"{len(shown)} of {len(self.steps)} recorded iterations"
@@ -118,7 +118,7 @@ class Training:
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
     """Return a curve of at most `SHOWN` points; more iterations become means with minimum and
-    maximum."""
+    maximum, each at its last iteration. Iterations without a value are left out."""
     every = [(step.iteration, getattr(step, key)) for step in steps]
     values = [(iteration, value) for iteration, value in every if value is not None]
     apart = -(-len(values) // SHOWN) or 1
@@ -202,8 +202,9 @@ def load_training(run: Path) -> Training:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return the results and the generated text of the run's checkpoints, from the JSON files of
-    `mlm-eval` beside the run."""
+    """Return the results by file stem, with the task if a file has several, and the generated text
+    of the run's checkpoints, from the JSON files of `mlm-eval` beside the run. Other files there
+    are passed over."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []

@@ -54,8 +54,8 @@ def trials_of(
 
 
 def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -> RunConfig:
-    """Return the configuration of an arm's training whose rate rises exponentially between the ends
-    of the ablation's finder (Smith 2017)."""
+    """Return the configuration of an arm's training, as long as a trial, whose rate rises
+    exponentially between the ends of the ablation's finder (Smith 2017)."""
     assert ablation.finder
     low, high = ablation.finder
     config = ablation_config(experiment, ablation, arm, SEARCH_SEED, high, dataset)
@@ -73,11 +73,12 @@ def sweep_config(experiment: str, ablation: Ablation, arm: Arm, dataset: Path) -
 def searched_rates(
     experiment: str, ablation: Ablation, trained: Kept, datasets: Sequence[str]
 ) -> tuple[dict[str, float], list[Trained]]:
-    """Return the learning rate of each arm, and all trials.
+    """Return the learning rate of each arm, by its name, and all trials.
 
     A rate is the best trial's (the lowest rate if all diverged), the finder's, where its smoothed
-    loss was lowest, or another arm's. `datasets` are digests. Raises IntegrityFailure if a trial is
-    not kept, or the finder's loss never fell.
+    loss was lowest, or another arm's, times the arm's `of_rate`, to four digits. `datasets` are
+    digests. Raises IntegrityFailure if a trial or a finder's losses are not kept, or the finder's
+    loss never fell.
     """
     rates = {}
     searched = []
@@ -106,11 +107,12 @@ def searched_rates(
 
 
 def derive_effects(folder: Path) -> tuple[list[Finding], list[Record]]:
-    """Derive the findings and the records of an ablation from its forecast and its trainings.
+    """Derive the findings and the records of an ablation from its forecast and its trainings. The
+    findings' own records come last.
 
-    Raises IntegrityFailure if the forecast belongs to another experiment, or if a training's
-    settings or seed are not the forecast's: then the forecast was changed, or written after the
-    trainings.
+    Raises IntegrityFailure if the forecast belongs to another experiment, has other rates than its
+    search gives, or does not ask for exactly the kept trainings, trials aside, with their settings,
+    seeds and data: then the forecast was changed, or written after the trainings.
     """
     manifest = read_document(folder / MANIFEST, Manifest)
     forecast = read_document(folder / FORECAST, EffectForecast)
@@ -220,7 +222,8 @@ def loss_after(trained: Trained, share: float) -> float:
 
 
 def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[JSON]:
-    """Yield lines of records: the rate of each arm, its curves and their ends."""
+    """Yield the fields of records: each arm's rate, then for each of its trainings the curve,
+    whether it diverged and, unless it did, the loss at the end."""
     for name, trainings in arms.items():
         yield {"series": name, "quantity": "learning_rate", "value": rates[name]}
         for training in trainings:

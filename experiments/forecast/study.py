@@ -119,7 +119,8 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
 def _sweep_rates(
     experiment: str, ablation: Ablation, datasets: Sequence[Path], folder: Path, runs: Path
 ) -> None:
-    """Run the learning-rate finder for each arm that has one, and keep its losses in `folder`."""
+    """Run the learning-rate finder for each arm that has one, and write its rates and losses to a
+    file in `folder`. Raises StepFailed if a training fails."""
     for arm in ablation.arms:
         if not ablation.finder or arm.rate_of:
             continue
@@ -135,7 +136,8 @@ def _sweep_rates(
 
 
 def _seal_forecast(run: RunDirectory) -> EffectForecast:
-    """Seal the run's forecast in a directory of its own beside the run, and read it."""
+    """Seal the run's forecast in a directory of its own beside the run, print where, and return the
+    forecast."""
     path = run.path / FORECAST
     forecast = read_document(path, EffectForecast)
     facts = {ABLATION: run.path.name, "sha256": sha256_file(path)}
@@ -154,7 +156,8 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, and keep the outcomes in `folder`.
+    """Train each configuration below `runs`, one to a core, print a line for each, and keep the
+    outcomes in `folder`. A training that diverges is an outcome.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
@@ -247,7 +250,7 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Prepare a forked process for trainings on one thread, without output, that ends with its
+    """Prepare a forked process for trainings on one thread, in quiet mode, that ends with its
     parent."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
@@ -256,8 +259,8 @@ def _begin_alone() -> None:
 
 
 def _alone(config: RunConfig, runs: Path) -> int:
-    """Train without output and return the exit code. A training that is stopped ends its process,
-    so that no other training begins in it."""
+    """Train with standard error discarded and return the exit code; the message of a UserError is
+    printed. A training that is stopped ends its process, so that no other training begins in it."""
     try:
         with redirect_stderr(StringIO()):
             _train(config, runs)

@@ -52,7 +52,8 @@ class Trained(NamedTuple):
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line of a training in an ablation, with its validations."""
+    """Return the line that an ablation keeps of a training; of its metrics it has the validations
+    alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
@@ -76,7 +77,8 @@ class Kept:
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """Return the trainings of these configurations, whatever their vocabulary.
+        """Return the trainings of these configurations, in their order and whatever their
+        vocabulary; `check_no_more` then knows them as asked for.
 
         Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
         dataset.
@@ -107,7 +109,7 @@ class Kept:
         return trained
 
     def check_no_more(self) -> None:
-        """Raise IntegrityFailure if the folder keeps a training that the forecast does not ask for.
+        """Raise IntegrityFailure if the folder keeps a training that `of` was never asked for.
 
         Trials of learning rates may be kept.
         """
@@ -153,5 +155,5 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
 
 
 def origin_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the fields of a record that name its run."""
+    """Return the fields of a record that name its run, `source` and `digest`."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

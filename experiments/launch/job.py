@@ -160,8 +160,8 @@ class Job(Config):
         return ((sum(days) * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def config(self) -> RunConfig:
-        """Return the configuration of the run. Raises BadInput if its layout does not divide over
-        the job's ranks."""
+        """Return the configuration of the run. Raises BadInput if the model or an override is not
+        valid, or if its layout does not divide over the job's ranks."""
         config = read_run_config(self.model, self.overrides)
         layout_of(config, self.ranks)
         return config
@@ -210,8 +210,8 @@ def failures_of(job: Job) -> Failures:
 
 
 def saved_seconds(job: Job) -> float:
-    """Return the seconds of training from one checkpoint to the next; infinite for a job that never
-    fails.
+    """Return the seconds of training from one checkpoint to the next: the interval that the job
+    states, else the one that loses the least, which is infinite for a job that never fails.
 
     Raises BadInput if the stated interval is so long that a rank fails, on average, before the next
     checkpoint is written.
@@ -233,8 +233,9 @@ def describe_job(job: Job) -> str:
     checkpoints and the share of time that failures leave; with a named cluster also the simulated
     time and number of attempts.
 
-    Raises BadInput if an iteration and two checkpoints do not fit between the stop signal and the
-    time limit, or if a rank fails, on average, before an iteration and a checkpoint end.
+    Raises BadInput as `saved_seconds` and `predicted_iteration` do, and if two checkpoints, with a
+    cluster also an iteration, do not fit between the stop signal and the time limit. With a cluster
+    it is also raised if a rank fails, on average, before an iteration and a checkpoint end.
     """
     config = job.config()
     failures = failures_of(job)
@@ -292,7 +293,7 @@ def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
     """Write `slurm.sh` and `torchrun.sh` into `out`, and `jobset.yaml` if the job has a container.
     Return the paths of the two scripts.
 
-    Raises BadInput if they cannot be written.
+    Raises BadInput if they cannot be written, or for a job that no script can carry.
     """
     slurm = out / "slurm.sh"
     torchrun = out / "torchrun.sh"
@@ -367,7 +368,8 @@ def _mounted(job: Job, out: Path) -> list[Path]:
 
 
 def torchrun_script(job: Job, out: Path) -> str:
-    """Return the script that is started on every node; its files lie in `out`.
+    """Return the script that is started on every node, or once if the job names its hosts; its
+    files lie in `out`.
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
@@ -384,8 +386,8 @@ def torchrun_script(job: Job, out: Path) -> str:
 
 
 def jobset(job: Job, out: Path) -> str:
-    """Return a Kubernetes JobSet for the job, whose pods mount this machine's folders under the
-    same paths."""
+    """Return the YAML of a Kubernetes JobSet for the job, whose pods mount this machine's folders
+    under the same paths."""
     folders = [*enumerate(map(str, _mounted(job, out)))]
     name = f"mlm-{re.sub('[^a-z0-9]+', '-', job.name.lower())}".rstrip("-")
     values = {
@@ -416,7 +418,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
-    """Return the templates' text, filled with this job's values, under the lines of `head`."""
+    """Return a bash script: the templates' text, filled with this job's values, under the lines of
+    `head`."""
     paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
     paths |= {
         name: out.resolve() / name

@@ -53,7 +53,7 @@ SLURM_VARIABLES = {
 
 
 def name_rank(environment: MutableMapping[str, str]) -> None:
-    """Set torchrun's variables from Slurm's, unless torchrun has set them."""
+    """Set torchrun's variables in `environment` from Slurm's, unless torchrun has set them."""
     for name, slurm in SLURM_VARIABLES.items():
         if name not in environment and slurm in environment:
             environment[name] = environment[slurm]

@@ -58,8 +58,9 @@ CONFIGURATIONS = {
 
 
 class PlainLayer(nn.Module):
-    """x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b, h] → [s, b, h], [s/t, b,
-    h] where divided."""
+    """Causal transformer layer, x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b,
+    h] → [s, b, h], [s/t, b, h] where divided. Backward recomputes the part that `form`, one of
+    `FORMS`, names."""
 
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
@@ -85,7 +86,8 @@ class PlainLayer(nn.Module):
         return x + _dropped(self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh")))
 
     def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Return the heads' outputs [s, b, h/t] from queries, keys and values [s, b, 3h/t]."""
+        """Return the heads' outputs [s, b, h/t] of causal attention with dropout, from queries,
+        keys and values [s, b, 3h/t]."""
         s, b, columns = qkv.shape
         # Each [b·a/t, s, d].
         query, key, value = qkv.view(s, b * self.heads, 3, -1).permute(2, 1, 0, 3).unbind(0)
@@ -115,8 +117,8 @@ class Held:
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd saves on this rank while it is entered, and their peak,
-    without a module's parameters."""
+    """Context manager that counts the bytes that autograd saves on this rank while it is entered,
+    in `now` and `peak`, without a module's parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self.parameters = {
@@ -149,8 +151,8 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Return the bytes that this rank keeps per element of sbh in bf16: for the layer in each of
-    `FORMS`, then for the engine's layer."""
+    """Return the bytes that this rank keeps per element of sbh in bf16, with the layer divided over
+    all ranks: for the layer in each of `FORMS`, then for the engine's layer."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
@@ -219,8 +221,8 @@ def _kept(shape: str) -> list[Line]:
 
 
 def _flops(shape: str) -> list[Line]:
-    """Return the FLOP coefficients of an iteration and of recomputation. They come from products
-    that torch counts, in a layer of the published shape and in a model of four layers."""
+    """Return lines with the FLOP coefficients of an iteration and of recomputation. They come from
+    products that torch counts, in a layer of the published shape and in a model of four layers."""
     s, heads, h, _ = SHAPES[shape]
     config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
     layers = config.num_layers
@@ -259,8 +261,8 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 
 def _checkpoint() -> list[Line]:
-    """Return the terabytes of a checkpoint of the 1T model, from the bytes per parameter of a small
-    one that is written."""
+    """Return a line with the terabytes of a checkpoint of the 1T model, from the bytes per
+    parameter of a small one that is written."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

@@ -104,8 +104,8 @@ class TimedStage(nn.Module):
 
 
 def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]) -> list[Clock]:
-    """Run one iteration on this rank of `pp` for each number of microbatches, and return its
-    clocks."""
+    """Run one iteration on this rank of `pp` for each number of microbatches in `counts`, and
+    return a clock for each. All `pp` ranks take part."""
     mesh = build_mesh(Layout(pp=pp))
     clocks = []
     for count in counts:
@@ -124,7 +124,7 @@ def run_stages(
     stages: list[Any], mesh: ParallelMesh, name: ScheduleName, count: int, sequences: int = 1
 ) -> None:
     """Run one iteration of this rank's stages by a schedule, on `count` microbatches of `sequences`
-    sequences."""
+    sequences, without an optimizer step. All ranks of the pipeline take part."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
     program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[
         mesh.pp.rank
@@ -170,10 +170,12 @@ def measure_schedules() -> list[Line]:
 
 
 def measure_bubbles(experiment: Experiment) -> list[Line]:
-    """Measure the bubble of the experiment's pipelines of up to `MOST_RANKS` ranks.
+    """Measure the bubble of the experiment's pipelines of up to `MOST_RANKS` ranks, by the schedule
+    1F1B.
 
     It is (slowest rank's time) / (m · (t_f + t_b)) − 1 with m microbatches; an experiment that
-    computes a bubble share gets the same idle time as a share of the whole.
+    computes a bubble share gets the same idle time as a share of the whole, by the schedule of
+    GPipe.
     """
     numbers = []
     for part in experiment.parts:

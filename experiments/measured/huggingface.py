@@ -47,8 +47,9 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 
 def measure_huggingface() -> list[Line]:
-    """Measure how logits, greedy continuations and merged files differ from the undivided model's,
-    at each width, and count a layer's collectives."""
+    """Measure the largest difference of the logits at each width from one rank's, the percentages
+    of equal greedy continuations and of merged files equal to the undivided model's, and the number
+    of a layer's collectives."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"
@@ -97,7 +98,8 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(divided: Path, tp: int) -> Answers:
-    """Return the answers to the texts of transformers' model, divided over all ranks."""
+    """Return the logits and the greedy continuations that transformers' model in the directory
+    `divided`, run on all `tp` ranks, gives for random texts."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)
@@ -115,6 +117,7 @@ def answers(divided: Path, tp: int) -> Answers:
 
 
 def collectives_per_layer() -> int:
-    """Count the collectives of a layer's activations in a forward and a backward pass."""
+    """Count the collectives of a layer's activations in a forward and a backward pass together, on
+    the largest of `WIDTHS`."""
     _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
     return traffic.calls.total()

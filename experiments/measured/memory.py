@@ -80,7 +80,7 @@ class GroupedStage(nn.Module):
         return x
 
     def batch_loss(self, hidden: torch.Tensor, batch: PipelineInput) -> torch.Tensor:
-        """Return a scalar for which autograd saves nothing."""
+        """Return the mean of the states, a scalar for which autograd saves nothing."""
         return hidden.mean()
 
 
@@ -158,8 +158,9 @@ def measure_memory() -> list[Line]:
 
 
 def _checkpoints(series: str) -> list[Line]:
-    """Return the number of a stage's checkpoints that needs the least memory, beside √(l · A_int /
-    A_in) from measured bytes. With n microbatches in flight, A_in counts n times."""
+    """Return lines with the number of a stage's checkpoints that needs the least memory, beside √(l
+    · A_int / A_in) from measured bytes, for each of `IN_FLIGHT`. With n microbatches in flight,
+    A_in counts n times."""
     layout = LAYOUTS[series]
     numbers = []
     size_in, size_all = run_forked(layer_bytes, layout[1], layout)[0]

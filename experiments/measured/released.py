@@ -38,7 +38,8 @@ and quantity."""
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
     """Score every model that is found, and return a line for each of its quantities; with a limit,
-    of a part of each test.
+    of a part of each test. A number of other weights, or of a part, is `scaled`, and its note says
+    so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
@@ -80,7 +81,8 @@ def measure_released(experiment: Experiment, limit: int | None = None) -> list[L
 
 
 def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
-    """Return the task of Megatron-LM's WikiText-103 recipe on the validation file."""
+    """Return the perplexity task of Megatron-LM's WikiText-103 recipe on the validation file
+    `path`."""
     text = read_wikitext("wikitext103-valid", path, "wikitext103-valid")
     tokenizer = evaluated.tokenizer
     windows = megatron_windows(evaluated.model.seq_length)
@@ -89,7 +91,8 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
     """Yield the name and path of each model on this machine or the hub, and whether it is the
-    released one. Raises DataMissing if all are missing."""
+    released one. A missing model is left out with a printed line. Raises DataMissing if all are
+    missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)

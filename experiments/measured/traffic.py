@@ -57,8 +57,9 @@ STAGES = {1: "optimizer states", 3: "optimizer states, gradients and parameters"
 
 
 class Traffic(TorchDispatchMode):
-    """Counts this rank's collectives and messages, and their bytes, by operation and size of
-    group."""
+    """Context manager that counts this rank's collectives and messages while it is entered, and
+    their bytes, by operation and size of group. Tensors of at most `REPORTED` elements are not
+    counted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +73,8 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, leaves: list[Any]) -> None:
-        """Count an operation by its arguments. Nothing is counted if all its tensors are small."""
+        """Count an operation by its arguments, with the bytes of its largest tensor. Nothing is
+        counted if all its tensors are small."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         largest = max((tensor.nbytes for tensor in tensors if tensor.numel() > REPORTED), default=0)
         if not largest:
@@ -107,7 +109,7 @@ def iteration(
     model: ModelConfig, parallel: ParallelConfig, batch: int, trains: bool = True
 ) -> Traffic:
     """Return this rank's traffic of one iteration in fp32, or of its forward passes alone, in
-    microbatches of one sequence."""
+    microbatches of one sequence. All ranks take part; `batch` is over all of them."""
     ranks = torch.distributed.get_world_size()
     layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
     mesh = build_mesh(layout, parallel.sequence_parallel)

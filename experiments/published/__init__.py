@@ -64,5 +64,6 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
 
 
 def position(part: Part, row: Row) -> dict[str, Any]:
-    """Return the fields of a workload's record that give its series and its x."""
+    """Return the fields of a workload's record that give its series, its x, None without an x axis,
+    and the axis's name."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

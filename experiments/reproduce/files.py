@@ -57,7 +57,7 @@ class ReproducedModel(FileSchema):
     @property
     def label(self) -> str:
         """Return the name under which readers see the trained model: `8.3b twin (446 k)`, with its
-        size, or the published name if the sizes are equal."""
+        size, or the published name if the sizes are equal or its size is unknown."""
         size = self.trained.parameters
         if size in (None, self.published.parameters):
             return self.series
@@ -86,7 +86,7 @@ class ReproductionSummary(FileSchema):
     @property
     def title(self) -> str:
         """Return the recipe's name with the size at which it was run: `Megatron-LM's 8.3b recipe at
-        1/18,600 of its size`."""
+        1/18,600 of its size`; in words, by the mode, if the sizes are equal or unknown."""
         size = "its full size" if self.mode == "full" else "a reduced size"
         if sizes := self._sizes:
             size = f"1/{float(f'{sizes[0] / sizes[1]:.3g}'):,.0f} of its size"
@@ -94,8 +94,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """Return a sentence on what models of this size can and cannot show; empty at the published
-        size."""
+        """Return a sentence on what models of this size can and cannot show; empty if the target's
+        sizes are equal or unknown."""
         if not (sizes := self._sizes):
             return ""
         return (

@@ -121,7 +121,8 @@ class Plan:
     """Recipe of each model: the published one or its twin."""
 
     def overrides(self, config: RunConfig) -> list[str]:
-        """Return the overrides with which `mlm-train` runs one of `configs`."""
+        """Return the overrides with which `mlm-train` runs one of `configs`; empty for the full
+        size."""
         if not self.size:
             return []
         seed = [f"train.seed={config.train.seed}"] if SEED_MARK in config.name else []
@@ -174,7 +175,8 @@ def model_name(training: str) -> str:
 
 
 def folder_of(training: str, runs: Path) -> Path:
-    """Return the folder that holds the directory of a training of this name."""
+    """Return the folder that holds the directory of a training of this name: `runs`, or a folder
+    inside it for a training with another seed than the recipe's."""
     return runs / SEEDS if SEED_MARK in training else runs
 
 
@@ -212,7 +214,8 @@ def ladder_rate(config: RunConfig) -> float:
 
 
 def twin_rule(config: RunConfig) -> str:
-    """Return the rule that shrank a recipe, in words; empty if it was not shrunk."""
+    """Return the rule that shrank a recipe, in words, with the ladder's rule if the learning rate
+    follows it; empty if it was not shrunk."""
     if not config.twin:
         return ""
     # The vocabulary, and so the rate, depends on the text.
@@ -234,7 +237,7 @@ def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
 
 
 def manifest_file(name: str) -> Path:
-    """Return the job manifest that trains a published model on the paper's cluster."""
+    """Return the path of the job manifest that trains a published model on the paper's cluster."""
     return HOME / "experiments" / "jobs" / f"{name}.toml"
 
 
@@ -250,8 +253,8 @@ def _fits(config: RunConfig) -> tuple[bool, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print mode and reason, then the cost of each model: parameters, tokens, FLOPs, disk, expected
-    time."""
+    """Print mode, reason and the rule of twins, then the cost of each model and of all: parameters,
+    tokens, FLOPs, disk, expected time."""
     print(f"mode: {plan.mode} ({plan.reason})")
     if plan.size:
         print(twin_rule(plan.configs[0]))
@@ -286,5 +289,5 @@ def _training_seconds(plan: Plan, config: RunConfig) -> float:
 
 
 def training_bytes(config: RunConfig) -> int:
-    """Return the bytes of disk that a training's checkpoints take."""
+    """Return the bytes of disk that the checkpoints that a training keeps take."""
     return config.train.keep_checkpoints * checkpoint_bytes(config.model, config.train.precision)

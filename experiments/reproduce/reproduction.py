@@ -80,8 +80,8 @@ RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Make data, trainings, evaluations, records and report by public commands; complete parts are
-    found and not repeated.
+    """Make data, trainings, evaluations, records and report by public commands, and print the
+    results; complete parts are found and not repeated.
 
     Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
     `steps.StepFailed` with the exit code of the command that failed.
@@ -215,7 +215,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 def results_of(
     reproduction: Path, summary: ReproductionSummary
 ) -> dict[str, PerplexityResult | ClozeResult]:
-    """Return the results of a reproduction's models, by model and protocol.
+    """Return the results of a reproduction's models, by model and protocol with a hyphen between
+    them.
 
     Raises IntegrityFailure if a result is missing or has another form than its protocol's.
     """
@@ -229,8 +230,8 @@ def results_of(
 
 
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
-    """Yield the mean of a model's results over several seeds; minimum and maximum stand in its
-    note."""
+    """Yield, for each model and quantity with results of several seeds, a record of their mean,
+    without a seed; minimum and maximum stand in its note."""
     of_seeds: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
@@ -251,7 +252,8 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
     """Derive the paired differences between models that are neighbours in size, from the
-    evaluations that a reproduction keeps."""
+    WikiText-103 evaluations that a reproduction keeps. A text of one article gives no
+    differences."""
     by_size: dict[str, list[TextScore]] = {}
     results = results_of(run.path, summary)
     for model in summary.models:
@@ -363,7 +365,8 @@ def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> Repr
 
 
 def reproduced_model(published: RunConfig, training: RunDirectory) -> ReproducedModel:
-    """Return the summary of the run that reproduces a published model."""
+    """Return what summary.json states of a published model and of the complete training that
+    reproduces it."""
     done = read_summary(training.path)
     return ReproducedModel(
         name=model_name(training.manifest["name"]),
@@ -381,7 +384,7 @@ def facts_of(config: RunConfig, done: TrainingSummary) -> dict[str, Any]:
 
 
 def hardware_of(started: Environment) -> str:
-    """Describe processor, cores, memory and GPUs."""
+    """Return a text on the processor, cores, memory and GPUs of a recorded environment."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"

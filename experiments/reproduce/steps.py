@@ -35,7 +35,7 @@ def say_step(number: int, count: int, what: str) -> None:
 
 
 def words_step(runs: Path) -> Step:
-    """Return the step that counts the words of the published file."""
+    """Return the step that counts the words of WikiText-103's published test file."""
     return ["mlm-experiment", "run", "2019/words", "--runs", shown(runs)]
 
 
@@ -72,7 +72,8 @@ def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
 
 
 def evaluation_name(model: str, task: str) -> str:
-    """Return the name of an evaluation's result in a reproduction."""
+    """Return the name of an evaluation's result in a reproduction: model and task with a hyphen
+    between them."""
     return f"{model}-{task}"
 
 
@@ -83,7 +84,8 @@ def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
 
 
 def report_step(reproduction: Path, runs: Path) -> Step:
-    """Return the step that builds the page of everything."""
+    """Return the step that builds the page of a reproduction, with the runs of experiments in
+    `runs`."""
     return ["mlm-report", "build", shown(reproduction), str(runs)]
 
 
@@ -99,8 +101,8 @@ def shown(path: Path) -> str:
 
 
 class StepFailed(UserError):
-    """A command of a sequence failed. It has printed its own sentence, and its exit code is passed
-    on."""
+    """Failure of a command or a training, which has printed its own sentence; its exit code is
+    passed on."""
 
     def __init__(self, command: str, status: int, stopped: bool = False) -> None:
         super().__init__(f"`{command}` {ended_by(status)}; what was finished before it is kept")
@@ -108,8 +110,8 @@ class StepFailed(UserError):
 
 
 def run_step(program: str, *arguments: str) -> None:
-    """Print a command of this suite, or of the system, and run it. Raises StepFailed if it fails,
-    Interrupted if this process was stopped meanwhile.
+    """Print a command of this suite, or of the system, unless in quiet mode, and run it. Raises
+    StepFailed if it fails, Interrupted if this process was stopped meanwhile.
 
     If this process is killed, the step receives SIGTERM, so that a training leaves a checkpoint. On
     Ctrl-C the terminal stops the step as well; on another signal this process sends it SIGINT. The

@@ -61,7 +61,8 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
-    """Predict every row; the second value is True if the cost model was fitted on the row."""
+    """Predict every row, in order; the second value is True if the cost model was fitted on the
+    row. A row that names no valid cluster or workload gets the reason alone."""
     predictions = [(Prediction(), False)] * len(rows)
     by_cluster: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
     clusters = {}

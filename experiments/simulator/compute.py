@@ -70,8 +70,8 @@ def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of one transformer layer's forward and backward pass, with its
-    tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
+    """Return the seconds of one transformer layer's forward and backward pass, with the host's work
+    and its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
     tokens = w.b * w.s
     elements = w.b * w.s * w.h * machine.element_bytes
     linears = (
@@ -148,8 +148,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
 
 
 def layer_weights(w: Workloads) -> Floats:
-    """Return the number of parameters in a layer of a GPT-2 or a Transformer-XL, without biases and
-    norms."""
+    """Return the number of parameters in a whole layer of a GPT-2 or a Transformer-XL, without
+    biases and norms."""
     return np.where(w.xl == 1, 5 * w.h * w.width * w.heads + 2 * w.h * w.f, 12 * w.h * w.h)
 
 

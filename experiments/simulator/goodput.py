@@ -45,8 +45,8 @@ class Failures(NamedTuple):
         restart: float = RESTART_SECONDS,
         per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     ) -> "Failures":
-        """Return the time between failures, and the times of checkpoints and restarts, of a job on
-        `gpus` GPUs.
+        """Return the time between failures, infinite for a rate of 0, and the times of checkpoints
+        and restarts, of a job on `gpus` GPUs.
 
         Its fullest rank writes `written_bytes` of a checkpoint at `rate` bytes a second.
         """
@@ -56,8 +56,8 @@ class Failures(NamedTuple):
     @property
     def best_interval(self) -> float:
         """Return the seconds of training between checkpoints that lose the least (Daly's Equation
-        37). They are at least the time to write a checkpoint, because only one is written at a
-        time."""
+        37); infinite without failures. They are at least the time to write a checkpoint, because
+        only one is written at a time."""
         if self.copy >= 2 * self.mean:
             return max(self.mean, self.checkpoint)
         ratio = self.copy / (2 * self.mean)
@@ -68,7 +68,8 @@ class Failures(NamedTuple):
         return max(best, self.checkpoint)
 
     def describe(self, interval: float) -> str:
-        """Describe how often the job fails and is saved, and the share of its time that is kept."""
+        """Return a clause that begins with `it fails every`, on how often the job fails and is
+        saved, and the share of its time that is kept."""
         every = " and is saved every ".join(map(format_days, (self.mean, interval)))
         return (
             f"it fails every {every}: {self.share(interval):.1%} of the time is training that is"
@@ -76,7 +77,8 @@ class Failures(NamedTuple):
         )
 
     def share(self, interval: float) -> float:
-        """Return the share of the time that is training and is kept (Daly's Equation 20)."""
+        """Return the share of the time that is training and is kept (Daly's Equation 20), with
+        `interval` seconds of training between checkpoints."""
         lost = math.exp(-(self.restart + self.checkpoint) / self.mean) / math.expm1(
             (interval + self.copy) / self.mean
         )

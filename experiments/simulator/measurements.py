@@ -64,7 +64,7 @@ class Observation(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Return the source of the observation: a paper, or a set of measurements."""
+        """Return the name of the observation's source: a paper, or a set of measurements."""
         return self.experiment.partition("/")[0]
 
     @property
@@ -113,13 +113,14 @@ def fitted_rows(software: str) -> tuple[Observation, ...]:
 
 @cache
 def fitted_workloads(software: str) -> frozenset[Workload]:
-    """Return the workloads that the software's constants are fitted on."""
+    """Return the workloads of `fitted_rows`, the first row's included."""
     return frozenset(row.workload for row in fitted_rows(software))
 
 
 def a100_rows() -> list[Observation]:
     """Return the Observations that the A100 constants are fitted on: 724 iterations on 2 to 8
-    A100s, 61 on 64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16."""
+    A100s, 61 on 64 to 512, and PTD-P's rows of the 2021 paper's Table 2 and Figures 11 to 16,
+    without the workloads of its Table 1."""
     times = timed("vtrain-single-node", "vtrain-multi-node")
     rows = observed("2021/table-2", *(f"2021/figure-{number}" for number in range(11, 17)))
     # The text's trillion parameters are a row of that table.
@@ -157,7 +158,8 @@ def timed(*names: str) -> list[Observation]:
 def workload_of(row: dict[str, str]) -> Workload:
     """Return the workload in a row's cells; absent or empty cells take their defaults.
 
-    Raises BadInput naming a column that has no default and is empty, or is not a whole number.
+    Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
+    most a billion.
     """
     values: dict[str, Any] = {}
     for name in COLUMNS:
@@ -231,8 +233,9 @@ RATIOS = ("speedup", "scaling_percent")
 
 
 def observed(*names: str) -> list[Observation]:
-    """Return an Observation for each workload that these experiments simulate: the published value
-    of the first quantity that its part simulates."""
+    """Return an Observation for each workload of these experiments' parts that simulate: the
+    published value of the first quantity that its part simulates. Raises BadInput if no claim
+    states it."""
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:

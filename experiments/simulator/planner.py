@@ -44,8 +44,9 @@ class Choice(NamedTuple):
 
 
 def read_model(model: str, overrides: Sequence[str] = ()) -> ResolvedRun:
-    """Resolve a shipped model or a TOML file, with its own layout reset. Raises NotCosted for a
-    `config.json`, which describes another program's model, and for a llama by name."""
+    """Resolve a shipped model or a TOML file, with its own layout reset before the overrides.
+    Raises NotCosted for a `config.json`, which describes another program's model, and for a llama
+    by name, and BadInput for an unknown or unfit model."""
     if model.endswith(".json") or ("llama" in model.lower() and not Path(model).is_file()):
         raise NotCosted(f"{model}: {NOT_COSTED}")
     try:
@@ -80,8 +81,9 @@ def expected_seconds(choice: Choice) -> float:
 
 
 def possible_layouts(template: Workload, cluster: Cluster, gpus: int) -> Iterator[Workload]:
-    """Yield layouts in which tensor parallelism stays in a node (2021 paper, Takeaway 1) and
-    everything divides evenly. Only the layers over stages of one chunk may differ a little."""
+    """Yield the template in each layout over `gpus` GPUs in which tensor parallelism stays in a
+    node (2021 paper, Takeaway 1) and everything divides evenly. Only the layers over stages of one
+    chunk may differ a little."""
     t = template
     is_modern = cluster.constants.fused_attention.value == 1
     modes = ("none", "full") if is_modern else RECOMPUTE
@@ -145,8 +147,8 @@ def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) 
 
 
 def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
-    """Return a text that names the next smaller and larger number of GPUs that a layout divides
-    over."""
+    """Return a text that names the next smaller and larger number of GPUs, below four times as
+    many, that a layout divides over."""
     below, above = (
         next((n for n in numbers if next(possible_layouts(template, cluster, n), None)), None)
         for numbers in (range(gpus - 1, 0, -1), range(gpus + 1, 4 * gpus))
@@ -159,7 +161,7 @@ def _nearest(template: Workload, cluster: Cluster, gpus: int) -> str:
 
 def reasons(choices: Sequence[Choice]) -> str:
     """Return a line that says, for each respect such as tp, how much longer the best layout takes
-    that differs from the first in it."""
+    that differs from the first in it, or that no such layout fits."""
     first = choices[0]
     comparisons = []
     for name in ("tp", "pp", "recompute", "zero", "micro_batch"):
@@ -174,8 +176,8 @@ def reasons(choices: Sequence[Choice]) -> str:
 
 
 def explain(cluster: Cluster, choice: Choice) -> str:
-    """Return the shares of an iteration's time as lines. Every number is simulated; the bubble is
-    its closed form.
+    """Return the shares of an iteration's time as lines, the largest first, without parts that take
+    none. Every number is simulated; the bubble is its closed form.
 
     Tensor-parallel communication is the time that the iteration would save if it were free.
     """
@@ -209,7 +211,8 @@ def format_plan(
     price: float = 0.0,
     days: float = 0.0,
 ) -> str:
-    """Return the best layouts as a table with the time of the whole run; every number is simulated.
+    """Return the first `SHOWN` layouts as a table with the time of the whole run, and a line on
+    failures; every number is simulated.
 
     A `price` of a GPU-hour adds the cost; `days` add the tokens that are trained in that time.
     """

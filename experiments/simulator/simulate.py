@@ -187,7 +187,7 @@ def simulate(
 
 def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Prediction:
     """Return a Prediction of memory alone: the bytes of the fullest pipeline rank, the probability
-    that a GPU has them, and a reason if a GPU does not."""
+    that a GPU has them, and a reason if a GPU does not. Fused attention stores no scores."""
     model = config.model
     available = machine.memory_bytes
     if machine.fused_attention and workload.family == "gpt2":

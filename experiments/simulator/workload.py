@@ -27,7 +27,7 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """A model of a family that the simulator does not cost."""
+    """Error for a model of a family that the simulator does not cost."""
 
 
 class Workload(NamedTuple):
@@ -66,7 +66,8 @@ class Workload(NamedTuple):
 
     @classmethod
     def of_run(cls, config: RunConfig, gpus: int) -> "Workload":
-        """Return the workload of one iteration of a run on this many GPUs."""
+        """Return the workload of one iteration of a run on this many GPUs. Every family but
+        Transformer-XL is taken for a GPT-2."""
         model = config.model
         train = config.train
         parallel = config.parallel
