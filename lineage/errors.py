@@ -90,6 +90,7 @@ class Fault(UserError):
 
 
 class Interrupted(UserError):
-    """The run was stopped or lost a rank; the same command continues it: exit code 7."""
+    """The run was stopped, lost a rank or met a full or failing disk; the same command continues
+    it, or begins anew if it keeps no finished work: exit code 7."""
 
     exit_code = 7

@@ -158,8 +158,8 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return the top-level names of files that no seal covers, the lock excepted: hidden files and
-    folders of logging libraries."""
+    """Return, sorted, the first parts of the paths of files in the directory that no seal covers,
+    the lock excepted: hidden files and folders of logging libraries."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

@@ -22,7 +22,8 @@ NATIVE = "native"
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Send this process the signal `number` when its parent ends; only Linux can."""
+    """Let this process be sent the signal `number` when its parent ends. Does nothing except on
+    Linux."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 
@@ -52,7 +53,8 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
     """Return the documented exit code for the status of a child process, which is negative, or
     above 128, for a signal.
 
-    An undocumented status counts as an interruption if this process was `stopped`.
+    A signal counts as an interruption, and so does any undocumented status if this process was
+    `stopped`; another undocumented status is a Fault.
     """
     if status in {0, *(error.exit_code for error in UserError.__subclasses__())}:
         return status
