@@ -207,7 +207,7 @@ class Judged:
 
     def sentence(self) -> str:
         """Return a sentence about the fault: where it is seen first, the checkpoint after it, and
-        its kind."""
+        its kind, for which known faults are tried in replays."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -220,7 +220,7 @@ class Judged:
 
     def _kinds(self) -> list[str]:
         """Return the kinds of known faults with which a replay gives every number and every tensor
-        of this run."""
+        of this run. Prints the cost of these replays first."""
         rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(
@@ -252,7 +252,7 @@ def _pool(name: str) -> str:
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if a run differs from the computation
-    that its settings describe."""
+    that its settings describe, BadInput if they have no iteration in common."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train
@@ -357,7 +357,7 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ."""
+    """Return the reason that two runs without a fault differ, as a sentence."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         mine = first.numbers[number]

@@ -170,7 +170,11 @@ def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
     """Build this rank's GPTModel on the groups of its layout, with the layers that `spec` returns
-    for its configuration."""
+    for its configuration, or else by the configuration alone.
+
+    Changes this process as `make_it_run_on_cpus` does, and starts a process group of one rank if it
+    has none.
+    """
     make_it_run_on_cpus()
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group(
@@ -248,8 +252,9 @@ def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
-    for the parameters while Megatron-Core describes its checkpoint."""
+    """Return the shards of tensors with the names and shapes of parameters, as views, or as copies
+    of tensors that are part of a larger storage. The tensors stand in for the parameters while
+    Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
     held = {}
     by_storage = {}
@@ -292,7 +297,8 @@ def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
 
 
 def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Load Megatron-Core's own distributed checkpoint."""
+    """Load Megatron-Core's own distributed checkpoint into the model, the optimizer and the
+    schedule; every rank calls it."""
     content = core("dist_checkpointing").load(
         checkpoint_of(gpt, optimizer, schedule, True), str(path)
     )
@@ -577,7 +583,8 @@ class MegatronCore(Engine):
         return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
-        """Yield whole gradients, gathered where a distributed optimizer has only parts."""
+        """Yield pairs of name and gradient for this rank's parameters, gathered by a collective
+        where a distributed optimizer has only parts."""
         for name, parameter in self.gpt.named_parameters():
             yield (
                 name,
