@@ -176,8 +176,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Give a finished directory its name and replace the old one; with `durable`, flush its files
-    to disk first."""
+    """Rename a finished directory to `path`, in place of an old one; with `durable`, flush its
+    files to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     # A rename cannot replace a directory that holds files.

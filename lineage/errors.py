@@ -34,8 +34,8 @@ def cause(error: Exception) -> str:
 
 
 class UserError(Exception):
-    """An error that the user can correct; its message is one clear sentence, shown without a
-    traceback."""
+    """An error that ends a command with its exit code; its message is one clear sentence, shown
+    without a traceback."""
 
     exit_code = 2
     on_every_rank = False

@@ -242,7 +242,7 @@ class Environment(FileSchema):
 
     @property
     def code(self) -> str:
-        """Release and commit of this package, as text."""
+        """Release of this package, and its commit if that was recorded, as text."""
         commit = str(self.source.get("commit") or "")[:12]
         return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
 
@@ -281,7 +281,8 @@ class Attempt(FileSchema):
 
 
 class Manifest(FileSchema):
-    """manifest.json: kind, configuration and inputs of a run, written before any other file."""
+    """manifest.json: kind, configuration and inputs of a run, written before any other file.
+    Attempts are added as they begin."""
 
     name: str
     kind: str

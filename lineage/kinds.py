@@ -82,8 +82,8 @@ def parts_within(run: Path) -> list[Path]:
 
 
 def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
-    """Yield a sentence for each file, key, setting or name by which a directory departs from its
-    kind.
+    """Yield a sentence for each way in which a directory departs from its kind: a file that is
+    missing, unknown, a link or not JSON, a key that stands twice, a setting or a name.
 
     `values` is its manifest, empty for a kind without one.
     """

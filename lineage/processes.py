@@ -30,8 +30,8 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
-    """Context manager: block these signals during the block. A process that is started in it keeps
-    them blocked until it calls `hear_stops`.
+    """Context manager: block the signals `numbers`, by default the stop signals, during the block.
+    A process that is started in it keeps them blocked until it calls `hear_stops`.
 
     A child that is stopped before its handlers are set would otherwise end with a traceback, or by
     the signal.
@@ -73,8 +73,8 @@ def ended_by(status: int) -> str:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: call `handler` once, with the number of the first stop signal; restore the
-    former handlers at the end of the block.
+    """Context manager: call `handler` once, with the number of the first stop signal; later ones do
+    nothing. Restore the former handlers at the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """

@@ -102,8 +102,9 @@ class Judged:
 
     @property
     def is_over(self) -> bool:
-        """True if the replay may end: a fault was found, and a checkpoint after it was compared or
-        is far away."""
+        """True if the replay may end: a checkpoint has tensors that rounding does not explain, or a
+        number was at fault at least `FAR` iterations ago, and as many ago as were replayed before
+        it."""
         if not self.number:
             return bool(self.tensors)
         needed = max(FAR, self.number.iteration - self.start.iteration)
@@ -139,8 +140,8 @@ class Judged:
             self.number = next(self.beyond(iteration, self.numbers[iteration]), None)
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
-        """Yield the recorded numbers of an iteration that are farther from `numbers` than rounding
-        explains."""
+        """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`
+        than rounding explains."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
@@ -180,8 +181,8 @@ class Judged:
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """Yield the tensors of a checkpoint that are farther from a replay's than rounding
-        explains, in the order of computation."""
+        """Yield a `Beyond` for each tensor of a checkpoint that is farther from a replay's than
+        rounding explains, in the order of computation."""
         due = replay.tensors()
         precision = self.run.config.train.precision
         for tensor, value in (

@@ -64,7 +64,8 @@ def core(name: str) -> Any:
 
 
 class OnCpu(TorchFunctionMode):
-    """Function mode of torch in which calls that ask for `cuda` run on the CPU."""
+    """Function mode of torch in which calls that ask for `cuda` run on the CPU. The type of a
+    tensor says cuda all the same."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -312,8 +313,8 @@ def backward(
     """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
     forward and backward, as Megatron-Core's training loop does.
 
-    Calls `take` with each microbatch's masked losses [b, s]. A mean is over the tokens of all
-    context-parallel ranks.
+    Calls `take`, on the last pipeline stage alone, with each microbatch's masked losses [b, s]. A
+    mean is over the tokens of all context-parallel ranks.
     """
     group = core("parallel_state").get_context_parallel_group()
 
@@ -352,8 +353,9 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Return all of Megatron-Core's settings for a rank, by its own names, from the configuration,
-    the layout and the fields that the work sets."""
+    """Return all of Megatron-Core's settings for a rank, by its own names in groups such as
+    `config` and `optimizer`, from the configuration, the layout and the fields that the work
+    sets."""
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]

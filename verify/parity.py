@@ -87,7 +87,8 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """Parse the name of a layout. Raises BadInput for a part that is unknown or given twice."""
+    """Parse the name of a layout. Without `dp` or `fsdp` in it, `ep` is the number of data-parallel
+    ranks too. Raises BadInput for a part that is unknown or given twice."""
     if text == "serial":
         return SERIAL
     values: JSON = {}

@@ -200,7 +200,7 @@ class SerialReplay(Trainer, Guard):
             self.step.scaler.scale = self.now.loss_scale
 
     def skips(self, iteration: Iteration) -> bool:
-        """True if the recorded run made no update in this iteration."""
+        """Return True if the recorded run made no update in this iteration."""
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:

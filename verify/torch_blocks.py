@@ -117,7 +117,7 @@ class Decoder(nn.Module):
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
     """Return the training of the small model with these fields. Raises BadInput for an unknown
-    field."""
+    field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
