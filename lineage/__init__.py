@@ -2,8 +2,8 @@
 
 
 def __getattr__(name: str) -> str:
-    """Return `VERSION`, found at its first use because finding it takes longer than many commands.
-    Raises AttributeError for any other name."""
+    """Return `VERSION`, found at its first use because finding it takes longer than many commands;
+    `0+unknown` if the package is not installed. Raises AttributeError for any other name."""
     if name != "VERSION":
         raise AttributeError(name)
     from mlm_repro.lineage.extras import installed

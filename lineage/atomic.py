@@ -30,8 +30,8 @@ MOST_BYTES = 256 << 20
 
 @contextmanager
 def open_file(path: Path | str) -> Iterator[io.BufferedReader]:
-    """Open a file for reading. Raises OSError for a pipe or a device, which could block a reader
-    for ever."""
+    """Context manager: open a file for reading its bytes. Raises OSError also for a pipe or a
+    device, which could block a reader for ever."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -80,10 +80,11 @@ def hidden_beside(path: Path, word: str) -> Path:
 
 
 def write_bytes(path: Path, data: bytes, replaces: bool = True) -> bool:
-    """Put `data` at `path`; a reader sees the old content or the new, never a mixture.
+    """Put `data` at `path` and make its missing folders; a reader sees the old content or the new,
+    never a mixture.
 
     With `replaces=False` an existing file stays. Returns True if the data were written. A device, a
-    pipe or a link is written to, not replaced.
+    pipe or a link to a file is written to in any case, in place.
     """
     if is_stream(path):
         path.write_bytes(data)
@@ -129,18 +130,19 @@ def _put(temporary: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` with UTF-8 `text`."""
+    """Write `text` to `path` in UTF-8, as `write_bytes` writes bytes."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return the content of a JSON file of this suite, indented; equal values give equal bytes."""
+    """Return `value` as the bytes of a JSON file, indented, with the keys in their order. Raises
+    ValueError for a number that is not finite."""
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 def write_json(path: Path, value: Any, replaces: bool = True) -> bool:
-    """Write `value` as indented JSON, as `write_bytes` writes bytes; return True if it was
-    written."""
+    """Write `value` as indented JSON, as `write_bytes` writes bytes; return True if it was written.
+    Raises ValueError for a number that is not finite."""
     return write_bytes(path, json_bytes(value), replaces)
 
 
@@ -149,8 +151,9 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
     """Context manager: yield an empty temporary sibling that becomes `path` when the block ends
     without an error.
 
-    An existing directory at `path` is replaced only then, or, if this call `claims` the name,
-    refused at once with FileExistsError. On an error the temporary directory is removed. With
+    An existing directory at `path` is replaced only then. If this call `claims` the name, it makes
+    an empty `path` at once, and raises FileExistsError if there is one, or if another command has
+    written there when the block ends. On an error the temporary directory is removed. With
     `durable=False` a power cut may leave a directory with incomplete files.
     """
     make_directory(path.parent)
@@ -173,8 +176,8 @@ def new_directory(path: Path, durable: bool = True, claims: bool = False) -> Ite
 
 
 def publish_directory(temporary: Path, path: Path, durable: bool = True) -> None:
-    """Give a finished directory its name and replace the old one; with `durable`, flush its files
-    to disk first."""
+    """Rename a finished directory to `path`, in place of an old one; with `durable`, flush its
+    files to disk first."""
     for written in [*temporary.rglob("*"), temporary] if durable else ():
         sync(written)
     # A rename cannot replace a directory that holds files.

@@ -49,7 +49,8 @@ def own_checkpoints(run: Path) -> list[Path]:
     """Return the sealed checkpoints of a run that this process works in, oldest first.
 
     Raises BadInput if one belongs to another run, and Interrupted as `check_held` does. A
-    checkpoint that is a link may belong to another run: a replay begins from such a link.
+    checkpoint that is a link may belong to another run: a replay begins from such a link. A damaged
+    one is returned: loading it reports the damage.
     """
     check_held(run)
     identity = read_object(run / MANIFEST)["identity"] if (run / MANIFEST).is_file() else None
@@ -67,10 +68,11 @@ def own_checkpoints(run: Path) -> list[Path]:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at `path`, or the newest complete one if `path` is a run directory.
+    """Return the checkpoint at `path` without links in it, or the newest complete one if `path` is
+    a run directory or its folder of checkpoints.
 
-    Raises BadInput if `path` is not a directory or not a checkpoint, and IntegrityFailure if it has
-    no complete checkpoint.
+    Raises BadInput if `path` is not a directory, or is sealed and not a checkpoint, and
+    IntegrityFailure if there is no complete checkpoint.
     """
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint directory {path}")
@@ -104,8 +106,8 @@ def read_newest(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def broken_links(run: Path) -> list[str]:
-    """Return a sentence for each contradiction between a run's manifest and checkpoints. The run
-    must have a manifest."""
+    """Return a sentence for each contradiction within a run's manifest, between it and the
+    checkpoints, and between the checkpoints. The run must have a manifest."""
     manifest = read_object(run / MANIFEST)
     broken = list(broken_manifest(run.name, manifest))
     checkpoints = [path for path in complete_checkpoints(run) if (path / LINEAGE).is_file()]
@@ -132,7 +134,8 @@ def broken_manifest(name: str, manifest: JSON) -> Iterator[str]:
 
 
 def _attempts(name: str, manifest: JSON) -> Iterator[str]:
-    """Yield a sentence for each attempt that does not name the digest of the attempt before it.
+    """Yield a sentence for each attempt that does not name the digest of the attempt before it, or
+    for the first one the run's identity.
 
     Manifests of earlier versions, which list `layouts`, may lack that digest.
     """
@@ -207,8 +210,8 @@ def _check_descent(older: Path, newer: Path) -> Iterator[str]:
 
 
 def _check_weights(checkpoints: list[Path]) -> Iterator[str]:
-    """Yield a sentence for each pair of iterations whose checkpoints have the same weights. Removed
-    checkpoints, of which the newest one keeps digests, count too."""
+    """Yield a sentence for each checkpoint whose weights an earlier one has too. Removed
+    checkpoints count, because the newest one keeps digests of their weights."""
     ancestors = read_object(checkpoints[-1] / LINEAGE)["ancestors"] if checkpoints else []
     every = [(f"iter_{each['iteration']:07d}", each["weights"]) for each in ancestors]
     every += [(path.name, _weights(path)) for path in checkpoints]

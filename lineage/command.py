@@ -66,14 +66,15 @@ class CommandLine(typer.Typer):
     def command(  # type: ignore[override]  # the settings depend on typer's version
         self, name: str | None = None, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register a verb; `settings` are typer's."""
+        """Return a decorator that registers a verb and adds the common options to its help;
+        `settings` are typer's."""
         options = "; ".join(f"{option}: {meaning}" for option, meaning in COMMON_OPTIONS.items())
         return super().command(name, epilog=f"Every verb takes {options}.", **settings)
 
 
 def _take_common_options(arguments: list[str]) -> list[str]:
-    """Turn the common options before `--` into environment variables, and return the other
-    arguments."""
+    """Return the arguments without the common options before `--`, for which environment variables
+    are set. `--json-errors` sets none: it is looked up in `sys.argv`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = COMMON_OPTIONS.keys() & set(arguments[:end])
     if "--debug" in given:
@@ -89,8 +90,9 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
     """Run a typer application and exit with a documented code; the exception behind a failure
     becomes the cause of the SystemExit.
 
-    With `default`, a first argument that is neither an option nor a verb becomes the argument of
-    the default verb: `mlm-train config.toml` means `mlm-train run config.toml`.
+    Replaces the standard streams and the handlers of the stop signals. With `default`, a first
+    argument that is neither an option nor a verb becomes the argument of the default verb:
+    `mlm-train config.toml` means `mlm-train run config.toml`.
     """
     arguments = _take_common_options(sys.argv[1:])
     if default and arguments and not arguments[0].startswith("-"):

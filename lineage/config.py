@@ -50,15 +50,16 @@ def load_config(path: Path, model: type[ConfigT], overrides: Sequence[str] = ())
 
 
 def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
-    """Apply `section.key=value` overrides and validate again. Raises BadInput for an override or a
-    value as `load_config` does."""
+    """Return the configuration with `section.key=value` overrides, validated again. Raises BadInput
+    for an override or a value as `load_config` does."""
     values = reduce(_merge, map(_parse_override, overrides), config.model_dump(mode="json"))
     return parse_config(values, type(config), "--set")
 
 
 def to_toml(config: BaseModel) -> str:
-    """Return a TOML file of the values that differ from the defaults. Reading it gives an equal
-    configuration."""
+    """Return the text of a TOML file with the values that differ from the defaults. Reading it
+    gives an equal configuration, unless a section has a section or a value is None: both are
+    written as JSON, which is not TOML."""
     lines = []
     sections = []
     for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
@@ -171,8 +172,9 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _sentence(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return one sentence on what validation refused: the first unknown key, with the nearest known
-    one, or else the first error. Further errors are counted."""
+    """Return one sentence on the values that validation refused: the first unknown key, with the
+    nearest known one, or else the first error. Other unknown keys are named, other errors
+    counted."""
     errors = error.errors()
     first = next((fault for fault in errors if fault["type"] == "extra_forbidden"), errors[0])
     location = tuple(first["loc"])

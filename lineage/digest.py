@@ -47,9 +47,10 @@ def bytes_below(directory: Path) -> int:
 
 
 def seal(directory: Path, known: Mapping[str, str] | None = None) -> str:
-    """Write the completion marker of a finished directory and return its digest.
+    """Flush a finished directory to disk, write its completion marker and return its digest.
 
-    `known` has SHA-256 digests that need not be computed, by file name.
+    `known` has SHA-256 digests that need not be computed, by file name. Raises IntegrityFailure for
+    a link to a directory that is not sealed.
     """
     files = {}
     paths = _sealed_files(directory)
@@ -84,7 +85,8 @@ def read_digest(directory: Path) -> str:
 
 
 def sealed_files(directory: Path) -> dict[str, JSON]:
-    """Return size and SHA-256 of each file in the completion marker, by name."""
+    """Return the entry of each file in the completion marker, its `bytes` and `sha256`, by path in
+    the directory. Raises IntegrityFailure if there is no readable marker."""
     return dict(_read_marker(directory)["files"])
 
 
@@ -92,7 +94,7 @@ def by_digest(
     place: Path, digest: str, digest_of: Callable[[Path], str], *folders: Path
 ) -> Path | None:
     """Return the first directory with this digest among `place`, its siblings and the directories
-    in `folders`; None if no directory has it.
+    in `folders`; None if no directory has it. One whose digest cannot be read is passed over.
 
     The path alone does not decide: it may lead elsewhere by now, such as the link to a dataset that
     was built anew.
@@ -116,10 +118,12 @@ def content_digest(directory: Path, without: frozenset[str] | set[str]) -> str:
 
 
 def check_seal(directory: Path, is_read: Callable[[str], bool] = lambda name: True) -> str:
-    """Compare every file with the completion marker and return the directory's digest.
+    """Compare the files that the seal covers with the completion marker and return the directory's
+    digest.
 
-    Files for which `is_read` returns False are compared by size alone. Raises IntegrityFailure
-    naming the first file that is missing, added or changed.
+    A sealed directory inside is compared by its marker alone, and files for which `is_read` returns
+    False by size alone. Raises IntegrityFailure naming the first file that is missing, added or
+    changed, or if there is no readable marker.
     """
     marker = _read_marker(directory)
     files: dict[str, JSON] = marker["files"]
@@ -188,7 +192,8 @@ def checked_marker(read: Callable[[], Any], name: object) -> JSON:
 
 def _sealed_files(directory: Path, outside: tuple[str, ...] = (MARKER, *DERIVED)) -> list[Path]:
     """Return the files that the seal covers, sorted: all but the marker, derived folders and hidden
-    files. Raises IntegrityFailure for a link to a directory that is not sealed."""
+    files, and of a sealed directory inside its marker alone. Raises IntegrityFailure for a link to
+    a directory that is not sealed."""
     files = []
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name in outside:

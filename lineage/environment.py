@@ -68,10 +68,12 @@ def code_digest() -> str:
 
 
 def source_state() -> JSON:
-    """Return the git commit of the clone, or the build of the wheel, that the code runs from.
-    `dirty` is True if files of the clone were changed.
+    """Return the git `commit` of the clone, or the build of the wheel, that the code runs from.
+    `dirty` is True if files of the clone were changed, None for a wheel; both are None if git
+    fails.
 
-    For a copy of the files that is neither, `MLM_COMMIT` names the commit.
+    For a copy of the files that is neither, `MLM_COMMIT` names the commit; without it the object is
+    empty.
     """
     if not (HOME / ".git").exists():
         copied = os.environ.get("MLM_COMMIT")
@@ -96,7 +98,7 @@ def memory_bytes() -> int | None:
 
 @cache
 def list_gpus() -> list[JSON]:
-    """Return name and memory in bytes of each NVIDIA GPU that this process may use, as nvidia-smi
+    """Return `name` and `memory_bytes` of each NVIDIA GPU that this process may use, as nvidia-smi
     reports them; an empty list without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
@@ -134,8 +136,9 @@ def _visible(gpus: list[tuple[str, JSON]]) -> list[JSON]:
 
 
 def user_cache(name: str) -> Path:
-    """Return this user's folder for recomputable files: `$XDG_CACHE_HOME/mlm-repro/NAME`, or the
-    same below `~/.cache`. Raises RuntimeError if the user has no home."""
+    """Return this user's folder for recomputable files, which may not exist yet:
+    `$XDG_CACHE_HOME/mlm-repro/NAME`, or the same below `~/.cache`. Raises RuntimeError if the user
+    has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlm-repro" / name
 
 

@@ -34,8 +34,8 @@ def cause(error: Exception) -> str:
 
 
 class UserError(Exception):
-    """An error that the user can correct; its message is one clear sentence, shown without a
-    traceback."""
+    """An error that ends a command with its exit code; its message is one clear sentence, shown
+    without a traceback."""
 
     exit_code = 2
     on_every_rank = False
@@ -90,6 +90,7 @@ class Fault(UserError):
 
 
 class Interrupted(UserError):
-    """The run was stopped or lost a rank; the same command continues it: exit code 7."""
+    """The run was stopped, lost a rank or met a full or failing disk; the same command continues
+    it, or begins anew if it keeps no finished work: exit code 7."""
 
     exit_code = 7

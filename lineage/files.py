@@ -129,8 +129,9 @@ def unlike(where: str, said: object, gives: object, by: str = GIVES) -> Iterator
     """Yield one sentence for each field, at any depth, whose stated value `said` and recomputed
     value `gives` differ.
 
-    Floats may differ by `SAME`. A sentence names the field by `where`, and `by` introduces the
-    recomputed value.
+    A field that one of them lacks counts as None there; lists of unequal length count as one field.
+    A recomputed float may differ by `SAME`. A sentence names the field by `where`, and `by`
+    introduces the recomputed value.
     """
     said, gives = (
         value.model_dump() if isinstance(value, BaseModel) else value for value in (said, gives)
@@ -176,7 +177,7 @@ class Absent(NamedTuple):
 
 class Parent(NamedTuple):
     """Directory to check in turn, down to its leaves: one that a run was made from, or one that
-    lies in the run."""
+    lies in the run or in a folder of runs."""
 
     place: Path
     name: str = ""
@@ -197,8 +198,9 @@ def as_said(result: BaseModel, values: Mapping[str, object], where: str, by: str
 
 
 def misread(values: Any, schema: Any, where: str) -> Iterator[str]:
-    """Yield a sentence for each key of a document that its schema does not have or reads as another
-    value. Raises IntegrityFailure if the document does not fit the schema at all."""
+    """Yield a sentence for each key of a document, other than `RETIRED_KEYS`, that its schema does
+    not have or reads as another value. Raises IntegrityFailure if the document does not fit the
+    schema at all."""
     values = parse_json(
         json.dumps(values),
         lambda pairs: {key: entry for key, entry in pairs if key not in RETIRED_KEYS},
@@ -234,13 +236,13 @@ class Environment(FileSchema):
 
     @property
     def machine(self) -> str:
-        """Processor, cores and GPUs, as text."""
+        """Processor, cores and GPUs, as text; `hardware not recorded` if all are unknown."""
         facts = (self.cpu, f"{self.cores} cores" if self.cores else "", *self.gpus)
         return ", ".join(fact for fact in facts if fact) or "hardware not recorded"
 
     @property
     def code(self) -> str:
-        """Release and commit of this package, as text."""
+        """Release of this package, and its commit if that was recorded, as text."""
         commit = str(self.source.get("commit") or "")[:12]
         return f"mlm-repro {self.mlm_repro}" + (f" at {commit}" if commit else "")
 
@@ -252,7 +254,7 @@ class Environment(FileSchema):
 
 
 class Attempt(FileSchema):
-    """One process that worked on a training: its first iteration, its layout, its code, its machine
+    """One start of a training on its ranks: its first iteration, its layout, its code, its machine
     and its command."""
 
     iteration: int
@@ -279,7 +281,8 @@ class Attempt(FileSchema):
 
 
 class Manifest(FileSchema):
-    """manifest.json: kind, configuration and inputs of a run, written before any other file."""
+    """manifest.json: kind, configuration and inputs of a run, written before any other file.
+    Attempts are added as they begin."""
 
     name: str
     kind: str

@@ -82,8 +82,8 @@ def parts_within(run: Path) -> list[Path]:
 
 
 def misfits(directory: Path, kind: Kind, values: JSON) -> Iterator[str]:
-    """Yield a sentence for each file, key, setting or name by which a directory departs from its
-    kind.
+    """Yield a sentence for each way in which a directory departs from its kind: a file that is
+    missing, unknown, a link or not JSON, a key that stands twice, a setting or a name.
 
     `values` is its manifest, empty for a kind without one.
     """
@@ -158,8 +158,8 @@ def _repeated(path: Path, where: str) -> Iterator[str]:
 
 
 def hidden(directory: Path) -> list[str]:
-    """Return the top-level names of files that no seal covers, the lock excepted: hidden files and
-    folders of logging libraries."""
+    """Return, sorted, the first parts of the paths of files in the directory that no seal covers,
+    the lock excepted: hidden files and folders of logging libraries."""
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     return sorted(
         {

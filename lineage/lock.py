@@ -34,10 +34,11 @@ class NoLocks(BadInput):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Context manager: hold the lock of `directory` during the block. Before and after it, remove
-    what killed writers left there.
+    """Context manager: hold the lock of `directory`, which is made if it is missing, during the
+    block. Before and after it, remove what killed writers left there.
 
-    Raises BadInput if another process holds the lock. The lock ends with the process.
+    Raises BadInput if another process holds the lock, and NoLocks as `_take` does. The lock ends
+    with the process.
     """
     path = directory / LOCK
     descriptor = _take(path, f"another process is at work in {directory}: wait for it, or stop it")
@@ -116,7 +117,8 @@ def claim(path: Path) -> None:
     """Reserve an output path for this process until its command ends. Raises BadInput if another
     command of this user has reserved it.
 
-    Does nothing on ranks other than 0, or if the user's cache cannot hold a lock.
+    Does nothing on ranks other than 0, if this process has reserved it, or if the user's cache
+    cannot hold a lock.
     """
     lock = _lock_of(path)
     if lock not in _HELD and is_first_rank():
@@ -130,7 +132,8 @@ def claim(path: Path) -> None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Context manager: reserve an output path during the block, as `claim` does."""
+    """Context manager: reserve an output path during the block, as `claim` does. The end of the
+    block releases the path even if it was claimed before."""
     claim(path)
     try:
         yield
@@ -162,7 +165,7 @@ def check_is_there(path: Path, kind: str) -> None:
 
 def check_place(option: str, path: Path | None, mark: str) -> None:
     """Raise BadInput if writing to `path` would fail or lose data. Call it before the work that
-    makes the file.
+    makes the file. A `path` of None is accepted; `option` names it in the sentence.
 
     The path must not be named twice in this command, nor lie in a sealed directory. An existing
     file must contain `mark`, which every result of its kind does, unless the command has
@@ -230,8 +233,9 @@ def check_output(out: Path) -> None:
 
 @contextmanager
 def new_output(out: Path) -> Iterator[Path]:
-    """Context manager: yield a temporary directory that becomes `out`. Raises BadInput if `out`
-    exists, lies in a sealed directory or cannot be written."""
+    """Context manager: yield a temporary directory that becomes `out` when the block ends without
+    an error. Raises BadInput if `out` exists, lies in a sealed directory or cannot be written, and
+    in place of an OSError or SafetensorError of the block."""
     from safetensors import SafetensorError
 
     check_output(out)

@@ -22,15 +22,16 @@ NATIVE = "native"
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """Send this process the signal `number` when its parent ends; only Linux can."""
+    """Let this process be sent the signal `number` when its parent ends. Does nothing except on
+    Linux."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, number)
 
 
 @contextmanager
 def held_back(numbers: Collection[int] = STOPS) -> Iterator[None]:
-    """Context manager: block these signals during the block. A process that is started in it keeps
-    them blocked until it calls `hear_stops`.
+    """Context manager: block the signals `numbers`, by default the stop signals, during the block.
+    A process that is started in it keeps them blocked until it calls `hear_stops`.
 
     A child that is stopped before its handlers are set would otherwise end with a traceback, or by
     the signal.
@@ -52,7 +53,8 @@ def exit_code_of(status: int, stopped: bool = False) -> int:
     """Return the documented exit code for the status of a child process, which is negative, or
     above 128, for a signal.
 
-    An undocumented status counts as an interruption if this process was `stopped`.
+    A signal counts as an interruption, and so does any undocumented status if this process was
+    `stopped`; another undocumented status is a Fault.
     """
     if status in {0, *(error.exit_code for error in UserError.__subclasses__())}:
         return status
@@ -71,8 +73,8 @@ def ended_by(status: int) -> str:
 
 @contextmanager
 def when_stopped(handler: Callable[[int], None]) -> Iterator[None]:
-    """Context manager: call `handler` once, with the number of the first stop signal; restore the
-    former handlers at the end of the block.
+    """Context manager: call `handler` once, with the number of the first stop signal; later ones do
+    nothing. Restore the former handlers at the end of the block.
 
     Only the main thread can set signal handlers; in another thread nothing changes.
     """

@@ -24,12 +24,13 @@ WRITTEN_SECONDS = 15.0
 
 
 def is_quiet() -> bool:
-    """True if the user asked for results, warnings and errors only."""
+    """Return True if the user asked for results, warnings and errors only."""
     return QUIET in os.environ
 
 
 def announce(*parts: str) -> None:
-    """Print the cost of the following work on one line; only rank 0 of a distributed run prints."""
+    """Print the cost of the following work, its `parts` that are not empty, on one line of standard
+    error. Only rank 0 of a distributed run prints, and not with `--quiet`."""
     if not is_quiet() and is_first_rank():
         print(f"cost: {'; '.join(part for part in parts if part)}", file=sys.stderr, flush=True)
 
@@ -50,10 +51,11 @@ def format_duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts towards `total` on standard error, bytes in kB, MB and so on.
+    """Progress of work towards `total`, None if that is unknown, shown on standard error while a
+    block runs; bytes in kB, MB and so on.
 
-    It is silent if `quiet` is set, and on every rank but rank 0. With `every`, each multiple of
-    that count prints a line that stays, on a terminal above the bar.
+    It is silent if `quiet` is set, with `--quiet`, and on every rank but rank 0. With `every`, each
+    multiple of that count prints a line that stays, on a terminal above the bar.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class Progress:
             self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """Print a warning on a line that stays, also with `--quiet`."""
+        """Print a warning on a line that stays, also with `--quiet`; not on other ranks than 0, nor
+        if `quiet` was set."""
         if not self._is_other_rank:
             self._erase()
             sys.stderr.write(f"{sentence}\n")

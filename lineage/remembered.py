@@ -20,7 +20,8 @@ from mlm_repro.lineage.environment import user_cache
 
 def digest_of(*places: Path, facts: object = ()) -> str:
     """Return a cache key: the SHA-256 of this Python's version, the text of `facts`, and the names
-    and contents of all files below the folders. An unreadable file counts by its error."""
+    and contents of all files below the folders, `__pycache__` excepted. An unreadable file counts
+    by its error."""
     digest = hashlib.sha256(f"{sys.version} {facts}".encode())
     for root in places:
         for folder, inner, files in os.walk(root):

@@ -35,8 +35,8 @@ unfinished files need some of them."""
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run. Methods begin, open, lock and seal it; its name has the first eight
-    characters of the run's identity."""
+    """The directory of one run. Methods begin, open, lock and seal it. Its name ends with the first
+    eight characters of the run's identity, unless `begin_at` was given the path."""
 
     path: Path
     is_new: bool = field(default=False, compare=False)
@@ -61,16 +61,17 @@ class RunDirectory:
         `parents` maps the name of each input to its digest. `settings` are the values of `config`
         that differ from their defaults, or None for all of `config`. Sections named in `without`
         only say where the run takes place, and the identity does not cover them. `schema` is the
-        version of the kind's schema. Raises BadInput if `root` cannot hold directories, if `name`
-        there leads to a run of another kind, or if the name is too long.
+        version of the kind's schema. Raises BadInput if `root` cannot hold directories, if the
+        directory holds other work, if `name` there leads to a run of another kind, or if the name
+        is too long.
         """
         manifest = asked_for(name, kind, config, parents, without, settings, schema)
         return cls.find(root, manifest).begun(manifest)
 
     @classmethod
     def find(cls, root: Path, manifest: Manifest) -> "RunDirectory":
-        """Return the directory for the work of a manifest, whether it was begun or not. Raises
-        BadInput if the name is too long or leads to a run of another kind."""
+        """Return the directory for the work of a manifest, whether it was begun or not; nothing is
+        written. Raises BadInput if the name is too long or leads to a run of another kind."""
         if (length := len(os.fsencode(manifest.name))) > LONGEST_NAME:
             raise BadInput(
                 f"the name of a run has {length} bytes: at most {LONGEST_NAME} leave room for its"
@@ -89,8 +90,8 @@ class RunDirectory:
     def begin_at(
         cls, path: Path, kind: str, config: JSON, parents: dict[str, str]
     ) -> "RunDirectory":
-        """Open the directory `path` for this work. Raises BadInput if it holds anything else or
-        cannot be made."""
+        """Open the directory `path` for this work, and write its manifest if it is new. Raises
+        BadInput if it holds anything else or cannot be made."""
         manifest = asked_for(path.name, kind, config, parents)
         with claimed(path):
             is_begun = (path / MANIFEST).exists()
@@ -151,8 +152,8 @@ class RunDirectory:
     def filled(self) -> Iterator[None]:
         """Context manager: hold the directory's lock during the block.
 
-        Raises BadInput if another process holds it. After BadInput in the block, the manifest and
-        the directory that `begin` made are removed, unless the directory holds other files.
+        Raises BadInput if another process holds it. After BadInput in the block, a manifest that
+        `begin` wrote is removed, and a directory that it made if nothing else is in it.
         """
         try:
             with locked(self.path):
@@ -193,8 +194,8 @@ class RunDirectory:
 
     @property
     def manifest(self) -> JSON:
-        """The manifest's values. Raises BadInput without a manifest, IntegrityFailure if it is
-        damaged."""
+        """The values in the manifest's file now, with defaults for missing keys. Raises BadInput
+        without a manifest, IntegrityFailure if it is damaged."""
         path = self.path / MANIFEST
         if not path.is_file():
             name = self.path.name
@@ -242,7 +243,8 @@ class RunDirectory:
 
     @property
     def digest(self) -> str:
-        """Digest of all files of the completed run."""
+        """Digest of all files of the completed run, as its seal states it. Raises IntegrityFailure
+        without a readable seal."""
         return read_digest(self.path)
 
     def complete(self, known: Mapping[str, str] | None = None) -> str:
@@ -258,7 +260,7 @@ class RunDirectory:
         return digest
 
     def link(self, yields: bool = False) -> None:
-        """Make `<root>/<name>` a link to this run, unless a real file has that name.
+        """Make `<root>/<name>` a link to this run, unless anything but a link has that name.
 
         If `yields`, a link to a complete run stays as it is. Prints a note if the file system has
         no links. Raises BadInput if this user may not write there.

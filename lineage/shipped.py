@@ -25,7 +25,8 @@ class Shipped(StrEnum):
 
 
 def find_file(name: str | Path, kind: Shipped) -> Path:
-    """Return the file at the path `name`, or else the shipped file of that name.
+    """Return the file at the path `name`, or else the shipped file of that name, or else a
+    directory at the path.
 
     A shipped file is named by its path below the folder of its kind (`8.3b`, `ptd-p/145.6b`), or by
     its path in a clone (`experiments/models/8.3b.toml`). Raises BadInput with the nearest name if
@@ -60,13 +61,13 @@ def shipped_at(path: str) -> Path | None:
 
 
 def model_file(name: str) -> Path:
-    """Return the path of a model's shipped recipe."""
+    """Return the path that a model's shipped recipe has, whether there is one or not."""
     return HOME / "experiments" / "models" / f"{name}.toml"
 
 
 def wheel_state() -> dict[str, Any]:
-    """Return an installed wheel's build, a digest of its list of files, in the form of a commit.
-    Empty in a clone."""
+    """Return an installed wheel's build as `source_state` returns a clone's: the `commit` is a
+    digest of the wheel's list of files. Empty in a clone."""
     from mlm_repro.lineage.digest import sha256_file
 
     record = next(HOME.parent.glob("mlm_repro-*.dist-info/RECORD"), None)

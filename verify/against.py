@@ -39,17 +39,18 @@ ENGINES: dict[str, type[Engine]] = {"megatron-core": MegatronCore}
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Return the class of an engine by its name. Raises BadInput if its package is missing."""
+    """Return the class of an engine by its name in `ENGINES`, after an import of its package.
+    Raises BadInput if the package is missing or has other names."""
     ENGINES[name].prepare()
     return ENGINES[name]
 
 
 def run_against(config: RunConfig, theirs: str, layout: str, iterations: int) -> Benchmark:
-    """Train in both engines; compare losses, gradient norms, learning rates and the final weights
-    with the tolerance.
+    """Train in both engines and return the comparison of losses, gradient norms, learning rates and
+    final weights. Numbers beyond the tolerance are its `disagreements`.
 
-    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or a loss is
-    NaN.
+    Raises BadInput for a configuration that cannot be compared, Diverged if ranks fail or one of
+    the first three is not finite.
     """
     kind = engine_class(theirs)
     layers = config.model.num_layers
@@ -140,7 +141,8 @@ def _case(
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
     """Write the result into a sealed run `name`, whose parents are its datasets, and return its
-    path; equal work gets the same directory."""
+    path. The identity covers the configuration and the result's title, setting and notes; a
+    complete run stays as it is."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what = about | config.model_dump(mode="json")
@@ -159,8 +161,8 @@ def shared_work(
     """Context manager: yield the training that two engines are given, and its layout. Raises
     BadInput if the other `engine` cannot run it.
 
-    The vocabulary has no padding rows, because other engines include them in the softmax. The
-    schedule of 2019, which Megatron-Core no longer has, becomes a cosine.
+    Dropout is 0. The vocabulary has no padding rows, because other engines include them in the
+    softmax. The schedule of 2019, which Megatron-Core no longer has, becomes a cosine.
     """
     chosen = comparable_layout(config, layout)
     # The nearest schedule that both have.

@@ -16,7 +16,8 @@ CLOSE = 1e-3
 
 
 class LayoutFinding(Config):
-    """A number of one layout that differs from the serial run."""
+    """A number of one layout that is not as required: it differs from the serial run, or between
+    copies, parts or masks on its ranks."""
 
     layout: str
     probe: str
@@ -57,7 +58,8 @@ class LayoutFinding(Config):
 
 
 def parameter_of(tensor: str) -> str:
-    """Return the parameter that a tensor, such as its gradient, belongs to."""
+    """Return the name of the parameter that a tensor, such as its gradient, belongs to; any other
+    name as it is."""
     return re.sub("^(updated|(gradient|exp_avg|exp_avg_sq) of) ", "", tensor)
 
 
@@ -189,7 +191,8 @@ def explain(
     ranks: Sequence[Sequence[TensorPart]], serial: Array, shares: Sequence[Array]
 ) -> tuple[float | None, str]:
     """Return the ratio of a gradient, given by its parts on each rank, to the serial gradient, and
-    the likely kind of fault."""
+    the likely kind of fault. The ratio is None if the parts make no whole of that shape, or a
+    number in it is not finite, or the serial gradient is 0."""
     try:
         whole = next(iter(assemble(chain.from_iterable(ranks)).values()))
     except Exception:

@@ -50,9 +50,9 @@ def run(
 
     A run's identity is computed again. Each input that is on disk is compared with its digest, each
     checkpoint with the one before it, each record with the metrics or evaluation behind it, and the
-    report is built anew and compared. In a folder every run is checked. Every difference is named,
-    and so is a file, a key or a name that no run of its kind has. It prints the comparisons that
-    were made and those that were not possible.
+    report is built anew and compared. In a folder every run is checked; of an unfinished training
+    its checkpoints alone. Every difference is named, and so is a file, a key or a name that no run
+    of its kind has. It prints the comparisons that were made and those that were not possible.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -203,8 +203,8 @@ def against(
     iteration.
 
     The tolerance is measured on the other engine. Without data.dataset the tokens are random. Exit
-    code 3 if a loss, a gradient norm or a weight at the end is beyond it; the result is written
-    either way.
+    code 3 if a loss, a gradient norm, a learning rate or a weight at the end is beyond it; the
+    result is written either way.
     """
     from mlm_repro.engine.run.resolved import read_run_config
     from mlm_repro.lineage.run import MANIFEST

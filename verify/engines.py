@@ -148,7 +148,7 @@ class Engine:
         raise NotImplementedError
 
     def gradients(self) -> Named:
-        """Return the reduced gradients by parameter, not yet clipped."""
+        """Return pairs of parameter's name and reduced gradient, not yet clipped."""
         return ()
 
     def update(self, iteration: int) -> tuple[float, float]:
@@ -183,7 +183,8 @@ class Engine:
         """Set the gradient to 1 in one parameter and to 0 elsewhere, for each of `tensors` in turn,
         and return the norms that the program's own step finds, by name.
 
-        Every rank calls it, with the names of whole parameters.
+        Every rank calls it, with the names of whole parameters. The weights may change as in
+        `norm`.
         """
         shards = self.shards(dict(self.parameters()))
         norms = {}
@@ -309,8 +310,8 @@ class Ours(Engine):
             group.master.copy_(group.flat[group.own])
 
     def backward(self, iteration: int, recorder: Recorder | None) -> float:
-        """Run an iteration, forward and backward. Recording relies on every schedule taking a chunk
-        through its microbatches in order."""
+        """Run an iteration, forward and backward, and return its mean loss. Recording relies on
+        every schedule taking a chunk through its microbatches in order."""
         microbatches = self.inputs.of(iteration)
         firsts = list(
             chain.from_iterable(microbatch.places[:: self.at_once] for microbatch in microbatches)
@@ -360,7 +361,8 @@ class Ours(Engine):
 
 
 def with_vocabulary(config: RunConfig) -> RunConfig:
-    """Return the configuration with the vocabulary of its dataset, if it has one."""
+    """Return the configuration with the vocabulary of its dataset, or as it is if it has no
+    dataset."""
     if not config.data.dataset:
         return config
     return config.model_copy(
@@ -370,7 +372,8 @@ def with_vocabulary(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def with_samples(config: RunConfig, iterations: int) -> Iterator[Work]:
-    """Context manager: yield the training on the dataset's files, or else on random tokens."""
+    """Context manager: yield the training on the dataset's files, or else on random tokens, whose
+    file is removed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         facts = DatasetFacts.read(config.data.dataset) if config.data.dataset else None

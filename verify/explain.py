@@ -102,8 +102,9 @@ class Judged:
 
     @property
     def is_over(self) -> bool:
-        """True if the replay may end: a fault was found, and a checkpoint after it was compared or
-        is far away."""
+        """True if the replay may end: a checkpoint has tensors that rounding does not explain, or a
+        number was at fault at least `FAR` iterations ago, and as many ago as were replayed before
+        it."""
         if not self.number:
             return bool(self.tensors)
         needed = max(FAR, self.number.iteration - self.start.iteration)
@@ -139,8 +140,8 @@ class Judged:
             self.number = next(self.beyond(iteration, self.numbers[iteration]), None)
 
     def beyond(self, iteration: int, numbers: Numbers) -> Iterator[Beyond]:
-        """Yield the recorded numbers of an iteration that are farther from `numbers` than rounding
-        explains."""
+        """Yield a `Beyond` for each recorded number of an iteration that is farther from `numbers`
+        than rounding explains."""
         recorded = self.run.numbers(iteration)
         bounds = self.bounds[min(iteration + SEEN_AHEAD, self.last)]
         for name in [name for name in numbers if name in recorded]:
@@ -180,8 +181,8 @@ class Judged:
         self.tensors = self.tensors or list(self.off(iteration, self.truth))
 
     def off(self, iteration: int, replay: SerialReplay) -> Iterator[Beyond]:
-        """Yield the tensors of a checkpoint that are farther from a replay's than rounding
-        explains, in the order of computation."""
+        """Yield a `Beyond` for each tensor of a checkpoint that is farther from a replay's than
+        rounding explains, in the order of computation."""
         due = replay.tensors()
         precision = self.run.config.train.precision
         for tensor, value in (
@@ -207,7 +208,7 @@ class Judged:
 
     def sentence(self) -> str:
         """Return a sentence about the fault: where it is seen first, the checkpoint after it, and
-        its kind."""
+        its kind, for which known faults are tried in replays."""
         text = f"{self.run.name}: {self.fault}"
         if self.tensors:
             text += f"; of the checkpoint, {self.tensors[0]}" * (self.fault is not self.tensors[0])
@@ -220,7 +221,7 @@ class Judged:
 
     def _kinds(self) -> list[str]:
         """Return the kinds of known faults with which a replay gives every number and every tensor
-        of this run."""
+        of this run. Prints the cost of these replays first."""
         rows = [tensor.row for tensor in self.tensors if tensor.row is not None]
         known = list(known_faults(self.run, rows[0] if rows else None))
         announce(
@@ -252,7 +253,7 @@ def _pool(name: str) -> str:
 
 def explain(first: RecordedRun, second: RecordedRun) -> None:
     """Print where two trainings part and why. Raises Diverged if a run differs from the computation
-    that its settings describe."""
+    that its settings describe, BadInput if they have no iteration in common."""
     for run in (first, second):
         layout = run.run.layout
         train = run.config.train
@@ -357,7 +358,7 @@ def _replayed(runs: Sequence[RecordedRun], common: int | None) -> list[Judged]:
 
 
 def _verdict(first: Judged, second: Judged) -> str:
-    """Return the reason that two runs without a fault differ."""
+    """Return the reason that two runs without a fault differ, as a sentence."""
     common = sorted(first.numbers.keys() & second.numbers.keys())
     for number in common:
         mine = first.numbers[number]

@@ -61,7 +61,7 @@ class LayoutsReport(Config):
 
 
 def write_files(report: LayoutsReport, directory: Path) -> list[Path]:
-    """Write `junit.xml` and `findings.sarif`; return their paths."""
+    """Write `junit.xml` and `findings.sarif` into `directory`; return their paths."""
     paths = [directory / "junit.xml", directory / "findings.sarif"]
     write_text(paths[0], junit(report))
     write_text(paths[1], sarif(report))

@@ -68,8 +68,9 @@ class Examined(NamedTuple):
 
 
 def run_layouts(asked: Asked, names: str, seed: int) -> LayoutsReport:
-    """Run every probe of a program on the layouts that `names` stands for, print a line for each,
-    and return the report."""
+    """Run every probe of a program on the layouts that `names` stands for, print a table of the
+    results with the findings, and return the report. The report's first layout is the serial run,
+    repeated."""
     # Ranks share the cores.
     torch.set_num_threads(1)
     with subject(asked, seed) as (kind, work, title, default):
@@ -144,7 +145,7 @@ def check(
     alone has no process group. `batch` are tensors, or a dict of them, with equally many rows, of
     float64 or integers; data-parallel ranks take their rows, each in `microbatches`.
     `loss(model, rows)` is a mean over rows. `layouts` are names such as "tp2,fsdp2". Raises
-    AssertionError with a line for each cause, BadInput for a layout that cannot run.
+    AssertionError with a line for each cause, BadInput if the serial run or a layout cannot run.
     """
     sentences = []
     for examined in examine(
@@ -161,7 +162,8 @@ def probe(
     kind: Kind, work: Work, layout: ParityLayout, reference: Reference, draw: int = 0
 ) -> Computed:
     """Run one rank through the probes of a training and return its results. Without weights in
-    `work` it starts from its own, with noise where they are constant."""
+    `work` it starts from its own, with noise where they are constant. Planted gradients and dropout
+    masks are left out with an empty reference."""
     engine = kind(work, layout)
     seen = Computed()
     engine.show(engine.recorder(seen.initial.append), "", engine.parameters())
@@ -221,8 +223,8 @@ def after_checkpoint(
     saved: Path | None,
 ) -> Computed:
     """Load the checkpoint `begun`, or take the first step if it is None; save a checkpoint at
-    `saved` unless that is None; then take the further steps on this rank and compare their
-    tensors."""
+    `saved` unless that is None; then take the further steps on this rank and return their results,
+    compared with the reference."""
     engine = kind(work, layout)
     seen = Computed()
     if begun:
@@ -270,7 +272,8 @@ class Serial(NamedTuple):
 
 def run_serial(kind: Kind, work: Work) -> Serial:
     """Run a program on one rank, and in fp32 several times more with weights moved by rounding,
-    which gives the tolerances. Raises BadInput if it does not run."""
+    which gives the tolerances; in float64 they are a share of each tensor's largest element or of
+    the largest gradient. Raises BadInput if it does not run."""
     first = _serially(kind, work)
     initial = first.ranks[0].initial
     shares = first.ranks[0].shares

@@ -64,7 +64,8 @@ def core(name: str) -> Any:
 
 
 class OnCpu(TorchFunctionMode):
-    """Function mode of torch in which calls that ask for `cuda` run on the CPU."""
+    """Function mode of torch in which calls that ask for `cuda` run on the CPU. The type of a
+    tensor says cuda all the same."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -170,7 +171,11 @@ def listed(exchange: Any, *args: Any, **kwargs: Any) -> Any:
 
 def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -> Any:
     """Build this rank's GPTModel on the groups of its layout, with the layers that `spec` returns
-    for its configuration."""
+    for its configuration, or else by the configuration alone.
+
+    Changes this process as `make_it_run_on_cpus` does, and starts a process group of one rank if it
+    has none.
+    """
     make_it_run_on_cpus()
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group(
@@ -248,8 +253,9 @@ def buffers_of(gpt: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Return the shards of tensors with the names and shapes of parameters. The tensors stand in
-    for the parameters while Megatron-Core describes its checkpoint."""
+    """Return the shards of tensors with the names and shapes of parameters, as views, or as copies
+    of tensors that are part of a larger storage. The tensors stand in for the parameters while
+    Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(buffers_of(gpt))}
     held = {}
     by_storage = {}
@@ -292,7 +298,8 @@ def save(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
 
 
 def restore(path: Path, gpt: Any, optimizer: Any, schedule: Any) -> None:
-    """Load Megatron-Core's own distributed checkpoint."""
+    """Load Megatron-Core's own distributed checkpoint into the model, the optimizer and the
+    schedule; every rank calls it."""
     content = core("dist_checkpointing").load(
         checkpoint_of(gpt, optimizer, schedule, True), str(path)
     )
@@ -306,8 +313,8 @@ def backward(
     """Zero the gradients and run microbatches of tokens, labels, loss masks and positions [b, s]
     forward and backward, as Megatron-Core's training loop does.
 
-    Calls `take` with each microbatch's masked losses [b, s]. A mean is over the tokens of all
-    context-parallel ranks.
+    Calls `take`, on the last pipeline stage alone, with each microbatch's masked losses [b, s]. A
+    mean is over the tokens of all context-parallel ranks.
     """
     group = core("parallel_state").get_context_parallel_group()
 
@@ -346,8 +353,9 @@ def config_class(fields: Mapping[str, Any]) -> Any:
 
 
 def values_of(work: Work, layout: ParityLayout) -> JSON:
-    """Return all of Megatron-Core's settings for a rank, by its own names, from the configuration,
-    the layout and the fields that the work sets."""
+    """Return all of Megatron-Core's settings for a rank, by its own names in groups such as
+    `config` and `optimizer`, from the configuration, the layout and the fields that the work
+    sets."""
     model = work.config.model
     train = work.config.train
     dtype = DTYPES[train.precision]
@@ -577,7 +585,8 @@ class MegatronCore(Engine):
         return float(sums[0] / sums[1])
 
     def gradients(self) -> Named:
-        """Yield whole gradients, gathered where a distributed optimizer has only parts."""
+        """Yield pairs of name and gradient for this rank's parameters, gathered by a collective
+        where a distributed optimizer has only parts."""
         for name, parameter in self.gpt.named_parameters():
             yield (
                 name,

@@ -87,7 +87,8 @@ SERIAL = ParityLayout()
 
 
 def parse_layout(text: str) -> ParityLayout:
-    """Parse the name of a layout. Raises BadInput for a part that is unknown or given twice."""
+    """Parse the name of a layout. Without `dp` or `fsdp` in it, `ep` is the number of data-parallel
+    ranks too. Raises BadInput for a part that is unknown or given twice."""
     if text == "serial":
         return SERIAL
     values: JSON = {}
@@ -109,8 +110,8 @@ def parse_layout(text: str) -> ParityLayout:
 
 
 def all_layouts(ranks: int) -> Iterator[ParityLayout]:
-    """Yield every tp × pp × dp of at most `ranks`, of more than 8 only powers of 2, with every
-    schedule and option.
+    """Yield every tp × pp × dp of at most `ranks`, with every schedule and option that changes
+    something. If `ranks` is above 8, sizes are powers of 2.
 
     The serial run is left out. The interleaved schedule has two chunks per rank; `selective`
     recomputation and more chunks are available by name.
@@ -154,7 +155,8 @@ def misfit(layout: ParityLayout, config: RunConfig) -> str:
 
 
 def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
-    """Return the layout of that name. Raises BadInput where another engine cannot train on it."""
+    """Return the layout of that name. Raises BadInput for a model, a recipe or a precision that is
+    not compared with other engines, and for a layout that does not fit."""
     if (
         config.model.section != GPT2Config()
         or config.train.optimizer != "adam"
@@ -178,10 +180,11 @@ def comparable_layout(config: RunConfig, layout: str) -> ParityLayout:
 def choose_layouts(
     names: str, ranks: int, config: RunConfig
 ) -> tuple[list[ParityLayout], dict[str, list[ParityLayout]]]:
-    """Return the layouts that `--layouts` names, fewest ranks first, and the layouts of `all` that
-    do not fit, by reason.
+    """Return the layouts that `--layouts` names, in the order given, and no others; or for `all`
+    those that fit, fewest ranks first, and the others by the reason why they do not.
 
-    Raises BadInput if a layout that was named does not fit or is the serial run.
+    Raises BadInput if a layout that was named does not fit, needs more than `ranks`, or is the
+    serial run.
     """
     if names == "all":
         by_reason: dict[str, list[ParityLayout]] = {"": []}

@@ -29,7 +29,8 @@ serial tensor."""
 
 
 def own_loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
-    """Return the loss that a model returns, or the mean square of its output."""
+    """Return the loss that a model returns, or the mean square of its output. A batch that is a
+    mapping gives the model's keyword arguments."""
     output = model(**batch) if isinstance(batch, Mapping) else model(batch)
     output = getattr(output, "loss", output)
     return output if output.dim() == 0 else output.square().mean()
@@ -189,7 +190,10 @@ class HeldTraining:
 
     def __call__(self, work: Work, layout: ParityLayout) -> Program:
         """Build the program on this rank. Raises BadInput if the batch cannot be divided, or for a
-        layout that sets the size of microbatches."""
+        layout that sets the size of microbatches.
+
+        In this process torch's default type is float64 afterwards, and warnings are silent.
+        """
         if layout.mb:
             raise BadInput("sizes of microbatches are for megatron-core")
         # For the rest of the process, which is one rank.
@@ -263,7 +267,7 @@ def part_of(
 
 def _divided(whole: torch.Tensor, like: Any) -> torch.Tensor:
     """Return this rank's part of a whole tensor, divided as the DTensor `like` is: where the
-    numbers of its own elements lie."""
+    numbers of its own elements lie. A collective."""
     from torch.distributed.tensor import DTensor
 
     # Each element is numbered, and the numbers are gathered: torch alone knows how it divides

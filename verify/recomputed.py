@@ -49,7 +49,8 @@ class RunCheck:
 
     def __init__(self, place: Path, seen: set[Path] | None = None) -> None:
         """Make every comparison that is declared for the run's kind. Directories in `seen` were
-        checked on the way here and are skipped."""
+        checked on the way here and are skipped; this one is added to them. An error of a comparison
+        becomes a sentence in `broken`."""
         self.place = place
         self.seen = seen if seen is not None else set()
         self.broken: list[str] = []
@@ -103,8 +104,9 @@ class RunCheck:
                 self.broken.append(comparison)
 
     def _follow(self, parent: Parent) -> None:
-        """Check an input: its digest and, if it is on disk, every byte of it, and then the input as
-        a run. Each is checked once."""
+        """Check an input: its digest, that it is not younger than the run, its seals as
+        `check_seal_once` does, and then the input as a run. Each is checked once, and an input that
+        is not here is noted."""
         name = parent.name
         place = parent.place
         made = self.manifest
@@ -135,7 +137,7 @@ class RunCheck:
 
     def files(self, place: Path) -> Comparisons:
         """Yield the differences of a directory's files, keys and name from the rules of its kind,
-        and the directories within, to be checked in turn."""
+        the directories within, to be checked in turn, and the files that no seal covers."""
         assert self.kind
         values = read_object(place / MANIFEST) if self.manifest else {}
         yield from misfits(place, self.kind, values)
@@ -168,7 +170,7 @@ def kind_of(place: Path) -> str:
 
 def against(run: Path) -> Comparisons:
     """Yield comparisons of the differences, shares of the tolerance and disagreements in a
-    comparison of two engines with the curves that it states."""
+    comparison of two engines with the curves that it states, and of its texts with the manifest."""
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
@@ -194,7 +196,7 @@ def against(run: Path) -> Comparisons:
 
 def report(run: Path) -> Comparisons:
     """Build a run's report anew and compare its files byte for byte; yield a sentence if they
-    differ."""
+    differ, and before it the runs that the report was made of. Without a report nothing is done."""
     if not (run / REPORT).is_dir():
         return
     # Imported when a report is there: it loads what draws the figures.

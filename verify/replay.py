@@ -58,7 +58,8 @@ class Segment(NamedTuple):
 
 
 def replay(run: Path, count: int | None) -> None:
-    """Draw `count` segments of a sealed run at random, train each again and print the differences.
+    """Draw `count` segments of a sealed run at random, by default at most 3, train each again and
+    print the differences.
 
     Raises BadInput for a run that cannot be replayed, HardwareMissing for a checkpoint of another
     numerics identity, Diverged where a metric, a weight or the optimizer's state differs.
@@ -208,8 +209,8 @@ def _compare_checkpoints(run: Path, again: Path, end: int) -> Iterator[str]:
 
 
 def other_tensors(theirs: Path, ours: Path) -> list[str]:
-    """Return the tensors that differ in two checkpoints: weights in the order of the model, then
-    the optimizer's, then memory."""
+    """Return a phrase for each tensor that differs in two checkpoints, its name and how it differs:
+    weights in the order of the model, then the optimizer's, then the names of files of memory."""
     stated = read_object(theirs / INDEX)
     computed = read_object(ours / INDEX)
     differing = []

@@ -94,7 +94,8 @@ def write_reproductions(report: LayoutsReport, directory: Path) -> list[Path]:
 
 
 def program(finding: LayoutFinding, report: LayoutsReport) -> str:
-    """Return the program of a finding; empty if it cannot be shown without this suite."""
+    """Return the Python text of a program that shows a finding; empty if it cannot be shown without
+    this suite."""
     layout = parse_layout(finding.layout)
     key = parameter_of(finding.parameter)
     told: JSON = {

@@ -156,7 +156,8 @@ def compare_layout(
     seconds: float = 24 * 3600.0,
 ) -> Outcome:
     """Run `program` on every rank, by `run_forked` or `run_threads`, and collect the ranks'
-    differences from the reference. A failure of a rank is part of the result."""
+    differences from the reference. A failure of a rank is part of the result; in a thread its
+    traceback is printed too."""
     order = {
         tensor: number
         for number, tensor in enumerate(computation_order(name for _, name in reference.whole))
@@ -222,8 +223,9 @@ def run_parity(
     """Compare the layouts that `names` stands for with the serial run, a line each; with `threads`
     a microbatch is one sequence.
 
-    Raises Diverged for the first that is beyond the tolerance, BadInput for a layout that does not
-    fit.
+    Raises Diverged with the first that fails or is beyond the tolerance, after all were run. Raises
+    BadInput if a layout that was named, or every one of `all`, does not fit, and if the tensors
+    fill more than half of the memory.
     """
     config = with_vocabulary(config)
     # Microbatches of one sequence, because more data-parallel ranks fit a batch then.

@@ -62,8 +62,8 @@ class RecordedRun:
     """A training as its directory records it, complete or not."""
 
     def __init__(self, path: Path) -> None:
-        """Read the run. Raises BadInput for a directory that is not a training or has no iteration
-        yet."""
+        """Read the run. Raises BadInput for a directory that is not a training, and unless its
+        metrics have a line for each iteration and one at least."""
         directory = RunDirectory.open(path, "training")
         self.path = directory.path
         self.run = resolve_begun(directory)
@@ -97,7 +97,8 @@ class RecordedRun:
         return range(self.begin.iteration + bool(self.begin.iteration), max(self.steps) + 1)
 
     def numbers(self, iteration: int) -> Numbers:
-        """Return the recorded numbers of an iteration, without a norm that was not finite."""
+        """Return the recorded numbers of an iteration and of the validations after it, without a
+        norm that was not finite."""
         step = self.steps.get(iteration)
         numbers = {name: getattr(step, name) for name in OF_A_STEP} if step else {}
         numbers |= {_named(line): line.loss for line in self.validations[iteration]}
@@ -199,11 +200,12 @@ class SerialReplay(Trainer, Guard):
             self.step.scaler.scale = self.now.loss_scale
 
     def skips(self, iteration: Iteration) -> bool:
-        """True if the recorded run made no update in this iteration."""
+        """Return True if the recorded run made no update in this iteration."""
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return weights and moments by name, in the order of computation."""
+        """Return weights and moments by name, in the order of computation; the optimizer's copies
+        of the weights where it has some."""
         state = {
             f"{what} of {p.name}": value for p, what, value in whole_state(self.step.optimizer)
         }

@@ -61,7 +61,8 @@ def subject(asked: Asked, seed: int) -> Iterator[tuple[Kind, Work, str, str]]:
     """Context manager: yield the kind of engine, its work, its name with the release, and the
     layouts that `all` stands for.
 
-    Raises BadInput for fields that the program does not have.
+    Runs the files of `imports` first. Raises BadInput, mostly for fields that the program does not
+    have.
     """
     name = asked.program
     given = asked.fields
@@ -164,9 +165,11 @@ def small_work(
 
 
 def core_fields(texts: Mapping[str, str]) -> JSON:
-    """Parse the texts of fields of Megatron-Core's configurations.
+    """Return the values of fields of Megatron-Core's configurations from their texts, by name, with
+    two of its fusions off by default.
 
-    Raises BadInput for an unknown field, with the nearest name, and for a value of another type.
+    Raises BadInput for an unknown field, with the nearest name, for a field that the layout sets,
+    and for a value of another type.
     """
     kinds = [
         config_class({"multi_latent_attention": texts.get("multi_latent_attention") == "True"}),

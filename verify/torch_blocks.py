@@ -117,7 +117,7 @@ class Decoder(nn.Module):
 
 def training(texts: Mapping[str, str], seed: int, microbatches: int) -> HeldTraining:
     """Return the training of the small model with these fields. Raises BadInput for an unknown
-    field."""
+    field or an unfit value."""
     fields = parse_config(dict(texts), Fields, "--with")
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(WORDS, (ROWS, LENGTH + 1), generator=generator)
@@ -140,8 +140,9 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def clip(own: Mapping[str, nn.Parameter], stages: bool = False) -> torch.Tensor:
-    """Clip by torch's functions, which take no parameters of several meshes at once; return the
-    norm of the whole gradient."""
+    """Clip to `CLIP` by torch's functions, which take no parameters of several meshes at once;
+    return the norm of the whole gradient before that, with `stages` over the parameters of all
+    ranks. A collective."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in own.values():
         if parameter.grad is not None:
@@ -244,7 +245,7 @@ class Builder:
 
     def pipelined(self, model: Decoder, layout: ParityLayout) -> Program:
         """Build this rank's stages of torch.distributed.pipelining and the step over their
-        microbatches."""
+        microbatches, at least 2 · pp in number."""
         rank = dist.get_rank()
         count = max(self.microbatches, 2 * layout.pp)
         schedule: Any = get_schedule_class(self.fields.schedule)
@@ -285,7 +286,8 @@ class Builder:
         return Program(held, gradient, named=own, clip=partial(clip, own, stages=True))
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
-        """Return the model of stage `number` of `of` stages, made of parts of the whole model."""
+        """Return the model of stage `number` of `of` stages, made of parts of the whole model.
+        Layers that are left over when `of` divides them are in no stage."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
         per = LAYERS // of

@@ -58,7 +58,7 @@ def training(texts: Mapping[str, str], seed: int, microbatches: int) -> Iterator
 
 def configured(transformers: Any, texts: Mapping[str, str]) -> Any:
     """Return the configuration of a small model. Raises BadInput for a name that transformers does
-    not have."""
+    not have, and for an architecture that cannot be made small."""
     kind, sizes = sizes_of(transformers, texts)
     try:
         return type(transformers.CONFIG_MAPPING[kind]().get_text_config())(**sizes)
