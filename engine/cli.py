@@ -379,8 +379,8 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line of `mlm-train`. A first argument that is not a verb is taken as the
-    model to `run`."""
+    """Run the command line of `mlm-train` and exit. A first argument that is not a verb is taken as
+    the model to `run`."""
     keep_large_buffers()
     run_command(app, "run")
 

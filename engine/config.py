@@ -331,8 +331,8 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Set a warm-up that is not named: a hundredth of the schedule's iterations, at most
-        3,000."""
+        """Return the values with a warm-up if they name the schedule's end but no warm-up: a
+        hundredth of its iterations, rounded up, at most 3,000."""
         if not isinstance(values, dict):
             return values
         # Before validation, because only here a warm-up that is named differs from the default.
@@ -474,7 +474,8 @@ class ParallelConfig(Config):
 
     @property
     def recomputed_layers(self) -> int:
-        """Layers per group that is recomputed as a whole; 0 if all activations are kept."""
+        """Layers per group that is recomputed as a whole; 0 if no layer is, as with selective
+        recomputation."""
         return self.recompute_layers if self.recompute == "full" else 0
 
 

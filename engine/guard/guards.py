@@ -208,8 +208,8 @@ checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Warns of a rank whose own work, without communication, takes longer than the other ranks' of
-    its pipeline stage.
+    """Warns, every 10 iterations, of each rank that has become slow: its own work, without
+    communication, takes longer than the other ranks' of its pipeline stage.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """

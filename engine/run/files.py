@@ -64,7 +64,7 @@ class Validation(FileSchema, extra="forbid", strict=True):
 
 class Memory(FileSchema):
     """Memory of a training in bytes: of the fullest rank by the closed form, and of each rank as
-    measured."""
+    measured up to the end of the last session's first iteration."""
 
     closed_form_bytes: int
     measured_bytes: list[int]
@@ -139,8 +139,8 @@ def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
 
 
 def describe_end(run: Path) -> str:
-    """Describe a complete training for the console: its losses, its rate, its checkpoint, and
-    commands to type next."""
+    """Return lines for the console about a complete training: its losses, its rate, its checkpoint,
+    and commands to type next."""
     summary = read_summary(run)
     metrics = read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]
