@@ -61,7 +61,8 @@ class BatchSchedule:
         return self._phase(iteration).batch_size
 
     def samples_before(self, iteration: int) -> int:
-        """Return the number of samples in all iterations before this one."""
+        """Return the number of samples in all iterations before `iteration` (from 0), with the
+        samples of a continued run."""
         phase = self._phase(iteration)
         return phase.sample + (iteration - phase.iteration) * phase.batch_size
 
@@ -83,8 +84,11 @@ class BatchSchedule:
 def _ramp(
     start: int, increment: int, samples: int, steps: int, iteration: int, taken: int
 ) -> list[_Phase]:
-    """Return the phases of batch size after `iteration` iterations and `taken` samples. A ramp
-    shorter than its batches skips some sizes."""
+    """Return the phases of batch size after `iteration` iterations and `taken` samples: `steps`
+    sizes that share the training's first `samples` samples equally, then the last size.
+
+    A size whose samples earlier batches have taken is left out.
+    """
     phases = []
     for step in range(steps):
         # A step whose samples are taken already has no iterations: a large batch passed over it.

@@ -113,8 +113,12 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks, or only report it if it is complete. Raise BadInput if `same_code`
-    and other code worked on the run last."""
+    """Train a run on its ranks and print its directory. If it is complete already, point its name
+    at it and print that.
+
+    Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
+    `_on_ranks` does.
+    """
     check_torch()
     other = (run.begun or run.directory(runs)).other_code
     if other and same_code:
@@ -144,7 +148,7 @@ def _on_ranks(work: Callable[[], str], ranks: int, threads: bool = False) -> Non
     """Do the work on `ranks` ranks and print rank 0's answer.
 
     The ranks are threads if `threads` is set. Otherwise this process does the work if it is a rank
-    or the only one; else it forks the ranks and ends with their exit code.
+    or the only one; else it forks the ranks and raises SystemExit with their exit code.
     """
     if threads:
         from mlm_repro.engine.launch.threads import run_threads
@@ -301,9 +305,11 @@ def schedule(
 
 
 def format_grid(lowered: "Lowered", chunks: int) -> str:
-    """Draw a schedule as text: a row per rank, a column per unit of time.
+    """Return a schedule as text: a row for each rank, a column for each unit of time, which is the
+    shortest pass.
 
-    A cell has F or B for forward or backward, the microbatch's number and the chunk's letter.
+    A cell has F or B for forward or backward, the microbatch's number and, with several chunks, the
+    chunk's letter. It is blank while the rank is idle.
     """
     every = list(chain.from_iterable(lowered.timeline))
     unit = min(interval.end - interval.start for interval in every)
@@ -360,8 +366,11 @@ def to_megatron_(config: Model, overrides: Overrides = None, twin: Twin = False)
 
 
 def _announce_conversion(directory: Path) -> None:
-    """Print how many bytes a conversion reads and at most writes. From here on, the message about
-    an interruption says that the command begins anew."""
+    """Print how many bytes a conversion reads and at most writes. Raises BadInput if `directory` is
+    not there.
+
+    From here on, the message about an interruption says that the command begins anew.
+    """
     from mlm_repro.lineage.digest import bytes_below
 
     check_is_there(directory, "directory")
@@ -370,8 +379,8 @@ def _announce_conversion(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line of `mlm-train`. A first argument that is not a verb is taken as the
-    model to `run`."""
+    """Run the command line of `mlm-train` and exit. A first argument that is not a verb is taken as
+    the model to `run`."""
     keep_large_buffers()
     run_command(app, "run")
 

@@ -50,7 +50,8 @@ Batches = Annotated[
 
 
 class FamilySection(Config):
-    """Base of a family's own options, and the limits of that family."""
+    """Base class of a family's section of the configuration: the family's own options, and its
+    limits."""
 
     special_tokens: ClassVar[int] = 0
     """Number of special tokens that this family adds to the vocabulary of a dataset's tokenizer,
@@ -59,7 +60,8 @@ class FamilySection(Config):
     """True if sequence parallelism can divide the activations."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError if a model of this family cannot have these sizes."""
+        """Raise ValueError if a model of this family cannot have the sizes of `model`. The base
+        class accepts all sizes."""
 
 
 # A section although it is empty: an option that stood in the base class would apply to every
@@ -80,7 +82,8 @@ class BertConfig(FamilySection):
     """Number that layer norms add to the variance; the published BERT has 1e-12."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError if the context has no room for a pair."""
+        """Raise ValueError if the context is shorter than 5 tokens: a pair needs [CLS], two [SEP]
+        and a token of each part."""
         if model.seq_length < 5:
             needed = "[CLS], [SEP], [SEP] and a token of each part"
             raise ValueError(f"seq_length = {model.seq_length} has no room for {needed}")
@@ -104,8 +107,9 @@ class TransformerXLConfig(FamilySection):
     """Factor by which the embeddings grow narrower from each cluster to the next."""
 
     def check(self, model: "ModelConfig") -> None:
-        """Raise ValueError for heads that are too wide, cutoffs that do not rise, or widths that do
-        not divide."""
+        """Raise ValueError for heads that are too wide together, cutoffs that do not rise or lie
+        outside the vocabulary, and a hidden size that is odd or that `div_value` does not divide
+        once for each cutoff."""
         if (self.head_dim or 1) * model.num_heads > LARGEST_SIZE:
             raise ValueError(f"num_heads × head_dim is above {LARGEST_SIZE:,}")
         cutoffs = list(self.cutoffs)
@@ -124,8 +128,8 @@ class TransformerXLConfig(FamilySection):
             )
 
     def shrink(self, scale: "TwinScale") -> Self:
-        """Return the twin's options: heads and MLP shrink with the model, the memory with its
-        context."""
+        """Return the twin's options, rounded down: heads and MLP shrink with the model, the memory
+        with its context, the cutoffs with its vocabulary."""
         sizes = {
             "memory_length": self.memory_length // scale.seq_length,
             "head_dim": self.head_dim and self.head_dim * scale.num_heads // scale.hidden_size,
@@ -196,7 +200,8 @@ class ModelConfig(Config):
 
     @property
     def text_vocab_size(self) -> int:
-        """Entries of the tokenizer, without the special tokens that a BERT adds."""
+        """`vocab_size` without the special tokens that a BERT adds: the entries of a tokenizer that
+        has no special tokens of its own."""
         return self.vocab_size - self.section.special_tokens
 
     @property
@@ -326,8 +331,8 @@ class TrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _give_warmup(cls, values: Any) -> Any:
-        """Set a warm-up that is not named: a hundredth of the schedule's iterations, at most
-        3,000."""
+        """Return the values with a warm-up if they name the schedule's end but no warm-up: a
+        hundredth of its iterations, rounded up, at most 3,000."""
         if not isinstance(values, dict):
             return values
         # Before validation, because only here a warm-up that is named differs from the default.
@@ -469,7 +474,8 @@ class ParallelConfig(Config):
 
     @property
     def recomputed_layers(self) -> int:
-        """Layers per group that is recomputed as a whole; 0 if all activations are kept."""
+        """Layers per group that is recomputed as a whole; 0 if no layer is, as with selective
+        recomputation."""
         return self.recompute_layers if self.recompute == "full" else 0
 
 
@@ -478,7 +484,8 @@ SERIAL = ParallelConfig()
 
 
 class TwinScale(Config):
-    """Factors between a published recipe and its twin: published value = twin value × factor."""
+    """Factors between a published recipe and its twin: published value = twin value × factor,
+    before rounding; for the learning rate, twin value = published value × factor."""
 
     hidden_size: PositiveInt = 16
     num_heads: PositiveInt = 4
@@ -494,7 +501,7 @@ class TwinScale(Config):
 
 
 class DataSection(Config):
-    """The dataset that a run trains on."""
+    """The dataset that a run trains on, or several that are blended."""
 
     dataset: Path | tuple[tuple[Path, float], ...] | None = None
     """Dataset directory made by `mlm-data run`, or several, each with its weight: `[["runs/a",
@@ -609,10 +616,12 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _count_in_iterations(cls, values: Any) -> Any:
-        """Turn lengths stated in samples or tokens, such as "300e9 tokens", into iterations; of the
-        training's length, an incomplete last batch is not counted.
+        """Return the values with lengths stated in samples or tokens, such as "300e9 tokens",
+        turned into iterations.
 
-        Warm-up and fall are rounded to whole batches, except where `clock` is "samples".
+        The training's length follows the growing batch, and an incomplete last batch is not
+        counted. The others are divided by the global batch and rounded, intervals to at least 1;
+        warm-up and fall are not rounded where `clock` is "samples".
         """
         train = values.get("train") if isinstance(values, dict) else None
         if not isinstance(train, dict):

@@ -55,7 +55,8 @@ class RankMemory(NamedTuple):
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Number of parameters, with embeddings, biases and layer norms.
+    """Return the number of parameters of the whole model, with embeddings, biases and layer norms.
+    The vocabulary is the padded one.
 
     For GPT-2 it is the 2021 paper's Equation 2 without rounding: 12Lh²(1 + 13/(12h)) + (v + s)h +
     2h.
@@ -67,20 +68,22 @@ def flops_per_token(model: ModelConfig, recompute: bool = False, causal: bool = 
     """Return the FLOPs of one token's matrix products, forward and backward.
 
     With `recompute` the layers' forward pass counts twice. Attention counts in full, as in the
-    papers; with `causal` the masked half is left out.
+    papers; with `causal` the masked half is left out, which a BERT does not have.
     """
     return family_of(model).closed_forms(model).flops(1, recompute, causal) / model.seq_length
 
 
 def flops_per_iteration(model: ModelConfig, train: TrainConfig, recompute: bool = False) -> float:
-    """Return the FLOPs of one global batch, with attention counted in full, as in the papers."""
+    """Return the FLOPs of one batch of `train.global_batch_size` sequences, forward and backward,
+    with attention counted in full, as in the papers."""
     return (
         family_of(model).closed_forms(model).flops(train.global_batch_size, recompute, causal=False)
     )
 
 
 def tokens_trained(model: ModelConfig, train: TrainConfig) -> int:
-    """Return the number of tokens that a run trains on from beginning to end."""
+    """Return the number of tokens that a run trains on from beginning to end, with the tokens of a
+    run that it continues."""
     return BatchSchedule(train).samples_before(train.iterations) * model.seq_length
 
 
@@ -100,11 +103,13 @@ def state_bytes_per_parameter(precision: Precision, parallel: ParallelConfig, dp
 def activation_bytes_per_layer(
     model: ModelConfig, microbatch_size: int, parallel: ParallelConfig
 ) -> float:
-    """Return the bytes that a layer keeps of one microbatch for backward, at 2 bytes per element.
+    """Return the bytes that a layer keeps of one microbatch for backward on one tensor-parallel
+    rank, at 2 bytes per element.
 
     Korthikanti et al. 2022 (arXiv 2205.05198), Table 2: sbh(10 + 24/t + 5as/ht). Selective
-    recomputation drops the last term. Full recomputation keeps only the layer's input, 2sbh.
-    Sequence parallelism divides the first term by t too.
+    recomputation drops the last term. Full recomputation keeps only the input of each group of
+    layers, 2sbh over the number of layers in it. Sequence parallelism divides the first term, and
+    that input, by t.
     """
     s = model.seq_length
     b = microbatch_size
@@ -125,7 +130,7 @@ def activation_bytes_per_layer(
 def memory_of_ranks(
     model: ModelConfig, train: TrainConfig, parallel: ParallelConfig, dp: int = 1
 ) -> list[RankMemory]:
-    """Return the peak memory of each pipeline rank, in closed form.
+    """Return the peak memory of each pipeline rank, in closed form and without a checkpoint's copy.
 
     A rank holds the activations of forward passes that await their backward pass (2021 paper,
     Section 2.2), and the activations that one recomputation restores. The last rank also holds the
@@ -169,8 +174,8 @@ def fullest_rank(
 
 
 def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Return the size of a checkpoint in bytes: parameters, two moments and, below fp32, master
-    weights."""
+    """Return the size of a checkpoint in bytes: parameters, two moments and, in bf16 and fp16,
+    master weights."""
     sizes = PARAMETER_BYTES[precision]
     return parameter_count(model) * (sizes.weight + sizes.moments + sizes.master)
 
@@ -178,8 +183,8 @@ def checkpoint_bytes(model: ModelConfig, precision: Precision) -> int:
 def written_bytes(
     model: ModelConfig, precision: Precision, parallel: ParallelConfig, dp: int = 1
 ) -> int:
-    """Return the largest number of bytes that one rank writes of a checkpoint: its weights, and its
-    share of the optimizer state.
+    """Return the largest number of bytes that one rank writes of a checkpoint: the weights of its
+    part of the model, and 1/`dp` of that part's optimizer state.
 
     Tensors are written whole, so a rank may write up to one tensor's state more.
     """

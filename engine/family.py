@@ -58,11 +58,11 @@ class ClosedForms:
         return self.v
 
     def flops(self, sequences: int, recompute: bool, causal: bool) -> float:
-        """Return the FLOPs of all matrix products, forward and backward. `flops_per_token` explains
-        the arguments.
+        """Return the FLOPs of all matrix products for `sequences` sequences, forward and backward.
+        `flops_per_token` explains the other arguments.
 
-        72·B·s·L·h²·(1 + s/6h + v/12Lh), or the 2021 paper's Equation 3, 96·B·s·L·h²·(1 + s/6h +
-        v/16Lh).
+        With B sequences 72·B·s·L·h²·(1 + s/6h + v/12Lh) or, with recomputation, the 2021 paper's
+        Equation 3, 96·B·s·L·h²·(1 + s/6h + v/16Lh).
         """
         s = self.s
         h = self.h

@@ -43,10 +43,10 @@ def load_for_inference(
     digest checked.
 
     With a mesh, it is this rank's part on the mesh's device. It is in fp32, or `as_stored` in its
-    training format. Statistics of the tensors (below fp64) and the loss on the probe (without
-    pipeline stages) must equal the stored ones. Raises BadInput for a directory of another kind or
-    a mesh that does not divide the model, IntegrityFailure for a directory that is incomplete or
-    changed.
+    training format. Statistics of the tensors (below fp64) must agree with the stored ones, as must
+    the loss on the probe within a tolerance, if a probe is stored and the model is not divided into
+    stages. Raises BadInput for a directory of another kind or a mesh that does not divide the
+    model, IntegrityFailure for a directory that is incomplete or changed.
     """
     mesh = mesh or serial_mesh()
     directory = resolve_checkpoint(path)
@@ -110,8 +110,8 @@ def parameters_of(
 def check_entries(
     directory: Path, index: dict[str, shards.Entry], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise IntegrityFailure unless the index describes exactly the whole model's tensors, by name
-    and shape."""
+    """Raise IntegrityFailure unless the index describes exactly the tensors of `shapes`, by name
+    and shape. No tensor's file is opened."""
     if unexpected := sorted(index.keys() - shapes.keys()):
         which = f"tensor {unexpected[0]!r} is unexpected ({len(unexpected)} such tensors)"
         raise IntegrityFailure(f"{directory}: {which}: is it another model's?")
@@ -120,9 +120,9 @@ def check_entries(
 
 
 def read_whole(directory: Path, index: dict[str, shards.Entry], name: str) -> torch.Tensor:
-    """Read a whole tensor from its files, in its own number format.
+    """Return a whole tensor, read from its files, in its own number format.
 
-    Raises IntegrityFailure if the index or a file lacks it.
+    Raises IntegrityFailure if the index or a file lacks it, or if its shape is not the index's.
     """
     parts = []
     try:

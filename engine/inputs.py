@@ -42,7 +42,11 @@ class TrainingInputs:
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
-        of their streams."""
+        of their streams.
+
+        A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
+        IntegrityFailure for a token outside the vocabulary.
+        """
         model = self._config.model
         train = self._config.train
         mesh = self._mesh
@@ -94,8 +98,11 @@ class ValidationSplit:
         self.probed = tuple(map(tuple, rows.tolist()))
 
     def inputs(self, num_samples: int) -> Iterator[PipelineInput]:
-        """Yield this rank's microbatches of about `num_samples` sequences; memory is carried along
-        each stream."""
+        """Yield this rank's microbatches of about `num_samples` sequences of all ranks together.
+        Memory begins empty and is carried along each stream.
+
+        Raises IntegrityFailure for a token outside the vocabulary.
+        """
         dp = self.mesh.dp
         # Microbatches of the same streams have the same indices, by which their memory is found
         # again.

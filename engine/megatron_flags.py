@@ -78,11 +78,11 @@ def script_or_arguments(given: Sequence[str]) -> list[str]:
 
 
 def read_script(text: str) -> list[str]:
-    """Return the arguments that a shell script, or a text of arguments alone, gives to
-    `pretrain_gpt.py`.
+    """Return the arguments that a shell script gives to its last call of `pretrain_gpt.py`, or all
+    words of a text without such a call.
 
-    Nothing is run. Variables and arrays that the script sets are substituted; others keep their
-    `$`.
+    Nothing is run. Variables and arrays that the script sets are substituted, and defaults, as in
+    `${NAME:-1}`, of others; the rest keep their `$`. Raises BadInput for an open quotation mark.
     """
     text = re.sub(r"\\\n", " ", re.sub(r"(?m)(^|\s)#.*$", r"\1", text))
     text = re.sub(r'"(\$\{\w+\[@\]\})"', r"\1", text)
@@ -167,8 +167,8 @@ class _Given:
         return name in self.flags
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return the flag's value as written. Raises BadInput unless it has exactly one value,
-        which is not a shell variable."""
+        """Return the flag's value as written, or `default` if it is not given. Raises BadInput
+        unless there is exactly one value, which is not a shell variable."""
         values = [] if default is None else [default]
         if self.has(name):
             values = self.flags[name]
@@ -179,7 +179,8 @@ class _Given:
         return values[0]
 
     def number(self, name: str, default: str | None = None) -> float:
-        """Return the flag's value as a number. Raises BadInput if it is not a finite number."""
+        """Return the flag's value, or `default`, as a number. Raises BadInput as `text` does, and
+        if it is not a finite number."""
         text = self.text(name, default)
         try:
             if math.isfinite(number := float(text)):
@@ -190,11 +191,13 @@ class _Given:
 
 
 def _count_in_batches(given: _Given) -> JSON:
-    """Convert warm-up, decay and length of the training to batches.
+    """Return the settings of `[train]` for clock, warm-up and decay, counted in batches; None for a
+    setting that keeps its default. Sets --global-batch-size in `given` if it is missing, and
+    --train-iters from a length in samples.
 
     The rules are Megatron-LM's (`training.py`: `update_train_iters`,
-    `get_optimizer_param_scheduler`). Raises BadInput for what its `arguments.py` refuses, so that
-    no schedule is guessed.
+    `get_optimizer_param_scheduler`). Raises BadInput for settings that its `arguments.py` refuses,
+    so that no schedule is guessed.
     """
     flags = given.flags
     flags.setdefault("global-batch-size", [given.text("micro-batch-size")])
@@ -246,8 +249,8 @@ def _count_in_batches(given: _Given) -> JSON:
 
 
 def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
-    """Set the values that follow from several flags; return a sentence for each flag without a
-    counterpart."""
+    """Set in `values` the settings that follow from several flags; return a sentence for each given
+    flag with another value than this engine derives from other flags."""
     model = values["model"]
     train = values["train"]
     parallel = values["parallel"]
@@ -285,8 +288,8 @@ def _derive(values: dict[str, JSON], given: _Given) -> list[str]:
 
 
 def _start(values: dict[str, JSON], given: _Given, shown: dict[str, str]) -> list[str]:
-    """Set the weights that the training starts from; return a sentence about them, or nothing if it
-    starts anew."""
+    """Set in `values` the weights that the training starts from; return one sentence about them, or
+    an empty list if it starts anew."""
     load = given.flags.get("load")
     if not load or (load == given.flags.get("save") and "finetune" not in given.flags):
         return []  # without a checkpoint there yet, it starts anew; later the same command resumes

@@ -17,19 +17,22 @@ PLAN = "plan.json"
 
 
 def is_megatron(directory: Path) -> bool:
-    """Return True if Megatron-LM saved the directory."""
+    """Return True if a directory has the file that marks a Megatron-LM save or a distributed
+    checkpoint of torch, whichever program wrote it."""
     return any((directory / name).is_file() for name in (TRACKER, METADATA))
 
 
 def is_huggingface(directory: Path) -> bool:
-    """Return True if a directory has the files of a Hugging Face model."""
+    """Return True if a directory has a Hugging Face model's configuration and its safetensors, in
+    one file or with an index."""
     return (directory / CONFIG).is_file() and any(
         (directory / name).is_file() for name in (WEIGHTS, INDEX)
     )
 
 
 def check_published(directory: Path) -> None:
-    """Raise BadInput if a directory has no weights that can be imported."""
+    """Raise BadInput unless `directory` exists and has, by the names of its files, weights that can
+    be imported."""
     check_is_there(directory, "directory")
     if is_megatron(directory) or is_huggingface(directory):
         return

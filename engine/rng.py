@@ -15,7 +15,7 @@ from mlm_repro.engine.kernels.dropout import DropoutMask, keys_on
 
 
 def key_of(*parts: object) -> int:
-    """Return a 63-bit hash of all parts."""
+    """Return a 63-bit hash of the texts of all parts, the same in every process."""
     # BLAKE2, because Python's own hash of a text differs between processes. 63 bits, because
     # GPU kernels take keys as int64.
     text = "/".join(str(part) for part in parts)
@@ -23,7 +23,8 @@ def key_of(*parts: object) -> int:
 
 
 def initial_normal(seed: int, name: str, shape: tuple[int, ...], std: float) -> Tensor:
-    """Draw N(0, std) values for the undivided parameter `name`, in fp32."""
+    """Return N(0, std) values for the undivided parameter `name`, in fp32 on the CPU; the same for
+    the same seed, name and shape."""
     # A generator for each name: parameters can be drawn in any order, and on several threads.
     generator = torch.Generator().manual_seed(key_of(seed, "init", name))
     return torch.empty(shape).normal_(0.0, std, generator=generator)
@@ -63,7 +64,7 @@ class Dropout:
         )
 
     def on_device(self, device: torch.device, rows: dict[str, int]) -> "Dropout":
-        """Return a copy whose `table` has the keys of all sites in `rows` on a GPU. The host does
-        not wait for it."""
+        """Return a copy whose `table` has the keys of all sites in `rows` on `device`, and which
+        shares the dict `rows`. The host does not wait for a GPU."""
         # One copy for all sites: before, each layer made three.
         return replace(self, rows=rows, table=keys_on([self.keys(site) for site in rows], device))

@@ -95,7 +95,10 @@ class TrainingStep:
 
     def update(self, gradient: Gradient, learning_rate: float, skip: bool = False) -> bool:
         """Clip the gradient and update the weights, unless `skip` is set or loss or norm are not
-        finite; return True if the weights changed."""
+        finite; return True if the weights changed.
+
+        In fp16 the next loss scale is set in either case.
+        """
         # Both numbers are asked: an infinite loss can have a finite gradient.
         changes = gradient.is_finite and not skip
         if changes:
@@ -106,17 +109,20 @@ class TrainingStep:
         return changes
 
     def run(self, microbatches: Sequence[PipelineInput], learning_rate: float) -> Gradient:
-        """Run one whole iteration, gradient and update, and return the gradient's loss and norm."""
+        """Run one whole iteration, gradient and update, and return the gradient's loss and norm.
+        Nothing is updated if either is not finite."""
         gradient = self.gradient(microbatches)
         self.update(gradient, learning_rate)
         return gradient
 
     def rehearse(self, microbatches: Sequence[PipelineInput]) -> tuple[float, float]:
         """Run a few iterations that leave the weights as they are, so that memory is allocated and
-        loops are compiled before the first real one.
+        loops are compiled before the first real one, and call `capture`. Every rank calls it,
+        before the first step.
 
-        Overwrites the gradients and clears the optimizer's moments. Returns the seconds of forward
-        and backward over the microbatches, and of the update: medians without the first round.
+        Overwrites the gradients and clears the optimizer's moments and step count. Returns the
+        seconds of forward and backward over the microbatches, and of the update: medians without
+        the first round.
         """
         # The first round compiles loops and allocates, so its time is not counted. It also asks for
         # every dropout site, which a capture has to know.
@@ -132,8 +138,8 @@ class TrainingStep:
         )
 
     def capture(self, microbatches: Sequence[PipelineInput]) -> None:
-        """Replay microbatches of this shape as CUDA graphs from now on, if these give the eager
-        step's loss and norm; else warn.
+        """Replay microbatches of the first one's shape as CUDA graphs from now on, if these give
+        the eager step's loss and norm; else print a line. Overwrites the gradients.
 
         Does nothing without a GPU, on several ranks, and for models with sentence pairs or memory.
         """
@@ -162,8 +168,8 @@ class TrainingStep:
             )
 
     def _computed(self, microbatches: Sequence[PipelineInput]) -> list[float] | str:
-        """Compute the gradient of microbatches, and return the sum of the losses and the gradient's
-        norm; the weights stay."""
+        """Compute the gradient of microbatches, and return this rank's sum of (loss × sequences)
+        and the whole gradient's norm; the weights stay."""
         total = self.model.forward_backward(microbatches, self.reducer)
         self.reducer.finish(1.0)
         return torch.stack([total, self.optimizer.gradient_norm()]).tolist()

@@ -33,10 +33,11 @@ FP16_ON_A_PROCESSOR = (
 
 
 def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirectory:
-    """Train in the run's directory below `root`, resuming from the newest checkpoint there.
+    """Train a run to its end, in its directory below `root` or the one where it was begun, from the
+    newest checkpoint there; return the directory. Every rank calls it.
 
-    A complete run is returned as it is. Raises Interrupted after SIGTERM, Ctrl-C or iteration
-    `until`, with a checkpoint written.
+    A complete run is not trained; its name is pointed at it. Raises Interrupted after SIGTERM,
+    Ctrl-C or iteration `until`, if iterations are left, with a checkpoint written.
     """
     config = run.config
     with begun_on_ranks(run, root) as (directory, mesh):
@@ -82,11 +83,12 @@ def train(run: ResolvedRun, root: Path, until: int | None = None) -> RunDirector
 
 @contextmanager
 def begun_on_ranks(run: ResolvedRun, root: Path) -> Iterator[tuple[RunDirectory, ParallelMesh]]:
-    """Context manager: yield the run's directory, in which no other command trains meanwhile, and
-    the mesh of the started ranks.
+    """Context manager: yield the run's directory and the mesh of the started ranks. No other
+    command trains in the directory meanwhile; a complete run is not locked.
 
     Raises BadInput, on every rank, if ranks were given different work or another command trains the
-    run already, RanksMissing if one does not come or is lost.
+    run already, RanksMissing if one does not come, and RankLost if one ends or hangs, in the block
+    too.
     """
     join_ranks()
     with telling_of_lost_ranks(), ExitStack() as stack:

@@ -150,10 +150,12 @@ class Trainer:
         self.recent.seen.extend(self.state.recent)
 
     def run_to_end(self, loggers: dict[str, Start] | None = None, until: int | None = None) -> None:
-        """Run the remaining iterations, validate on the whole split, write the summary and seal the
-        run. Call `prepare` before.
+        """Run the remaining iterations, with validations, checkpoints and lines of metrics.jsonl,
+        validate on the whole split, write the summary and seal the run. Every rank calls it, after
+        `prepare`.
 
-        Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it.
+        Raises Interrupted, after a checkpoint, if a signal or iteration `until` stops it before the
+        end, and NotFinite or Diverged as guards and validations do.
         """
         train = self.config.train
         first = self.state.iteration
@@ -280,8 +282,12 @@ class Trainer:
         return learning_rate(train, clock(train, self.step.optimizer.steps, self.updated_samples))
 
     def iterate(self, number: int) -> tuple[Step, list[str], bool]:
-        """Run iteration `number`, from 0; return its line of the metrics, the guards' warnings, and
-        True if a rank was asked to stop."""
+        """Run iteration `number`, from 0; return its line of the metrics, the guards' warnings
+        without empty ones, and True if a rank was asked to stop.
+
+        Logs nothing, and leaves `state` to the caller. Raises NotFinite or Diverged as the guards
+        do.
+        """
         for guard in self.guards:
             guard.before(number)
         start = time.monotonic()
@@ -339,8 +345,9 @@ class Trainer:
         num_samples: int,
         kind: Literal["validation", "final-validation"] = "validation",
     ) -> Validation:
-        """Evaluate the first `num_samples` validation sequences, without dropout, and return their
-        mean loss and perplexity. Raises NotFinite if the loss is not finite."""
+        """Return a line of the metrics with the mean loss and perplexity of about the first
+        `num_samples` validation sequences, without dropout. Every rank calls it. Raises NotFinite
+        if the loss is not finite."""
         mesh = self.mesh
         inputs = list(self.validation.inputs(num_samples))
         # Sums and counts are reduced, not means: ranks may have different numbers of sequences.
@@ -370,14 +377,18 @@ class Trainer:
         return f"{text}, perplexity {now.perplexity:.5g}"
 
     def _check_data(self) -> None:
-        """Raise IntegrityFailure, on every rank, if a file of the dataset was changed since
-        training began."""
+        """Raise IntegrityFailure, on every rank, if a file of the dataset differs from its digest.
+        Files that were not touched since the last check are not read."""
         with self.mesh.all_or_none():
             if self.mesh.is_first:
                 self.dataset.check()
 
     def _save(self) -> None:
-        """Begin to write a checkpoint; one that is still being written is completed first."""
+        """Begin to write a checkpoint; one that is still being written is completed first.
+
+        Every rank calls it. Raises IntegrityFailure if the dataset was changed, and Diverged if a
+        guard finds that replicas differ; no checkpoint is begun then.
+        """
         self._finish_saving()
         # Nothing is kept that was trained on a dataset that changed meanwhile.
         self._check_data()
@@ -427,8 +438,8 @@ class Trainer:
         return self.mesh.pp.all_reduce(total).item() / len(tokens)
 
     def _check_updates(self, note: Callable[[str], None]) -> None:
-        """Warn if more than a tenth of the updates were skipped. Raises NotFinite if no update was
-        made."""
+        """Give `note` a warning if more than a tenth of the updates were skipped. Raises NotFinite
+        if no update was made."""
         done = self.state.iteration
         skipped = self.state.iteration - self.state.optimizer_steps
         lower = "a lower train.initial_loss_scale or precision = 'bf16' or 'fp32' avoids it"
@@ -445,8 +456,8 @@ class Trainer:
             note(f"warning: {skipped} of {done} iterations made no update: {why}")
 
     def _console(self, line: Step) -> str:
-        """Return an iteration as text for the progress line: loss, gradient norm, learning rate and
-        the speed of all ranks together."""
+        """Return an iteration as text for the progress line: mean loss of the last iterations,
+        gradient norm, learning rate and the speed of all ranks together."""
         skipped = self.state.iteration - self.state.optimizer_steps
         norm = line.gradient_norm
         losses = [loss for loss, _ in self.recent.seen][

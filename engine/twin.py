@@ -16,7 +16,11 @@ DIVIDED = ("hidden_size", "num_heads", "seq_length", "vocab_size")
 
 def shrink(config: RunConfig, scale: TwinScale | None = None) -> RunConfig:
     """Return the twin of a published recipe, shrunk by the rule that `describe_scale` states.
-    Raises BadInput for a growing batch."""
+    Raises BadInput for a growing batch.
+
+    The twin is in fp32 and undivided, with default records and with intervals and validation
+    samples of its own, whatever `config` says.
+    """
     if config.train.rampup_batch_size:
         raise BadInput(
             "a growing batch has no twin: leave train.rampup_batch_size out and set it on the twin"

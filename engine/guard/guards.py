@@ -83,7 +83,7 @@ class RecentIterations:
 
 
 class SpikeGuard(Guard):
-    """Notes spikes in the metrics and, if `skip`, skips their updates."""
+    """Notes spikes in the metrics, warns of each and, if `skip`, skips their updates."""
 
     def __init__(self, recent: RecentIterations, skip: bool) -> None:
         self._recent = recent
@@ -129,7 +129,9 @@ class FiniteGuard(Guard):
 
 
 def diagnose(step: TrainingStep, microbatches: Sequence[PipelineInput]) -> str:
-    """Name the data-parallel ranks, samples and parameters that are not finite. Collective.
+    """Return a phrase that names the data-parallel ranks, the first output and the first gradient,
+    and the samples that are not finite; empty if all are finite. Collective, and overwrites the
+    gradients.
 
     The iteration is computed a second time: its weights have not changed and all randomness is
     keyed, so the same values come up. Outputs are named in the order of the forward pass, gradients
@@ -206,8 +208,8 @@ checkpoint."""
 
 
 class SlowRankGuard(Guard):
-    """Warns of a rank whose own work, without communication, takes longer than the other ranks' of
-    its pipeline stage.
+    """Warns, every 10 iterations, of each rank that has become slow: its own work, without
+    communication, takes longer than the other ranks' of its pipeline stage.
 
     It sees no difference on GPUs, where communication is not waited for, and with ZeRO stage 3.
     """
@@ -259,7 +261,8 @@ def slow_ranks(seconds: Sequence[float], layout: Layout) -> dict[int, float]:
 
 
 class ReplicaGuard(Guard):
-    """Compares the parameters that several ranks hold whole: all of them must have the same bits.
+    """Compares the parameters, or parts of them, that several ranks hold, every 100 iterations and
+    before each checkpoint: all must have the same bits.
 
     BLOOM's layer norms drifted apart between tensor-parallel ranks for weeks before anyone looked
     (bigscience, tr11 chronicles, March 2022).
@@ -338,6 +341,6 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return the first numbers, separated by commas, and how many more there are."""
+    """Return numbers as text, separated by commas: the first 8, and how many more there are."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

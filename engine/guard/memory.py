@@ -28,11 +28,12 @@ now."""
 
 
 class PeakMemory:
-    """Peak memory of this process since the object was made.
+    """Peak memory of this process.
 
-    On a GPU torch's allocator counts it. On a CPU, where torch keeps no count, it is the growth of
-    the process's resident set, with freed buffers that are kept for reuse and the libraries that
-    torch loads at its first step (about 0.15 GB).
+    On a GPU torch's allocator counts it since the object was made, which resets torch's own peak.
+    On a CPU, where torch keeps no count, it is the peak of the resident set since the process
+    began, less the resident set when the object was made: with freed buffers that are kept for
+    reuse and the libraries that torch loads at its first step (about 0.15 GB).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,8 +76,8 @@ def _resident_bytes(field: str) -> int:
 
 
 class MemoryGuard(Guard):
-    """Reads the peak after the first iteration, and warns when training runs too close to a GPU's
-    memory.
+    """Reads the peak after the first iteration, and warns once, in the metrics too, when training
+    runs too close to a GPU's memory.
 
     Torch's caching allocator then finds no room, waits for the GPU, returns its cache and tries
     again, which cost "Scaling Transformer-XL to 128 GPUs" up to 30 % of its speed.
@@ -145,10 +146,10 @@ def explaining_out_of_memory(run: ResolvedRun, mesh: ParallelMesh, when: str) ->
 
 def _is_first_to_say() -> bool:
     """Return True if this rank is the first to run out of memory, so that one rank prints the
-    message for all.
+    message for all. A second call returns False, as does any after rank 0 has ended.
 
-    Also True without a process group: where ranks are threads, the first that fails ends the others
-    before they compute again.
+    Always True without a process group: where ranks are threads, the first that fails ends the
+    others before they compute again.
     """
     if not dist.is_initialized():
         return True
@@ -160,7 +161,7 @@ def _is_first_to_say() -> bool:
 
 def describe_memory(run: ResolvedRun) -> str:
     """Return a table in GiB: the closed form of the largest rank, and the largest rank's total with
-    each remedy."""
+    each remedy, or a sentence that no setting needs less."""
     memory = run.memory
     offered = remedies(run)
     rows = [("model and optimizer", memory.state), ("activations", memory.activations)]
@@ -173,8 +174,11 @@ def describe_memory(run: ResolvedRun) -> str:
 
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
-    """Return the changes of a single setting that the run allows and that need less memory, with
-    the largest rank's bytes, the smallest first."""
+    """Return the changes of a single setting that the run allows and that need less memory:
+    (options of the command line, the largest rank's bytes), the smallest first.
+
+    A change of `tp` or `pp` may need more ranks, which its options then name.
+    """
     config = run.config
     ranks = run.layout.world_size
     parallel = config.parallel

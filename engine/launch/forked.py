@@ -37,10 +37,11 @@ class _Answer(NamedTuple):
 def run_forked(
     function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 300.0
 ) -> list[Any]:
-    """Call `function(*args)` on each rank and return the results in rank order.
+    """Call `function(*args)` on each of `world_size` ranks, which share a gloo process group if
+    there are several, and return the results in rank order.
 
-    Raises RanksFailed when a rank fails; the others are then ended. On a timeout every rank prints
-    its stack.
+    Raises RanksFailed when a rank fails, ends or does not answer in time; the others are then
+    ended. On a timeout every rank prints its stack.
     """
     # Forked, not spawned: a rank then needs no second import of torch, which takes longer than most
     # tests.

@@ -39,7 +39,8 @@ STACK_SECONDS = 2.0
 
 
 def launch(work: Callable[[], object], ranks: int) -> int:
-    """Do `work` in `ranks` forked processes that find each other, and return the exit code.
+    """Do `work` in `ranks` forked processes that find each other; return 0, or the exit code of a
+    rank that failed.
 
     The ranks inherit all imports, and run one thread each. This process touches no GPU. If a rank
     fails, the others are ended. SIGTERM and Ctrl-C are passed on; on Linux the ranks do not outlive
@@ -117,8 +118,9 @@ def launch(work: Callable[[], object], ranks: int) -> int:
 
 
 def become_rank(rank: int, shared: Mapping[str, str]) -> None:
-    """Make a forked process a rank of one thread, with the environment variables that all ranks
-    share."""
+    """Make this forked process the rank `rank`: it ends with its parent and runs one thread of
+    torch, and gloo and NCCL use the loopback unless a variable names another interface. Sets RANK,
+    LOCAL_RANK and the environment variables `shared`."""
     end_with_parent()
     gc.freeze()  # what the parent has made is not looked through, nor copied by looking
     # gloo and NCCL would otherwise listen on an outer interface, for ranks that all live here.
@@ -131,9 +133,10 @@ def become_rank(rank: int, shared: Mapping[str, str]) -> None:
 
 
 def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
-    """Wait for the ranks and return 0, or the exit code of a rank that failed.
+    """Wait for the ranks and return 0, or the exit code of a rank that failed: another than an
+    interruption's if there is one, and -SIGKILL if only signals ended ranks.
 
-    After a failure the other ranks have `grace_seconds` to end.
+    After a failure the other ranks have `grace_seconds` to end; then they are left running.
     """
     failed_at = None
     while True:
@@ -154,7 +157,7 @@ def _wait(processes: Sequence[BaseProcess], grace_seconds: float = 10.0) -> int:
 
 def keep_large_buffers() -> None:
     """Keep glibc from returning large buffers to the system each iteration, the largest cost of
-    training on a CPU.
+    training on a CPU. Does nothing with another C library.
 
     Every allocation is then served from a heap that is not trimmed. Call before torch is imported.
     """

@@ -69,7 +69,7 @@ def launched_world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return this rank's number on its machine."""
+    """Return this rank's number on its machine; 0 for a plain process."""
     thread = current_rank()
     return (
         thread.rank if thread else next((n for n in map(number, LOCAL_RANKS) if n is not None), 0)
@@ -77,11 +77,12 @@ def local_rank() -> int:
 
 
 def join_ranks() -> None:
-    """Make the process group of the launched ranks, with NCCL on GPUs and gloo on CPUs. Do nothing
-    for one rank.
+    """Make the process group of the launched ranks, with NCCL on GPUs and gloo on CPUs, and choose
+    this rank's GPU. SIGQUIT makes a rank print its stack from then on. Does nothing for one rank
+    and for ranks that are threads; a group that exists stays.
 
     Raises RanksMissing if not every rank came in time, BadInput if the launcher's variables are
-    incomplete.
+    incomplete or MLM_JOIN_SECONDS is no number.
     """
     ranks = launched_world_size()
     if ranks == 1 or current_rank():
@@ -152,7 +153,7 @@ def join_ranks() -> None:
 
 
 def leave_ranks() -> None:
-    """Take down the process group. Left up, it can abort a process that exits."""
+    """Take down the process group, if there is one. Left up, it can abort a process that exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -160,7 +161,7 @@ def leave_ranks() -> None:
 @contextmanager
 def telling_of_lost_ranks() -> Iterator[None]:
     """Context manager: turn the libraries' errors for a peer that has ended or does not answer into
-    RankLost."""
+    RankLost. After a time-out this rank first prints where it waits."""
     try:
         yield
     except RuntimeError as error:
@@ -173,8 +174,8 @@ def telling_of_lost_ranks() -> Iterator[None]:
 
 
 def _hanging(error: RuntimeError) -> RankLost:
-    """Print where this rank waits, and return a RankLost that names the ranks that hang: they do
-    not report that they wait too."""
+    """Print where this rank waits, and return, after 5 seconds, a RankLost that names the ranks
+    that hang: they do not report that they wait too."""
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     print(f"rank {rank} waits here:", file=sys.stderr, flush=True)
@@ -199,7 +200,7 @@ def _hanging(error: RuntimeError) -> RankLost:
 
 def check_agreement(config: dict[str, Any]) -> None:
     """Raise BadInput, on every rank, naming the first key in which the ranks' configurations
-    differ."""
+    differ. Every rank calls it; one rank and ranks that are threads are not compared."""
     if launched_world_size() == 1 or current_rank():
         return
     configs: list[Any] = [None] * dist.get_world_size()
@@ -222,11 +223,12 @@ def local_device() -> torch.device:
 
 
 def build_mesh(layout: Layout, sequence_parallel: bool = False) -> ParallelMesh:
-    """Build the mesh of `layout` over the started threads or processes. Processes communicate
-    through NCCL on GPUs, gloo on CPUs.
+    """Join the ranks, unless they have joined, and return the mesh of `layout` over the started
+    threads or processes. Every rank calls it. Processes communicate through NCCL on GPUs, gloo on
+    CPUs.
 
     Raises BadInput if the number of ranks differs from the layout's, RanksMissing if some do not
-    come.
+    come. `sequence_parallel` has no effect without tensor parallelism.
     """
     if layout.world_size != launched_world_size():
         raise BadInput(

@@ -28,8 +28,8 @@ _Number = tuple[int, int, int]
 
 
 class RanksFailed(RuntimeError):
-    """A rank raised, or did not answer in time. The text has the traceback of the rank that failed
-    first."""
+    """A rank raised, ended without an answer, or did not answer in time. The text has the traceback
+    of the rank that failed first, if it left one."""
 
     def __init__(self, sentence: str, details: str, lost: bool = False) -> None:
         super().__init__(f"{sentence}\n{details}")
@@ -57,7 +57,8 @@ def run_threads(
     """Call `function(*args)` on each of `ranks` threads and return their results in rank order.
 
     The first exception of a rank ends the others and is raised here. Raises RanksFailed, with the
-    stack of a rank that is still computing, after `timeout_seconds`.
+    stack of a rank that is still computing, after `timeout_seconds`, or never if that is None; such
+    a rank's thread goes on.
     """
     world = World(ranks)
     results = [None] * ranks
@@ -129,7 +130,8 @@ class World:
         self._ended = set[int]()
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
-        """Let other ranks compute until this rank is woken and `is_ready()` is true."""
+        """Let other ranks compute until this rank is woken and `is_ready()` is true; return at once
+        if it is true already. Ends this rank, as `check` does, if another has failed meanwhile."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -138,7 +140,8 @@ class World:
             self.check()
 
     def wake(self, rank: int) -> None:
-        """Wake a waiting rank, so that it checks again whether it is ready."""
+        """Wake a waiting rank, so that it checks again whether it is ready. Nothing happens to a
+        rank that has ended."""
         if rank not in self._ended:
             self._awake.add(rank)
             self._wakeups[rank].notify()
@@ -149,7 +152,8 @@ class World:
             raise _OtherRankFailed
 
     def fail(self, error: BaseException, rank: int | None) -> None:
-        """Record the first failure and end the other ranks."""
+        """Record the failure unless there is one already, and wake all ranks, which end at their
+        next check. `rank` is None if no rank caused it."""
         if self.failure is None:
             self.failure = error
             if rank is not None and self.size > 1:
@@ -208,8 +212,8 @@ class ThreadAxis(Axis):
     """Global ranks along the axis, in order."""
 
     def _meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
-        """Return combine(values of all ranks). The last rank to come computes it while the others
-        wait."""
+        """Return combine(values of all ranks), the same object on every rank. The last rank to come
+        computes it while the others wait."""
         meeting = self.world.meetings[self.members]
         me = self.members[self.rank]
         meeting.values[me] = value

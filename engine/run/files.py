@@ -64,7 +64,7 @@ class Validation(FileSchema, extra="forbid", strict=True):
 
 class Memory(FileSchema):
     """Memory of a training in bytes: of the fullest rank by the closed form, and of each rank as
-    measured."""
+    measured up to the end of the last session's first iteration."""
 
     closed_form_bytes: int
     measured_bytes: list[int]
@@ -90,8 +90,8 @@ class TrainingSummary(FileSchema):
 
 
 def read_metrics(run: Path) -> list[JSON]:
-    """Return the lines of a run's metrics, oldest first, up to the first damaged line; a crash may
-    cut the last line short."""
+    """Return the lines of a run's metrics as JSON objects, oldest first, up to the first damaged
+    line; a crash may cut the last line short. Empty if there is no file."""
     path = run / METRICS
     if not path.is_file():
         return []
@@ -109,18 +109,20 @@ def read_metrics(run: Path) -> list[JSON]:
 
 
 def read_steps(run: Path) -> list[Step]:
-    """Return the iterations in a run's metrics. Raises IntegrityFailure if one is damaged."""
+    """Return the iterations in a run's metrics, up to the first damaged line. Raises
+    IntegrityFailure if a line that can be read does not fit the schema."""
     return steps_in(read_metrics(run))
 
 
 def read_validations(run: Path) -> list[Validation]:
-    """Return the validations in a run's metrics, with the final one. Raises IntegrityFailure if one
-    is damaged."""
+    """Return the validations in a run's metrics, with the final one, up to the first damaged line.
+    Raises IntegrityFailure if a line that can be read does not fit the schema."""
     return validations_in(read_metrics(run))
 
 
 def steps_in(metrics: Iterable[JSON]) -> list[Step]:
-    """Return the iterations among lines of metrics. Raises IntegrityFailure if one is damaged."""
+    """Return the iterations among lines of metrics. Raises IntegrityFailure if one does not fit the
+    schema."""
     where = f"iteration {{iteration}} in {METRICS}"
     return [
         parse_document(line, Step, where.format(**line))
@@ -130,14 +132,15 @@ def steps_in(metrics: Iterable[JSON]) -> list[Step]:
 
 
 def validations_in(metrics: Iterable[JSON]) -> list[Validation]:
-    """Return the validations among lines of metrics. Raises IntegrityFailure if one is damaged."""
+    """Return the validations among lines of metrics. Raises IntegrityFailure if one does not fit
+    the schema."""
     where = f"a validation in {METRICS}"
     return [parse_document(line, Validation, where) for line in metrics if line["kind"] != "train"]
 
 
 def describe_end(run: Path) -> str:
-    """Describe a complete training for the console: its losses, its rate, its checkpoint, and
-    commands to type next."""
+    """Return lines for the console about a complete training: its losses, its rate, its checkpoint,
+    and commands to type next."""
     summary = read_summary(run)
     metrics = read_metrics(run)
     trained = [line for line in metrics if line["kind"] == "train"]
@@ -164,5 +167,6 @@ def describe_end(run: Path) -> str:
 
 
 def read_summary(run: Path) -> TrainingSummary:
-    """Read the summary.json of a complete training."""
+    """Return the summary.json of a complete training. Raises IntegrityFailure if it cannot be read
+    or does not fit the schema."""
     return read_document(run / SUMMARY, TrainingSummary)

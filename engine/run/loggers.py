@@ -36,7 +36,7 @@ Start = Callable[[Path], Session]
 
 def start_tensorboard(run: Path) -> Session:
     """Begin a session of TensorBoard: empty its folder, and return functions that write and close a
-    new event file."""
+    new event file. Numbers too large for fp32 are left out."""
     events = import_extra("tensorboard.compat.proto.event_pb2", "tensorboard")
     records = import_extra("tensorboard.summary.writer.record_writer", "tensorboard")
     if (folder := run / EVENTS.parent).exists():
@@ -86,9 +86,9 @@ def writing_metrics(
     numbers to the loggers.
 
     The line is in the file when the function returns. The file is first cut back to iteration
-    `reached`, from which a session starts, and each logger is given the lines that stay; a run that
-    continues another begins with the lines of `earlier`. A logger that fails gets no more numbers
-    in this session, and `note` gets a sentence about it.
+    `reached`, from which a session starts, and loses a final validation; each logger is given the
+    lines that stay. A run that continues another begins with the lines of `earlier` instead. A
+    logger that fails gets no more numbers in this session, and `note` gets a sentence about it.
     """
     lines = read_metrics(earlier or run) if reached else []
     before = [

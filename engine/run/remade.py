@@ -66,7 +66,7 @@ Bits = NDArray[np.signedinteger[Any]]
 
 def metrics(run: Path) -> Comparisons:
     """Yield comparisons: the metrics with the iterations and the schedule, and the summary with the
-    metrics and the configuration."""
+    metrics and the configuration. A fault that is no comparison is yielded as a sentence."""
     config = recipe_of(run)
     done = read_summary(run)
     manifest = read_document(run / MANIFEST, Manifest)
@@ -134,7 +134,8 @@ def metrics(run: Path) -> Comparisons:
 
 def checkpoints(run: Path) -> Comparisons:
     """Yield comparisons of each checkpoint with the metrics, of its tensors with their statistics,
-    and of its tokenizer with the dataset's."""
+    and of its tokenizer with the dataset's, and an Absent for the iterations that no checkpoint
+    remembers."""
     manifest = read_document(run / MANIFEST, Manifest)
     every = read_steps(run)
     steps = [step for step in every if step.gradient_norm is not None]
@@ -196,7 +197,7 @@ def checkpoints(run: Path) -> Comparisons:
 
 
 def datasets(run: Path) -> Comparisons:
-    """Yield the datasets that a training names, to be checked by their digests."""
+    """Yield a Parent for each dataset that a training names, to be checked by its digest."""
     for dataset in named_datasets(run):
         yield Parent(dataset.place, dataset.parent, dataset_digest)
 
@@ -229,7 +230,8 @@ def ending(done: TrainingSummary, validations: Sequence[Validation], name: str) 
 
 
 def recipe_of(training: Path) -> RunConfig:
-    """Return the configuration in the manifest of a training's directory."""
+    """Return the configuration in the manifest of a training's directory. Raises BadInput if this
+    program refuses it."""
     return parse_config(
         read_document(training / MANIFEST, Manifest).config,
         RunConfig,
@@ -238,10 +240,11 @@ def recipe_of(training: Path) -> RunConfig:
 
 
 def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
-    """Yield comparisons of each tensor's statistics, taken before it was written, with the tensor
-    in the checkpoint's files.
+    """Yield comparisons of each tensor's statistics, taken before it was written, and of its entry
+    in the index, with the tensor in the checkpoint's files.
 
-    A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum.
+    A checkpoint that `is_old`, of an earlier version, may have statistics without a checksum; an
+    Absent says so.
     """
     index = read_object(checkpoint / INDEX)
     statistics = read_object(checkpoint / STATISTICS)
@@ -272,8 +275,9 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
-    """Return a tensor's norm, extremes, number of non-finite values and checksum, as
-    `engine.checkpoint.statistics` computes them before writing."""
+    """Return the norm and extremes of a tensor's finite values, its number of non-finite values and
+    its checksum, as `engine.checkpoint.statistics` computes them before writing. Without a finite
+    value the extremes are infinite here and 0 there."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
     odd = np.arange(1, 2 * len(bits), 2, dtype=np.int64)
@@ -287,7 +291,8 @@ def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
 
 
 def _tensors(file: Path) -> dict[str, tuple[str, Bits]]:
-    """Return the number format and bits of each tensor of a safetensors file."""
+    """Return the number format and the bits, in the tensor's shape, of each tensor of a safetensors
+    file, by name. The file is mapped, not read."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = parse_json(opened.read(size))

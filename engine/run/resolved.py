@@ -104,12 +104,14 @@ class ResolvedRun:
 
     @cached_property
     def tokens(self) -> int:
-        """Number of tokens that the whole training reads."""
+        """Number of tokens that the whole training reads, with the tokens of a run that it
+        continues."""
         return tokens_trained(self.config.model, self.config.train)
 
     @cached_property
     def memory(self) -> RankMemory:
-        """Memory of the pipeline rank that needs the most, in closed form."""
+        """Memory of the pipeline rank that needs the most, in closed form; with the copy for a
+        checkpoint if this machine has no GPU."""
         fullest = fullest_rank(
             self.config.model, self.config.train, self.config.parallel, self.layout.dp
         )
@@ -143,20 +145,22 @@ class ResolvedRun:
 
     @property
     def parents(self) -> dict[str, str]:
-        """Digests of the run's inputs by name: its dataset and the checkpoint that it starts
-        from."""
+        """Digests of the run's inputs by name: its dataset, each dataset of a blend, and the
+        checkpoint that it starts from. Raises BadInput as `data` does."""
         return self.data.parents | ({self.origin.kind: self.origin.digest} if self.origin else {})
 
     def _epochs(self) -> str:
-        """Return the number of passes over the training split as a phrase, empty without a
-        dataset."""
+        """Return the number of passes over the training split as the end of a sentence, ", 1.5
+        epochs"; empty without a dataset."""
         if not self.dataset:
             return ""
         available = sum(len(file.tokens) for file, _ in self.data.token_files("train"))
         return f", {self.tokens / available:.3g} epochs"
 
     def check_validation(self) -> None:
-        """Raise BadInput if the dataset's validation split has too few tokens for one sequence."""
+        """Raise BadInput if the run has no dataset, or one whose validation split is too short for
+        a sequence or for the model's family: a Transformer-XL needs text for its streams, a BERT
+        two sentences in a document."""
         from mlm_repro.engine.data.batches import validation_text
 
         config = self.config
@@ -174,7 +178,8 @@ class ResolvedRun:
         )
 
     def directory(self, root: Path) -> RunDirectory:
-        """Return the directory of this run below `root`, which need not exist."""
+        """Return the directory for this run below `root`, whether it was begun or not; nothing is
+        written. Raises BadInput if the name is too long or leads to a run of another kind."""
         return RunDirectory.find(root, self._asked)
 
     def begin(self, root: Path) -> RunDirectory:
@@ -183,8 +188,9 @@ class ResolvedRun:
 
         The name below `root` follows from what the run computes. A run that was begun before is
         therefore found again, and the trainer resumes from its newest checkpoint
-        (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a note names the runs of
-        the same recipe that have an older identity.
+        (`mlm_repro.engine.checkpoint.checkpoint.resume`). For a new run, a printed note names the
+        runs of the same recipe that have an older identity. Raises BadInput as `directory` does,
+        and if the directory cannot be made or holds other work.
         """
         if self.begun:
             return self.begun
@@ -203,7 +209,7 @@ class ResolvedRun:
 
     def _earlier_identities(self, root: Path, own: Path) -> Iterator[Path]:
         """Yield the directories of runs below `root`, other than `own`, that were begun with the
-        same settings and inputs."""
+        same name, settings and inputs. Runs that cannot be read are left out."""
         for path in sorted(root.glob(f"{self.config.name}-*/{MANIFEST}")):
             with suppress(UserError):
                 manifest = RunDirectory.open(path.parent, "training").manifest
@@ -212,8 +218,8 @@ class ResolvedRun:
                     yield path.parent
 
     def check_not_longer(self, root: Path) -> None:
-        """Raise BadInput if the newest complete run of this name has the same configuration but
-        fewer iterations."""
+        """Raise BadInput if the complete run to which this run's name leads has the same settings
+        but fewer iterations. A run that continues another is not checked."""
         named = root / self.config.name
         train = self.config.train
         if not is_sealed(named) or train.continues or not (named / MANIFEST).is_file():
@@ -291,11 +297,12 @@ class ResolvedRun:
 def resolve(
     config: RunConfig, ranks: int | None = None, origin: StartingPoint | None = None
 ) -> ResolvedRun:
-    """Resolve a configuration on `ranks` ranks, by default as many as this machine has GPUs or
-    cores for.
+    """Return a configuration resolved on `ranks` ranks, by default as many as this machine has GPUs
+    or cores for. With `origin` given, neither vocabulary nor starting point is looked up.
 
-    Raises DataMissing, IntegrityFailure or BadInput for a dataset that is missing, incomplete or
-    does not fit, and BadInput for a layout that does not divide the model or the batch.
+    Raises DataMissing, IntegrityFailure or BadInput for a dataset or starting point that is
+    missing, incomplete or does not fit, and BadInput for a layout that does not divide the model or
+    the batch.
     """
     dataset = None
     if config.data.dataset is not None:
@@ -321,9 +328,10 @@ def checked_layout(config: RunConfig, ranks: int) -> Layout:
 
 def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, StartingPoint | None]:
     """Return the configuration with the padded vocabulary of the checkpoint that it starts from,
-    and that checkpoint.
+    and that checkpoint; the configuration unchanged and None if it starts from none.
 
-    Raises BadInput if the checkpoint has another tokenizer or shape.
+    Raises BadInput if the checkpoint has another tokenizer, none, or another shape; dropout and
+    `init_std` may differ.
     """
     seam = config.train.continues
     source = seam.run if seam else config.train.init_from
@@ -366,8 +374,9 @@ def settings_of(config: RunConfig) -> JSON:
 
 
 def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
-    """Return the configuration in a training's manifest. Raises BadInput naming `path` if this
-    program lacks one of its keys."""
+    """Return the configuration in a training's manifest, without records and loggers of earlier
+    versions. Raises BadInput naming `path` if this program lacks one of its other keys or refuses a
+    value."""
     values = manifest.get("config", {})
     if (
         manifest.get("schema_version") is None
@@ -383,10 +392,11 @@ def read_config(manifest: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def continue_run(config: RunConfig, run: Path) -> RunConfig:
-    """Return the configuration that continues a run from its newest checkpoint.
+    """Return the configuration that continues a run from its newest checkpoint. Prints a note about
+    settings of `[train]` in the run that this program does not know.
 
-    Raises BadInput for anything but a training run, for fewer iterations, for another precision,
-    and for a model with memory, whose streams of text are cut by the number of iterations.
+    Raises BadInput for anything but a training run, for no more iterations than it has, for another
+    precision, and for a Transformer-XL, whose streams of text are cut by the number of iterations.
     """
     directory = RunDirectory.open(run, "training")
     if config.model.family == "transformer-xl":
@@ -433,9 +443,10 @@ def default_ranks(config: RunConfig) -> int:
 def read_run_config(
     model: str | Path, overrides: Sequence[str] = (), twin: bool = False
 ) -> RunConfig:
-    """Return the configuration of a shipped model or a TOML file.
+    """Return the configuration of a shipped model or a TOML file, or its twin.
 
-    Overrides of `twin.` are factors by which a twin is shrunk; all others apply after that.
+    With `twin`, overrides of `twin.` are factors by which it is shrunk; all others apply after
+    that. Raises BadInput if there is no such model or file, and as `load_config` does.
     """
     path = find_file(model, Shipped.MODEL)
     if not twin:
@@ -478,11 +489,12 @@ def resolve_begun(
     directory: RunDirectory, ranks: int | None = None, changed: Sequence[str] = ()
 ) -> ResolvedRun:
     """Return the run that was begun in a directory, to be resumed there, at the layout that trained
-    last or a changed one.
+    last or a changed one. Its dataset and starting point are found by their digests if they have
+    moved.
 
-    Raises IntegrityFailure or BadInput, with the command that goes on in a new run, if its dataset,
-    its name or the meaning of its settings has changed since it began: this directory would then
-    hold two kinds of iterations.
+    Raises IntegrityFailure or BadInput if its dataset, its name, its manifest or the meaning of its
+    settings has changed since it began, or if `changed` has a setting that changes the result. Most
+    errors name the command that goes on in a new run.
     """
     manifest = directory.manifest
     path = directory.path
