@@ -58,20 +58,20 @@ def override_config(config: ConfigT, overrides: Sequence[str]) -> ConfigT:
 
 def to_toml(config: BaseModel) -> str:
     """Return the text of a TOML file with the values that differ from the defaults. Reading it
-    gives an equal configuration, unless a section has a section or a value is None: both are
-    written as JSON, which is not TOML."""
+    gives an equal configuration. A value None is left out, because TOML has none."""
+    return "\n".join(_sections(config.model_dump(mode="json", exclude_defaults=True), "")) + "\n"
+
+
+def _sections(values: JSON, name: str) -> list[str]:
+    """Return the lines of a section named `name`: its values, then the sections inside it."""
     lines = []
     sections = []
-    for key, value in config.model_dump(mode="json", exclude_defaults=True).items():
+    for key, value in values.items():
         if isinstance(value, dict):
-            sections += [
-                "",
-                f"[{key}]",
-                *(f"{name} = {json.dumps(entry)}" for name, entry in value.items()),
-            ]
-        else:
+            sections += ["", f"[{name}{key}]", *_sections(value, f"{name}{key}.")]
+        elif value is not None:
             lines.append(f"{key} = {json.dumps(value)}")
-    return "\n".join([*lines, *sections]) + "\n"
+    return [*lines, *sections]
 
 
 def flatten(values: JSON, prefix: str = "") -> JSON:

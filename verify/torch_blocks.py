@@ -287,15 +287,13 @@ class Builder:
 
     def stage(self, model: Decoder, number: int, of: int) -> Decoder:
         """Return the model of stage `number` of `of` stages, made of parts of the whole model.
-        Layers that are left over when `of` divides them are in no stage."""
+        Stages may differ by one layer."""
         # Its own modules are replaced by the whole model's, which every rank drew from one seed.
         part = Decoder(False)
-        per = LAYERS // of
         part.embed = model.embed if number == 0 else None
         is_last = number == of - 1
         part.norm = model.norm if is_last else None
         part.head = model.head if is_last else None
-        part.layers = nn.ModuleDict(
-            {str(k): model.layers[str(k)] for k in range(number * per, (number + 1) * per)}
-        )
+        layers = list(model.layers.items())
+        part.layers = nn.ModuleDict(layers[number * LAYERS // of : (number + 1) * LAYERS // of])
         return part

@@ -504,9 +504,8 @@ def load_checkpoint(
     """Fill parameters and optimizer from a checkpoint of any layout. Return the progress, whose
     last ancestor is this checkpoint, and the probe or None.
 
-    Every rank calls it. Raises IntegrityFailure if files or tensors differ from the saved ones: for
-    files on every rank, for statistics on the ranks that have read the tensor. Parameters and
-    optimizer may then be partly overwritten.
+    Every rank calls it. Raises IntegrityFailure, on every rank, if files or tensors differ from the
+    saved ones. Parameters and optimizer may then be partly overwritten.
     """
     mesh = optimizer.mesh
     weights = Loaded()
@@ -538,8 +537,12 @@ def load_checkpoint(
                     moments, [(f"{what}.{p.name}", p, i, part) for p, what, i, part in tensors]
                 ),
             )
-    statistics.check_loaded(path, weights)
-    statistics.check_loaded(path, moments, optimizer.groups[0].owners)
+    # Stages of a pipeline read different tensors, and one stage must not go on alone. A block for
+    # each, because a comparison raises after its own collectives.
+    with mesh.all_or_none():
+        statistics.check_loaded(path, weights)
+    with mesh.all_or_none():
+        statistics.check_loaded(path, moments, optimizer.groups[0].owners)
     own = as_ancestor(path, state.iteration)
     return replace(state, ancestors=(*state.ancestors, own)), read_probe(path)
 

@@ -64,7 +64,8 @@ def _resident_bytes(field: str) -> int:
     `exec`.
     """
     if not STATUS.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     # Read from the process's own file, without a library: this is looked at after every first
     # iteration.
     line = next(

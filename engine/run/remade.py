@@ -276,15 +276,16 @@ def _tensors_of(checkpoint: Path, is_old: bool) -> Comparisons:
 
 def _numbers(bits: Bits, kind: str) -> dict[str, float | int]:
     """Return the norm and extremes of a tensor's finite values, its number of non-finite values and
-    its checksum, as `engine.checkpoint.statistics` computes them before writing. Without a finite
-    value the extremes are infinite here and 0 there."""
+    its checksum, as `engine.checkpoint.statistics` computes them before writing. The extremes are 0
+    if no value is finite."""
     values = (bits.astype("<i4") << 16).view("<f4") if kind == "BF16" else bits.view(FLOATS[kind])
     finite = values[np.isfinite(values)].astype(np.float64)
+    extremes = finite if len(finite) else np.zeros(1)
     odd = np.arange(1, 2 * len(bits), 2, dtype=np.int64)
     return {
         "norm": math.sqrt(float(np.dot(finite, finite))),
-        "min": float(finite.min(initial=math.inf)),
-        "max": float(finite.max(initial=-math.inf)),
+        "min": float(extremes.min()),
+        "max": float(extremes.max()),
         "nonfinite": len(values) - len(finite),
         "checksum": int(np.dot(bits.astype(np.int64), odd)) % 2**64,
     }

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import signal
+import tomllib
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -13,10 +14,12 @@ import pytest
 
 from mlm_repro.engine.config import RecordConfig, RunConfig, TrainConfig
 from mlm_repro.engine.run.files import read_metrics, read_steps
+from mlm_repro.engine.run.resolved import read_run_config
 from mlm_repro.lineage.config import parse_config, to_toml
 from mlm_repro.lineage.errors import Interrupted
 from mlm_repro.lineage.files import Manifest, read_document
 from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.shipped import HOME, Shipped
 from tests.commands import Program, call
 from tests.engine.small_run import (
     LONG,
@@ -155,6 +158,12 @@ def test_a_written_configuration_is_read_as_it_was() -> None:
         written = config.model_dump(mode="json")
         assert RunConfig.model_validate(written) == config
         assert f'precision = "{config.train.precision}"' in to_toml(config) or not values
+
+
+@pytest.mark.parametrize("path", sorted(HOME.glob(Shipped.MODEL)), ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_written_as_toml_that_reads_as_it(path: Path) -> None:
+    config = read_run_config(path)
+    assert parse_config(tomllib.loads(to_toml(config)), RunConfig, path.name) == config
 
 
 def test_a_run_is_resumed_by_its_short_name_at_the_layout_that_trained_last(

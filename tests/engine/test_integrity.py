@@ -18,6 +18,7 @@ from mlm_repro.engine.guard import Guard, Iteration
 from mlm_repro.engine.launch.mesh import build_mesh
 from mlm_repro.engine.launch.threads import run_threads
 from mlm_repro.engine.parallel.layout import Layout
+from mlm_repro.engine.run.files import read_steps
 from mlm_repro.engine.run.resolved import resolve
 from mlm_repro.engine.train import begun_on_ranks
 from mlm_repro.engine.trainer import Trainer
@@ -110,6 +111,24 @@ def test_tensors_that_were_not_saved_are_not_trusted(
     assert any(line.startswith("warning: ") and sentence in line for line in err.splitlines())
     assert "kept as .iter_0000060.damaged, and training goes on from iter_0000040" in err
     assert_same_training(stopped, uninterrupted)
+
+
+@pytest.mark.timeout(300)
+def test_a_tensor_of_one_stage_sends_every_stage_to_the_older_checkpoint(
+    stopped: Path, uninterrupted: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = stopped / "checkpoints" / "iter_0000060"
+    name = "layers.1.mlp.dense_h_to_4h.weight"
+    change_tensors(newest / MODEL, lambda tensors: tensors[name].mul_(2))
+    seal(newest)
+    config = small_config(dataset)
+    config = config.model_copy(update={"parallel": config.parallel.model_copy(update={"pp": 2})})
+    assert run_threads(lambda: train(config, stopped.parent).path, 2) == [stopped] * 2
+    err = capsys.readouterr().err
+    assert f"tensor '{name}' is not what was saved" in err
+    assert "training goes on from iter_0000040" in err
+    ours, theirs = ([step.loss for step in read_steps(run)] for run in (stopped, uninterrupted))
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_without_a_checkpoint_in_order_nothing_is_begun_anew(stopped: Path, dataset: Path) -> None:

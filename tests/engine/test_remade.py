@@ -5,9 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from mlm_repro.engine.checkpoint.statistics import measure, to_json
 from mlm_repro.engine.launch.threads import run_threads
-from mlm_repro.engine.run.remade import checkpoints, metrics
+from mlm_repro.engine.parallel.mesh import LoneAxis
+from mlm_repro.engine.parallel.sharding import Role, ShardedParameter
+from mlm_repro.engine.run.remade import _numbers, checkpoints, metrics
 from mlm_repro.lineage.files import Absent, Remade, unlike
 from tests.engine.small_run import small_config, train
 
@@ -23,6 +28,18 @@ KINDS: dict[str, tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "bert": (1, {}, {}, {"family": "bert"}),
     "transformer-xl": (1, {}, {}, {"family": "transformer-xl"}),
 }
+
+
+@pytest.mark.parametrize("values", [[1.5, -2.0, 3.0], [1.0, float("nan")], [float("inf")] * 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_numbers_of_a_tensor_are_what_statistics_has(
+    values: list[float], dtype: torch.dtype
+) -> None:
+    tensor = torch.tensor(values, dtype=dtype)
+    bits = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.int32).numpy()
+    kind = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    parameter = ShardedParameter("x", nn.Parameter(tensor), LoneAxis(), Role.WEIGHT, None)
+    assert _numbers(bits, kind) == to_json(measure(tensor, parameter))
 
 
 @pytest.mark.parametrize("name", KINDS)
