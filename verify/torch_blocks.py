@@ -294,6 +294,6 @@ class Builder:
         is_last = number == of - 1
         part.norm = model.norm if is_last else None
         part.head = model.head if is_last else None
-        layers = list(model.layers.items())
-        part.layers = nn.ModuleDict(layers[number * LAYERS // of : (number + 1) * LAYERS // of])
+        own = list(model.layers.items())[number * LAYERS // of : (number + 1) * LAYERS // of]
+        part.layers = nn.ModuleDict(dict(own))
         return part
