@@ -254,8 +254,9 @@ class Pipeline:
     def _select(
         self, prepared: Finished, measured: Finished, tokenizer: Finished | None
     ) -> Finished:
-        """Decide about duplicates and test-set text, apply the decisions to each shard, and enter
-        both in the ledger. Raises BadInput if no document is left."""
+        """Decide about duplicates and test-set text, where the recipe has these stages; write an
+        index of each shard's remaining documents, whose text is left in place; and enter the stages
+        in the ledger. Raises BadInput if no document is left."""
         counts = [task_counts["documents"] for task_counts in measured.counts]
         starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).tolist()
         decided: list[Input] = []

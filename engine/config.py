@@ -140,7 +140,8 @@ class TransformerXLConfig(FamilySection):
 
 
 class ModelConfig(Config):
-    """Family and shape of a model; the defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
+    """Family and shape of a model. Numbers of layers and heads and the hidden size must be stated;
+    the other defaults are GPT-2's (2019 paper, Tables 1 and 2)."""
 
     family: Literal["gpt2", "bert", "transformer-xl"] = "gpt2"
     """Architecture of the model (`engine/family.py`)."""

@@ -159,8 +159,9 @@ class Model(import_extra("lm_eval.api.model", "eval").TemplateLM):  # type: igno
         return self._kept("loglikelihood", [asked for asked, *_ in requests], answers)
 
     def _windows(self, text: str | JSON) -> list[Request]:
-        """Return the requests of a text: rolling windows for a string, none for an empty one, or
-        sliding windows for an object that states a stride."""
+        """Return the requests of a text: rolling windows for a string, none for an empty one; for
+        an object of a text and a stride, Megatron-LM's sliding windows, which begin a stride
+        apart."""
         context = self._loaded.model.seq_length
         if isinstance(text, str):
             return Request.rolling(self.tok_encode(text, False), self.prefix_token_id, context)

@@ -68,7 +68,8 @@ class Scores(NamedTuple):
 
     @property
     def starts(self) -> Tokens:
-        """Index of each request's first scored token in the columns."""
+        """Index of each request's first scored token in `log_probabilities` and the other columns
+        of one element per scored token."""
         return np.cumsum(self.num_scored) - self.num_scored
 
     @property

@@ -34,7 +34,8 @@ def number(name: str) -> int | None:
         text.isascii() and text.isdigit() and len(text) < 8 and LEAST[name] <= int(text) <= MOST
     ):
         sentence = (
-            f"the environment variable {name} is {text[:40]!r}, not a number from {LEAST[name]} on"
+            f"the environment variable {name} is {text[:40]!r}, not a whole number from"
+            f" {LEAST[name]} on"
         )
         raise BadInput(sentence, on_every_rank=True)
     return int(text)

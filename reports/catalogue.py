@@ -60,8 +60,8 @@ class ExperimentNumbers:
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return the published table or figure, with simulated, computed and measured numbers over
-    it."""
+    """Return an experiment's exhibit: the published table or figure, with simulated, computed and
+    measured numbers over it, or these alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"

@@ -53,13 +53,14 @@ def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
 
 def sort_runs(paths: Iterable[Path], beside: Iterable[Path] = ()) -> tuple[Path, list[Path]]:
     """Return the reproduction among `paths`, and the runs that stand beside it, including all of
-    `beside`.
+    `beside`. All paths are resolved, and each run is named once.
 
-    A folder of runs gives the newest run of each experiment, and the newest reproduction if none is
-    named. A reproduction gives the runs of experiments inside it.
+    A folder of runs gives its experiments and its comparisons of engines, by the links to the
+    newest of each where there are links, and the newest reproduction if none is named. A
+    reproduction gives the ones inside it likewise.
 
-    Raises BadInput unless there is exactly one reproduction, and for a path that is neither a run
-    nor a folder of runs.
+    Raises BadInput unless there is exactly one reproduction, for a path that is not a directory,
+    and for a run of another kind among `paths`, such as a training.
     """
     given = {path: kind_of(path) for path in paths}
     for path, kind in given.items():

@@ -140,9 +140,9 @@ def _case(
 
 
 def keep(result: Benchmark, name: str, config: RunConfig, runs: Path) -> Path:
-    """Write the result into a sealed run `name`, whose parents are its datasets, and return its
-    path. The identity covers the configuration and the result's title, setting and notes; a
-    complete run stays as it is."""
+    """Write a comparison of two engines into a sealed run `name`, whose parents are its datasets,
+    and return its path. The identity covers the configuration and the result's title, setting and
+    notes; a complete run stays as it is."""
     parents = DatasetFacts.read(config.data.dataset).parents if config.data.dataset else {}
     about = {"title": result.title, "setting": result.setting, "notes": result.notes}
     what = about | config.model_dump(mode="json")

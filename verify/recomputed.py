@@ -169,8 +169,9 @@ def kind_of(place: Path) -> str:
 
 
 def against(run: Path) -> Comparisons:
-    """Yield comparisons of the differences, shares of the tolerance and disagreements in a
-    comparison of two engines with the curves that it states, and of its texts with the manifest."""
+    """Yield comparisons of a file that compares two engines: its title, setting and notes with the
+    manifest's, its keys with the ones of its kind, its differences and shares of the tolerance with
+    those that its curves give, and its number of disagreements with the shares above 1."""
     result = read_engines(run)
     config = read_document(run / MANIFEST, Manifest).config
     due = {name: config[name] for name in ("title", "setting", "notes")} | {"benchmark": "against"}
@@ -195,8 +196,12 @@ def against(run: Path) -> Comparisons:
 
 
 def report(run: Path) -> Comparisons:
-    """Build a run's report anew and compare its files byte for byte; yield a sentence if they
-    differ, and before it the runs that the report was made of. Without a report nothing is done."""
+    """Yield each run that a run's report was made of, to be checked in turn; then build the report
+    anew, and yield a sentence if any file differs in a byte.
+
+    A run that is missing, or is the report's own, gives a sentence and ends the comparison. Without
+    a report nothing is done.
+    """
     if not (run / REPORT).is_dir():
         return
     # Imported when a report is there: it loads what draws the figures.

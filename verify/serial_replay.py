@@ -200,7 +200,8 @@ class SerialReplay(Trainer, Guard):
             self.step.scaler.scale = self.now.loss_scale
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return True if the recorded run made no update in this iteration."""
+        """Return True if the recorded run made no update in the iteration that is replayed, for an
+        overflow or a spike; the replay then makes none either."""
         return self.now.skipped
 
     def tensors(self) -> dict[str, torch.Tensor]:

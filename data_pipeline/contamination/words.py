@@ -40,7 +40,7 @@ class Ngrams:
 
     @cached_property
     def ngrams(self) -> frozenset[str]:
-        """The distinct n-grams."""
+        """Distinct n-grams of the texts, each as its words joined by one space."""
         runs = (runs_of(text.split(" "), self.words) for text in self.texts)
         return frozenset(chain.from_iterable(runs))
 

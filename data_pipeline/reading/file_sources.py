@@ -438,6 +438,6 @@ def _check_column(piece: Piece, schema: Any) -> None:
         )
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         raise BadInput(
-            f"{piece.path} {has}, and sources.text_key must name one of text; its columns:"
-            f" {columns}"
+            f"{piece.path} {has}, and sources.text_key must name one of text or bytes; its"
+            f" columns: {columns}"
         )

@@ -51,10 +51,11 @@ def function_words(words: Iterable[str]) -> int:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Yield the paragraphs whose lines could be prose, each as one line.
+    """Yield the paragraphs that are laid out as prose, whatever their words, each as one line.
 
-    Blank lines and lines below titles divide paragraphs. Lines of prose begin in the same column;
-    the first may be indented further. None begins like an item of a list.
+    Blank lines divide paragraphs, and so do lines of signs such as the one below a title. The lines
+    of prose begin in the same column; the first may be indented further. None begins like an item
+    of a list.
     """
     for paragraph in PARAGRAPHS.split(text):
         lines = [line for line in paragraph.split("\n") if line.strip()]

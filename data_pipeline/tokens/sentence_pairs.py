@@ -186,8 +186,8 @@ class PairSamples:
 def _trim(
     a: Tokens, b: Tokens, target: int, random: np.random.RandomState
 ) -> tuple[Tokens, Tokens]:
-    """Remove tokens from the longer part, at a random end each time, until both parts together have
-    at most `target` tokens."""
+    """Return both parts, cut so that together they have at most `target` tokens: one token after
+    the other leaves the longer part, or `b` if they are equal, at a random end."""
     spans = [[0, len(a)], [0, len(b)]]
     while sum(end - start for start, end in spans) > target:
         longer = spans[0] if spans[0][1] - spans[0][0] > spans[1][1] - spans[1][0] else spans[1]

@@ -282,7 +282,8 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens without padding, end-of-text included: one more than the last id."""
+        """Number of token ids without padding: one more than the largest id of any token, special
+        or not."""
         return max(self._backend.get_vocab().values()) + 1
 
     @cached_property

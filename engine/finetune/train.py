@@ -205,7 +205,8 @@ class FineTuner:
         )
         if not isinstance(loaded.model, BERT):
             raise BadInput(
-                f"{checkpoint} is a {loaded.config.family}; a BERT is fine-tuned on {name}"
+                f"{checkpoint} is a {loaded.config.family}, and only a BERT is fine-tuned for"
+                f" {name}"
             )
         if self.encoder.pad >= loaded.config.vocab_size:
             raise BadInput(

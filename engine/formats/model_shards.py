@@ -312,7 +312,7 @@ def _check(directory: Path, model: nn.Module, tp: int) -> str:
         difference = max(float((output - whole).abs().max()) for output in ranks)
     except (RuntimeError, ValueError) as error:
         raise BadInput(
-            f"a {type(model).__name__} cannot be divided: its parts do not run ({error})"
+            f"a {type(model).__name__} cannot be divided: its parts do not run (error: {error})"
         ) from error
     if not difference <= TOLERANCE * max(1.0, float(whole.abs().max())):
         raise BadInput(

@@ -98,7 +98,7 @@ def join_ranks() -> None:
             " torchrun"
         )
     if not (waits := os.environ.get(JOIN_SECONDS, "300")).isdigit():
-        raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a number of seconds")
+        raise BadInput(f"{JOIN_SECONDS} = {waits!r} is not a whole number of seconds")
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     deadline = time.monotonic() + int(waits)
     try:

@@ -40,14 +40,14 @@ class RanksFailed(RuntimeError):
 
 
 class ThreadRank(NamedTuple):
-    """Identity of a thread that runs a rank: its world and rank."""
+    """Identity of a thread that runs a rank: its world and its rank's number."""
 
     world: "World"
     rank: int
 
 
 def current_rank() -> ThreadRank | None:
-    """Return the rank that this thread runs, or None outside `run_threads`."""
+    """Return world and rank number of this thread, or None outside `run_threads`."""
     return getattr(_local, "rank", None)
 
 
@@ -131,7 +131,7 @@ class World:
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
         """Let other ranks compute until this rank is woken and `is_ready()` is true; return at once
-        if it is true already. Ends this rank, as `check` does, if another has failed meanwhile."""
+        if it is true already. Ends this rank if `check`, called after each waking, raises."""
         while not is_ready():
             self._fall_asleep(rank)
             while rank not in self._awake:
@@ -147,7 +147,8 @@ class World:
             self._wakeups[rank].notify()
 
     def check(self) -> None:
-        """Raise an error that ends the calling rank, if another rank has failed."""
+        """Raise an error that ends the calling rank, if the world has a failure: another rank's, a
+        deadlock, a time-out or an interruption."""
         if self.failure is not None:
             raise _OtherRankFailed
 

@@ -153,8 +153,9 @@ class PartitionedModel:
 def partition(
     model: ModelConfig, parallel: ParallelConfig, mesh: ParallelMesh, dtype: torch.dtype, seed: int
 ) -> PartitionedModel:
-    """Return this rank's stages of the configured model, with initial values drawn from `seed`.
-    Raises BadInput for fewer layers than stages, and for ZeRO stage 3 on threads."""
+    """Return this rank's stages of the configured model, with initial values drawn from `seed`,
+    the same in every layout. Raises BadInput for fewer layers than stages, and for ZeRO stage 3
+    over several data-parallel ranks that are threads."""
     stages = split_layers(model.num_layers, parallel.pp, parallel.chunks)
     model_class = family_of(model).model_class()
     chunks = []

@@ -84,8 +84,8 @@ def is_repeatable(model: ScoringModel, probed: Probed) -> Outcome:
         difference = _difference(probed.alone, probed.scored(model, 1))
         if not difference <= probed.allowed:
             raise BadInput(
-                f"the same tokens have log-probabilities that differ by {difference:.2g} when"
-                " scored twice"
+                "it is not repeatable: the same tokens, scored twice, have"
+                f" log-probabilities that differ by {difference:.2g}"
             )
     return model, "the same tokens scored twice have the same log-probabilities"
 

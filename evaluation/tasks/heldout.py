@@ -91,7 +91,9 @@ def file_perplexity(
     size = window or context
     if name in PROGRAMS:
         if stride or first == "every":
-            raise BadInput(f"{name} has its own stride and first tokens")
+            raise BadInput(
+                f"{name} has its own stride and first tokens: leave out --stride and --first"
+            )
         usual = min(PROGRAMS[name] or context, context)
         return program_perplexity(text, name, documents, tokenizer, window or usual)
     stride = stride or max(1, size // (2 if inside else STRIDES_PER_WINDOW))

@@ -166,8 +166,8 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Measure Table 2 of the 2022 paper and numbers of its text, the FLOPs of recomputation, and
-    the bytes of a checkpoint."""
+    """Measure the bytes of activations that a layer keeps (2022 paper, Table 2 and text), the FLOPs
+    of an iteration and of recomputation, and the bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:

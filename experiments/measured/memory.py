@@ -121,8 +121,9 @@ def layer_bytes(layout: tuple[str, int, bool]) -> tuple[int, int]:
 
 
 def measure_memory() -> list[Line]:
-    """Measure GPipe's N + L/K · N/M, in its part that does not shrink with M and its part that
-    does, and the best number of checkpoints."""
+    """Measure the peak memory of GPipe's pipelines, N + L/K · N/M, and return lines: N in inputs of
+    a layer and L/K in layers, both from a line through several M; the layers that are kept without
+    recomputation; and the best number of checkpoints."""
     announce(
         f"pipelines of {', '.join(map(str, PARTITIONS))} processes, and stages of {STAGE_LAYERS}"
         " layers"
