@@ -207,15 +207,18 @@ def compare(
         raise BadInput(
             f"give two or more files of results that have a protocol in common with {results[0]}"
         )
-    compared = [
-        (result, compare.paired_difference(first[name], result))
-        for name, result in chain.from_iterable(other.items() for other in others)
-        if name in first
-    ]
-    rows = compare.rows(first.values(), compared)
+    compared: list[compare.Compared] = [(result, None) for result in first.values()]
+    for other in others:
+        for name, result in other.items():
+            change = compare.paired_difference(first[name], result) if name in first else None
+            compared.append((result, change))
+    rows = compare.rows(compared)
     tables.print_rows(rows, MARKDOWN)
-    tables.print_remarks([*first.values(), *(result for result, _ in compared)])
-    _write(json, {"differences": [change.model_dump(mode="json") for _, change in compared]})
+    tables.print_remarks([result for result, _ in compared])
+    _write(
+        json,
+        {"differences": [change.model_dump(mode="json") for _, change in compared if change]},
+    )
     _write(csv, compare.as_csv(rows))
 
 

@@ -45,6 +45,11 @@ class Difference(Config):
     accuracy_standard_error: float | None
 
 
+Compared = tuple[Result, Difference | None]
+"""A result and its difference from the first model's; None for the first model, and for a protocol
+that the first model does not have."""
+
+
 def read_results(path: Path) -> dict[str, Result]:
     """Read a file that `--json` wrote. Return its results by protocol: by the requested name if the
     file is of `all`, else by the result's task.
@@ -142,10 +147,9 @@ def _sign_test(better: int, worse: int) -> float:
     return min(1.0, 2 * sum(math.comb(count, k) for k in range(min(better, worse) + 1)) / 2**count)
 
 
-def rows(first: Iterable[Result], compared: Iterable[tuple[Result, Difference]]) -> list[list[str]]:
-    """Return a row of headings, a row for each of the first model's results, and a row for each
-    result of another model with its paired difference from the first. A cell without a number is
-    empty."""
+def rows(compared: Iterable[Compared]) -> list[list[str]]:
+    """Return a row of headings and a row for each result, with its paired difference from the first
+    model if it has one. A cell without a number is empty."""
     table = [
         [
             "model",
@@ -160,7 +164,7 @@ def rows(first: Iterable[Result], compared: Iterable[tuple[Result, Difference]])
             "pairs",
         ]
     ]
-    for result, change in [*((result, None) for result in first), *compared]:
+    for result, change in compared:
         share = result.accuracy if isinstance(result, ClozeResult) else None
         cells = [result.perplexity, result.spread, share, *[None] * 5]
         if change:

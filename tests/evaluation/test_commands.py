@@ -129,6 +129,13 @@ def test_two_checkpoints(
         f"{result['perplexity']:.6g}" for result in results[0].values()
     ]
     assert {(d["log_perplexity"], d["log_perplexity_standard_error"]) for d in same} == {(0, 0)}
+    # A protocol that the first model does not have keeps its row, without a difference.
+    only = tmp_path / "only.json"
+    only.write_text(json.dumps(results[0]["lambada"]))
+    mlm_eval("compare", only, kept[1], "--csv", table, ends=0)
+    with table.open() as file:
+        shown = {(row["task"], bool(row["pairs"])) for row in csv.DictReader(file)}
+    assert shown == {(task, False) for task in results[1]} | {("lambada", True)}
     other = json.loads(kept[1].read_text())["results"]["wikitext103"] | {
         "tokenizer_digest": "other"
     }
