@@ -1,9 +1,10 @@
 """Edits that a forger could make, of every folder, file and key of a folder of runs: each is sealed
 anew, and verified.
 
-`python -m tests.verify.mutator FOLDER --count 2000 --seed 1` prints the edits that nothing names.
-FOLDER has honest runs, such as `python -m tests.verify.every_kind` makes. Edits are drawn from all
-runs in turn. Only the run that was edited is sealed, verified and put back.
+`python -m tests.verify.mutator FOLDER/runs --count 2000 --seed 1` prints the edits that nothing
+names. The directory has honest runs, such as `python -m tests.verify.every_kind FOLDER` makes.
+Edits are drawn from all runs in turn. Only the run that was edited is sealed, verified and put
+back.
 """
 
 import argparse
@@ -438,6 +439,8 @@ def main() -> None:
         for run in sorted(asked.folder.iterdir())
         if is_sealed(run) and not run.is_symlink()
     ]
+    if not names:
+        parser.error(f"there is no sealed run in {asked.folder}")
     made, alive = survivors(asked.folder, names, asked.count, asked.seed)
     for line in sorted(alive):
         print(line)
