@@ -113,8 +113,8 @@ def resume(
 
 
 def _train(run: "ResolvedRun", runs: Path, same_code: bool, threads: bool = False) -> None:
-    """Train a run on its ranks and print its directory. If it is complete already, point its name
-    at it and print that.
+    """Train a run on its ranks and print its directory. If it is complete already, train nothing:
+    make the link with the run's name lead to it, and print its directory.
 
     Raises BadInput if `same_code` is set and other code worked on the run last, and SystemExit as
     `_on_ranks` does.

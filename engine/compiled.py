@@ -104,8 +104,8 @@ def _store(row: Any, i: Any, value: Any) -> Any:
 
 @in_written_order
 def exponential(x: np.float32) -> np.float32:
-    """Return eˣ to 2 units in the last place, for x ≤ 88; 0 below −87, where results are no longer
-    normal."""
+    """Return eˣ of an fp32 number to 2 units in the last place, for x ≤ 88; 0 below −87, where
+    results are no longer normal."""
     clamped = np.float32(-87.0) if x < np.float32(-87.0) else x
     n = np.floor(clamped * np.float32(1.4426950408889634) + np.float32(0.5))
     # ln 2 in two parts (Cody and Waite): the first has 16 bits, so that its product with n is

@@ -37,7 +37,8 @@ Section 3.1)."""
 
 
 class RankMemory(NamedTuple):
-    """Peak memory of one pipeline rank, in bytes."""
+    """Peak memory of one pipeline rank, in bytes: the training state, activations and a
+    checkpoint's copy, beside the rank's number."""
 
     state: int
     """Parameters, gradients and optimizer state."""

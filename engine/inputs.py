@@ -42,7 +42,7 @@ class TrainingInputs:
 
     def of(self, iteration: int) -> list[PipelineInput]:
         """Return this rank's microbatches of `iteration` (from 0), with dropout keys and the memory
-        of their streams.
+        of their streams, which `streams.commit` renews after the iteration.
 
         A collective over the data-parallel ranks if `train.normalise` is "batch". Raises
         IntegrityFailure for a token outside the vocabulary.

@@ -146,8 +146,8 @@ def read_into(directory: Path, index: dict[str, Entry], wanted: Wanted) -> None:
 
 
 def stored_dtype(directory: Path, index: dict[str, Entry]) -> torch.dtype:
-    """Return the number format of the first tensor of the index, as its file states it. All weights
-    have the same format, but this is not checked.
+    """Return the number format of the first tensor of the index, as its file states it, as a torch
+    dtype. All weights have the same format, but this is not checked.
 
     Raises IntegrityFailure if it is not a training format, if the index is empty or if the file
     cannot be read.

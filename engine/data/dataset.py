@@ -47,7 +47,8 @@ class DatasetFacts:
         for directory, vocabulary in zip(directories, vocabularies, strict=True):
             if vocabulary != vocabularies[0]:
                 raise BadInput(
-                    f"datasets {directories[0]} and {directory} have different vocabularies"
+                    f"datasets {directories[0]} and {directory} have different vocabularies,"
+                    " tokenizers or end-of-text tokens"
                 )
         return cls(
             directories,

@@ -128,8 +128,8 @@ def _fill(question: str, option: str) -> str:
 def _rows(
     path: Path, columns: tuple[str, ...], skip_short: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line number and the cells of the named columns for each row below the header of a
-    tab-separated file.
+    """Yield (line number, cells of the named columns in the order given) for each row below the
+    header of a tab-separated file.
 
     Raises DataMissing if there is no such file. Raises BadInput if a column is missing, or if a row
     has not as many cells as the header; `skip_short` skips such a row instead.
@@ -205,15 +205,16 @@ TASKS = {
 
 
 def find_task(name: str) -> FineTuneTask:
-    """Return the task called `name`. Raises BadInput if there is no such task."""
+    """Return the FineTuneTask called `name`, such as `mnli`. Raises BadInput if there is no such
+    task."""
     if name not in TASKS:
         raise BadInput(f"there is no task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def read_sets(name: str, data: Path) -> dict[str, Sequence[TaskExample]]:
-    """Return the examples of a task's published files below `data`: each evaluation set, then
-    `train`.
+    """Return name of a set → examples, from a task's published files below `data`: each evaluation
+    set, then `train`.
 
     Raises DataMissing or BadInput if a file is missing, is not readable or has no example, and
     BadInput for an unknown task.

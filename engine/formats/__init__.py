@@ -92,7 +92,7 @@ def check_tensors(
     if problem := sorted(tensors.keys() ^ expected.keys()):
         which = "unexpected" if problem[0] in tensors else "missing"
         raise IntegrityFailure(
-            f"{where}: tensor {problem[0]!r} is {which} ({len(problem)} such tensors)"
+            f"{where}: tensor {problem[0]!r} is {which} (missing or unexpected: {len(problem)})"
         )
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:

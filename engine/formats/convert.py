@@ -74,8 +74,8 @@ def import_checkpoint(
 def read_published(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Read the weights of a Hugging Face GPT-2 or BERT, a Megatron-LM save directory or a
-    distributed checkpoint.
+    """Return the model in a Hugging Face GPT-2's or BERT's directory, a Megatron-LM save directory
+    or a distributed checkpoint, as an Imported.
 
     `vocab` is a directory with GPT-2's vocabulary, which a Megatron-LM directory usually lacks;
     `heads` is needed for a Megatron-LM file that does not state it. Raises BadInput for any other

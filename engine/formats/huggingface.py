@@ -285,8 +285,9 @@ def our_tensors(
 def read_huggingface(
     directory: Path, vocab: Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Read a Hugging Face GPT-2 or BERT directory. `vocab` replaces a GPT-2's tokenizer; a BERT may
-    have no tokenizer. `heads`, if given, must be the model's number.
+    """Return the model in a Hugging Face directory of a GPT-2 or BERT as an Imported. `vocab` is a
+    directory whose tokenizer replaces a GPT-2's; a BERT may have no tokenizer. `heads`, if given,
+    must be the model's number.
 
     Embedding rows beyond a GPT-2's entries are padding and become zeros; all other values keep
     their bits. A BERT's other files are listed for `FOLDER`. Raises BadInput for another model and

@@ -78,8 +78,8 @@ class RankFile:
 
 
 def read_megatron(directory: Path, vocab: Path | None, heads: int | None = None) -> Imported:
-    """Read the newest checkpoint in Megatron-LM's `--save` directory, or one `torch_dist`
-    directory.
+    """Return the model in the newest checkpoint of Megatron-LM's `--save` directory, or in one
+    `torch_dist` directory, as an Imported.
 
     GPT-2's vocabulary comes from the directory `vocab`, or without it from `directory` itself.
     Sizes come from the tensors and must agree with the file's arguments. A file without arguments
@@ -159,8 +159,8 @@ def _find_files(directory: Path) -> list[list[Path]]:
 
 
 def _read_rank(path: Path) -> RankFile:
-    """Read one rank's file, or a distributed checkpoint by its metadata. Arguments that are not
-    numbers, texts or booleans are left out.
+    """Return the content of one rank's file, or of a distributed checkpoint, whose metadata is
+    given, as a RankFile. Arguments that are not numbers, texts or booleans are left out.
 
     Raises BadInput for interleaved stages or an unknown checkpoint version, IntegrityFailure if the
     file is not a checkpoint.

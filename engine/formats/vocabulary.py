@@ -48,8 +48,8 @@ def write_vocabulary(
 
 
 def _write_pairs(tokenizer: Tokenizer, out: Path, seq_length: int) -> None:
-    """Make the tokenizer in `out` encode a pair of texts as [CLS] first [SEP] second [SEP], and
-    write its tokenizer_config.json."""
+    """Rewrite tokenizer.json in `out` so that it encodes a pair of texts as [CLS] first [SEP]
+    second [SEP], and write a tokenizer_config.json beside it."""
     file = out / FILE_NAME
     backend: Any = Backend.from_file(str(file))
     backend.add_special_tokens(list(SPECIAL_TOKENS))

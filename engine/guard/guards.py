@@ -64,8 +64,8 @@ class RecentIterations:
         them."""
 
     def add(self, loss: float, gradient_norm: float) -> dict[str, float]:
-        """Remember an iteration, and return each of `loss` and `gradient_norm` that is a spike with
-        the limit that it exceeds; an empty dict if neither is.
+        """Remember an iteration, and return its spikes as a dict: `loss` or `gradient_norm` → the
+        limit that the value exceeds. The dict is empty if neither is a spike.
 
         An iteration with a value that is not finite, such as an fp16 overflow, is not remembered.
         """
@@ -343,6 +343,7 @@ def _describe_parting(ranks: Sequence[int], sums: Sequence[int]) -> str:
 
 
 def joined(numbers: Sequence[int]) -> str:
-    """Return numbers as text, separated by commas: the first 8, and how many more there are."""
+    """Return numbers as text, separated by commas: at most the first 8, then how many more there
+    are."""
     shown = ", ".join(str(number) for number in numbers[:SHOWN])
     return shown + (f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else "")

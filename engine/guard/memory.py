@@ -178,7 +178,7 @@ def describe_memory(run: ResolvedRun) -> str:
 
 def remedies(run: ResolvedRun) -> list[tuple[str, int]]:
     """Return the changes of a single setting that the run allows and that need less memory:
-    (options of the command line, the largest rank's bytes), the smallest first.
+    (options of the command line, the largest rank's bytes), the change that needs the least first.
 
     A change of `tp` or `pp` may need more ranks, which its options then name.
     """

@@ -170,7 +170,7 @@ class BERT(StageModel):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return this rank's logits [s, v/t] at every position of one sequence of token ids [1, s]
-        without padding."""
+        without padding. The model must not be divided into pipeline stages."""
         hidden = self.run_stage(tokens, PipelineInput(tokens, tokens, None))
         return self.masked_head(
             hidden, self.embedding.word_embeddings.weight, torch.ones_like(tokens.T).bool()

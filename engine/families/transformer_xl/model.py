@@ -50,7 +50,8 @@ class TiedEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [s, b, h] of token ids [b, s]."""
+        """Return the embeddings [s, b, h] of token ids [b, s]. Collective over the tensor-parallel
+        axis."""
         return self.word_embeddings(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -58,7 +59,8 @@ class TiedEmbedding(nn.Module):
         return linear(enter_tensor_parallel(hidden, self.axis), self.word_embeddings.weight)
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy [n] of each target [n] from states [n, h]."""
+        """Return the cross-entropy [n] of each target [n] from states [n, h]. Collective over the
+        tensor-parallel axis."""
         return vocab_parallel_cross_entropy(
             self.logits(hidden), targets, self.vocab_size, self.axis
         )
