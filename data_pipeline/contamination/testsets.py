@@ -130,8 +130,9 @@ def cache_directory() -> Path:
 
 
 def _find(file: PublishedFile) -> Path:
-    """Return the path of a published file, after a download if need be. Raises DataMissing if the
-    download fails or has another digest; a file that is here already is not checked."""
+    """Return the path of a published file in MLM_DATA_DIR or in the cache; if neither has it, it is
+    downloaded into the cache. Raises DataMissing if the download fails or has another digest; a
+    file that is here already is not checked."""
     if data := os.environ.get("MLM_DATA_DIR"):
         path = Path(data) / file.place
         if path.is_file():

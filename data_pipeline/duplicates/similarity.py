@@ -102,8 +102,8 @@ class ShingledTexts:
     def similarities(
         self, number: int, others: Sequence[int], enough: float
     ) -> NDArray[np.float64]:
-        """Return the Jaccard similarity of a text to each of `others`, up to and with the first
-        that is at least `enough`."""
+        """Return the Jaccard similarity of the text `number` to each of `others`, which are numbers
+        of texts and at least one, up to and with the first that is at least `enough`."""
         ((start, end),) = [*self._find([number])][-1]
         own = self._keys[start:end].copy()
         similar = []

@@ -58,7 +58,8 @@ def _earlier(states: Numbers, at: int) -> tuple[np.uint32, np.uint32, np.uint32]
 def _append(
     states: Numbers, schedule: Numbers, at: int, mixed: np.uint32, constant: np.uint32
 ) -> None:
-    """Append the state of one round of SHA-1: `mixed` is the round's function of b, c and d."""
+    """Write the state that one round of SHA-1 appends into `states`: `mixed` is the value of the
+    round's function of b, c and d, and `constant` its constant."""
     total = (
         _rotate(states[at + 4 * LANES], 5)
         + mixed
@@ -290,7 +291,8 @@ def _lower(minima: Numbers, hashes: Numbers, multipliers: Numbers, offsets: Numb
 
 @compiled
 def _mix(value: np.uint32) -> np.uint32:
-    """Apply MurmurHash3's finalizer to a hash, as datasketch does before it permutes hashes."""
+    """Return a hash after MurmurHash3's finalizer, which datasketch applies before it permutes
+    hashes."""
     value ^= value >> np.uint32(16)
     value = np.uint32(value * np.uint32(0x85EBCA6B))
     value ^= value >> np.uint32(13)

@@ -68,8 +68,8 @@ COMPARED = "compared.npy"
 
 
 class Corpus:
-    """The documents that the token filters kept, by their number in the corpus: only they are
-    counted, through all shards. `starts` has each shard's first number."""
+    """Reads a document that the token filters kept by its number in the corpus, `corpus[number]`:
+    only such documents are counted, through all shards. `starts` has each shard's first number."""
 
     def __init__(self, prepared: Path, measured: Path, starts: NDArray[np.int64]) -> None:
         self._prepared = prepared
@@ -192,7 +192,8 @@ def _digests(measured: Path, counts: Sequence[int], word: int) -> Words:
 
 def lay_side_by_side(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     """Task: write the numbers of the distinct documents, their sketches, and their keys of each
-    band, one file for each kind and band."""
+    band, each to a file of its own: one of numbers, one of sketches, and one of keys for each band.
+    Returns the number of distinct documents."""
     config = DeduplicateConfig(**settings["config"])
     measured = inputs[0]
     copies = np.load(inputs[1] / "00000" / COPIES, mmap_mode="r")["document"]

@@ -169,8 +169,9 @@ def _is_kept(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> bool:
-    """Return True if no filter drops the document, and enter it in the ledger. With a `folder`, a
-    dropped document is written there."""
+    """Apply the filters to a document, and count it in the ledger entry of each, up to the filter
+    that drops it. Return True if none drops it. With a `folder`, a dropped document is written
+    there."""
     for token_filter, entry in zip(filters, entries, strict=True):
         entry.enter(size, tokens)
         if outcome := token_filter.apply(document.text, tokens):

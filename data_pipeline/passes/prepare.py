@@ -102,9 +102,9 @@ def _filter(
     entries: Sequence[StageAttrition],
     folder: Path | None,
 ) -> Document | None:
-    """Return the document after the filters, or None if one drops it, and enter it in the ledger
-    without tokens. With a `folder`, a dropped document is written there. If a filter raises Unfit,
-    nothing is entered."""
+    """Apply the filters in turn to a document, and count it in the ledger entries, without tokens.
+    Return the document that comes out, or None if a filter drops it. With a `folder`, a dropped
+    document is written there. If a filter raises Unfit, nothing is counted."""
     # All filters run before anything is counted, because Unfit must leave the ledger as it was.
     outcomes: list[str | Drop] = [document.text]
     for text_filter, entry in zip(filters, entries[1:], strict=True):
