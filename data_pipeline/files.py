@@ -354,6 +354,7 @@ def trained_datasets(run: Path) -> list[tuple[Path, float]]:
     for dataset in datasets:
         if not dataset.is_here:
             raise DataMissing(
-                f"the dataset {dataset.place} that {run.name} was trained on is not here"
+                f"the dataset {dataset.place} that {run.name} was trained on is not here, or has"
+                " changed since"
             )
     return [(dataset.place, dataset.weight) for dataset in datasets]

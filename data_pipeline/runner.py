@@ -323,7 +323,7 @@ def rehearse(config: DataConfig, sources: OpenedSources) -> Rehearsed:
     """
     local = [source for source in sources.sources if isinstance(source, FileSource)]
     if len(local) < len(sources.sources):
-        raise BadInput("only local files are rehearsed")
+        raise BadInput("a rehearsal reads only local files, and not every source is one")
     values = config.model_dump(mode="json", exclude={"sources"}) | {"workers": 1}
     if "deduplicate" in config.stages:
         values["deduplicate"]["against"] = []

@@ -114,7 +114,8 @@ def fetch_published(out: Path) -> Iterator[Path]:
             write_bytes(path, content)
         if sha256_file(path) != file.sha256:
             raise IntegrityFailure(
-                f"{path} is not the published file: remove it, and its original in MLM_DATA_DIR"
+                f"{path} is not the published file: remove it, and in MLM_DATA_DIR and"
+                " ~/.cache/mlm-repro the file that it was copied from"
             )
         written.append(file)
         yield path

@@ -50,7 +50,8 @@ def as_codes(text: str) -> Codes:
 
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
-    """Return the kinds of characters in a text, as bits. A character may be of several kinds."""
+    """Return the kinds of characters that a text has, as bits of one number. `codes` are the text's
+    code points; `kinds` has the bits of each code point, which may be several."""
     present = 0
     for code in codes:
         present |= int(kinds[min(code, np.uint32(LAST))])

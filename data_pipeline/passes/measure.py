@@ -56,7 +56,8 @@ def measure(settings: Settings, inputs: list[Path], directory: Path) -> Counts:
     Settings: `filters`, pairs of a TokenFilter's name and its section of the recipe; `deduplicate`
     and `decontaminate`, the keys of their sections that change the result, or None; `test_sets`,
     paths; `tokenizer`, a digest or None; `keep_dropped`, True if dropped documents are written too.
-    The inputs are the shard and the tokenizer.
+    The inputs are the shard and the tokenizer. Returns the filters' ledger entries, the numbers of
+    documents, bytes and tokens that are kept, and the seconds of each measurement.
     """
     tokenizer = (
         load_once(inputs[1] / "00000", settings["tokenizer"]) if settings["tokenizer"] else None

@@ -50,8 +50,8 @@ def count_overlap(texts: Iterable[str], test_set: Path, words: int) -> tuple[int
 
 
 def overlap(found: set[str], test_set: Path, words: int) -> JSON:
-    """Return the statistic from the n-grams that `count_overlap` found in all shards: how many
-    n-grams the test set has, how many of them were found, and the percentage.
+    """Return the statistic, as plain values by name, from the n-grams that `count_overlap` found in
+    all shards: how many n-grams the test set has, how many of them were found, and the percentage.
 
     The papers count every occurrence in the test set. The counts of distinct n-grams, and of
     occurrences in each document, in order, stand beside them.

@@ -28,8 +28,9 @@ CACHED = "dataset_info.json"
 
 
 def tell_splits(root: Path | None, names: Sequence[str]) -> list[str]:
-    """Return the split of each file of a folder, by its path below it; "" if nothing tells one.
-    Raises BadInput if the folder has an unreadable list of splits.
+    """Return a list with the split of each file in `names`, which are paths below the folder
+    `root`; "" for a file whose split nothing tells. Raises BadInput if the folder has an unreadable
+    list of splits.
 
     Without a `root`, as for remote files, the names alone tell it.
     """

@@ -75,9 +75,9 @@ class LocalExecutor:
                     losses += 1
                     if losses == ATTEMPTS:
                         raise Interrupted(
-                            f"the worker processes at {given[0][0].output.name} and after it were"
-                            f" killed {ATTEMPTS} times, most often for lack of memory; fewer"
-                            " --workers need less"
+                            f"the worker processes of task {given[0][0].output.name} and the tasks"
+                            f" after it were killed {ATTEMPTS} times, most often for lack of"
+                            " memory; fewer --workers need less"
                         ) from error
                     self._end()
                     given = deque(

@@ -79,7 +79,7 @@ class RayExecutor:
                     raise error.cause from None
                 except ray.exceptions.RayError as error:
                     raise Interrupted(
-                        f"the cluster lost {task.output.name} again and again: {error}"
+                        f"the cluster lost task {task.output.name} again and again: {error}"
                     ) from error
                 if not task.output.is_dir():
                     raise BadInput(
