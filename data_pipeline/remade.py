@@ -227,8 +227,9 @@ def _attrition(run: Path, ledger: Ledger) -> Comparisons:
 
 
 def _asked(config: JSON, section: type[BaseModel], name: str) -> JSON:
-    """Return a section of a recorded configuration, with defaults for the keys that it lacks, such
-    as the newer ones."""
+    """Return the section called `name` of a recorded configuration as plain values, with defaults
+    for the keys that it lacks, such as newer ones; all defaults if there is no such section.
+    Nothing is validated."""
     return {**section().model_dump(), **config.get(name, {})}
 
 

@@ -50,7 +50,8 @@ def as_codes(text: str) -> Codes:
 
 @compiled
 def _kinds_of(codes: Codes, kinds: NDArray[np.uint8]) -> int:
-    """Return the kinds of characters in a text, as bits. A character may be of several kinds."""
+    """Return the kinds of characters that a text has, as bits of one number. `codes` are the text's
+    code points; `kinds` has the bits of each code point, which may be several."""
     present = 0
     for code in codes:
         present |= int(kinds[min(code, np.uint32(LAST))])
@@ -112,8 +113,9 @@ SAMPLES = (
 
 @cache
 def fix_text(normalization: Normalization, *left_out: str) -> Callable[[str], str]:
-    """Return `ftfy.fix_text` with that normalization and without the repairs `left_out`: the fast
-    function if it is exact here, else ftfy's. The fast one raises Unfit as `fast_fix_text` says."""
+    """Return a function that repairs a text as `ftfy.fix_text` does, with that normalization and
+    without the repairs `left_out`: the fast function if it is exact here, else ftfy's. The fast one
+    raises Unfit as `fast_fix_text` says."""
     switches: dict[str, Any] = {"normalization": normalization} | dict.fromkeys(left_out, False)
     reference: Callable[[str], str] = partial(ftfy.fix_text, **switches)
     return checked("cleaning", lambda: fast_fix_text(normalization, *left_out), reference, SAMPLES)
@@ -157,8 +159,8 @@ def fast_fix_text(normalization: Normalization, *left_out: str) -> Callable[[str
     find_entity = chardata.HTML_ENTITY_RE.search
 
     def needs(text: str, entities: bool) -> int | None:
-        """Return the kinds of characters in the text, or None if it may need more repairs than
-        `settle` makes."""
+        """Return the kinds of characters in the text, as bits, or None if it may need more repairs
+        than `settle` makes. Entities count only if `entities` is True."""
         kinds_here = _kinds_of(as_codes(text), kinds)
         if entities and kinds_here & AMPERSAND and find_entity(text):
             return None
@@ -261,8 +263,9 @@ def _segments(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _blocks(text: str, tagged: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of blocks of whole segments: about BLOCK characters, or one longer
-    segment. One block starts at `tagged`."""
+    """Yield start and end of the blocks of a text: whole segments of about BLOCK characters, or one
+    longer segment. A block starts at `tagged`, where the segment with the first tag starts; if it
+    is the text's length there is none."""
     start = 0
     while start < len(text):
         stop = tagged if start < tagged else len(text)

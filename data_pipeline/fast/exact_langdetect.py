@@ -167,7 +167,8 @@ def _draws() -> Bytes4:
 
 @compiled
 def _lookup(gram: tuple[int, int, int], keys: Places, rows: Rows) -> int:
-    """Return the row of an n-gram, or -1 if no profile has it."""
+    """Return the row of probabilities of an n-gram, given as three classes, or -1 if no profile has
+    it. `keys` and `rows` are the hash table of `_gram_tables`."""
     key = (gram[0] << 32) | (gram[1] << 16) | gram[2]
     slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - SLOTS_LOG2))
     while keys[slot] >= 0:
