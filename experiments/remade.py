@@ -172,7 +172,7 @@ def _counted_again(
                 result, counts(result, places[0], context, limit), where, "its text gives"
             )
         except DataMissing as missing:
-            yield Absent(f"{missing} of {where}")
+            yield Absent(f"{where}: {missing}")
     else:
         yield Absent(f"the text and the tokenizer of {where}, which alone give {OF_TEXT}")
     if not isinstance(result, ClozeResult) or result.examples:
