@@ -38,8 +38,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def csv_cell(text: str) -> str:
-    """Return the text of a CSV cell, with an apostrophe before anything that a spreadsheet would
-    take for a formula."""
+    """Return the text of a CSV cell: an apostrophe stands before anything other than a number that
+    a spreadsheet would take for a formula."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
