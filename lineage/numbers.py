@@ -6,8 +6,9 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """Return a number as readable text: an int in full, a float with three or four significant
-    digits, or from 0.001 to 1 with two decimals alone, an em dash for None."""
+    """Return a number as readable text: an int in full; a float with three or four significant
+    digits, but from 0.001 to 1 with two decimals alone, so that 0.004 becomes 0.00; an em dash for
+    None."""
     if value is None:
         return MISSING
     if isinstance(value, int):

@@ -175,8 +175,8 @@ def build(values: Mapping[str, Any], spec: Callable[[Any], Any] | None = None) -
     """Build and return this rank's GPTModel by the settings that `values_of` gives, with the layers
     that `spec` returns for its configuration, or else by the configuration alone.
 
-    Changes this process as `make_it_run_on_cpus` does, makes the process groups of the layout, and
-    starts one of one rank if there is none. Every rank calls it.
+    Changes this process as `make_it_run_on_cpus` does, and makes the process groups of the layout;
+    where torch has no process group yet, first one of this rank alone. Every rank calls it.
     """
     make_it_run_on_cpus()
     if not torch.distributed.is_initialized():
@@ -348,8 +348,8 @@ def backward(
 
 
 def config_class(fields: Mapping[str, Any]) -> Any:
-    """Return Megatron-Core's class of configuration that has these fields: the one for multi-latent
-    attention, or the common one."""
+    """Return Megatron-Core's class of configuration that has these fields by name: the one for
+    multi-latent attention if they ask for that, or the common one."""
     name = "MLATransformerConfig" if fields.get("multi_latent_attention") else "TransformerConfig"
     return getattr(core("transformer.transformer_config"), name)
 
@@ -475,8 +475,8 @@ class MegatronCore(Engine):
             )
         if layout.mb and not work.fields.get("calculate_per_token_loss"):
             raise BadInput(
-                "a mean over microbatches depends on their size: --with"
-                " calculate_per_token_loss=True"
+                "the loss, a mean over microbatches, would depend on mb: --with"
+                " calculate_per_token_loss=True makes it a mean over tokens"
             )
         self.work = work
         self.layout = layout

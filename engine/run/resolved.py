@@ -369,8 +369,8 @@ def _start_from(config: RunConfig, tokenizer: Path) -> tuple[RunConfig, Starting
 
 
 def settings_of(config: RunConfig) -> JSON:
-    """Return the settings that differ from their defaults and affect the result, as plain JSON in
-    sections. The sections in `PLACES` are left out."""
+    """Return the run's name and, by section, the settings that differ from their defaults and
+    affect the result, as plain JSON. The sections in `PLACES` are left out."""
     return config.model_dump(mode="json", exclude_defaults=True, exclude=set(PLACES))
 
 
