@@ -374,8 +374,8 @@ def examine(serial: Serial, layouts: Sequence[ParityLayout]) -> Iterator[Examine
 
 
 def _findings(outcome: Outcome, serial: Serial) -> list[LayoutFinding]:
-    """Return the first finding of each probe and parameter; of tensors that differ, only the first
-    iteration with any counts."""
+    """Return the first finding of each probe and parameter. Of the tensors that differ from the
+    serial run, those of the first such iteration alone are taken."""
     layout = outcome.layout
     ranks = outcome.ranks
     beyond = outcome.beyond

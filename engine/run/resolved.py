@@ -431,8 +431,9 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
 
 
 def default_ranks(config: RunConfig) -> int:
-    """Return the number of ranks: one per GPU, or per processor core without GPUs, as many as
-    divide the batch; at least tp × pp."""
+    """Return the default number of ranks: tp × pp times the largest degree of data parallelism that
+    divides the batch's microbatches and needs no more ranks than there are GPUs, or processor cores
+    without GPUs. It is tp × pp at least."""
     model_ranks = config.parallel.tp * config.parallel.pp
     available = max((len(list_gpus()) or available_cores()) // model_ranks, 1)
     microbatches = config.train.batch_in_microbatches

@@ -177,8 +177,8 @@ def _part(base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.conste
 def _tile(
     base, first, stride, s, r: tl.constexpr, d: tl.constexpr, w: tl.constexpr, v: tl.constexpr
 ):
-    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Missing rows are
-    zero. If v is 0, the second part is the first once more."""
+    """Load rows of one head, starting at `first`, in two parts, [r, w] and [r, v]. Rows and columns
+    that the head lacks are zero. If v is 0, the second part is the first once more."""
     at, inside = _part(base, first, stride, s, r, d, w)
     tile = tl.load(at, inside, 0.0)
     rest = tile
