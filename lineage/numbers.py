@@ -6,8 +6,9 @@ MISSING = "—"
 
 
 def show(value: float | int | None) -> str:
-    """Return a number as readable text: an int in full, a float with three or four significant
-    digits, or from 0.001 to 1 with two decimals alone, an em dash for None."""
+    """Return a number as readable text: an int in full; a float with three or four significant
+    digits, but from 0.001 to 1 with two decimals alone, so that 0.004 becomes 0.00; an em dash for
+    None."""
     if value is None:
         return MISSING
     if isinstance(value, int):
@@ -38,8 +39,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def csv_cell(text: str) -> str:
-    """Return the text of a CSV cell, with an apostrophe before anything that a spreadsheet would
-    take for a formula."""
+    """Return the text of a CSV cell: an apostrophe stands before anything other than a number that
+    a spreadsheet would take for a formula."""
     if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return text
     try:
