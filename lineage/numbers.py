@@ -7,14 +7,13 @@ MISSING = "—"
 
 def show(value: float | int | None) -> str:
     """Return a number as readable text: an int in full; a float with three or four significant
-    digits, but from 0.001 to 1 with two decimals alone, so that 0.004 becomes 0.00; an em dash for
-    None."""
+    digits, but from 0.1 to 1 with two decimals; an em dash for None."""
     if value is None:
         return MISSING
     if isinstance(value, int):
         return f"{value:,}"
     size = abs(value)
-    if size >= 1e7 or 0 < size < 1e-3:
+    if size >= 1e7 or 0 < size < 0.1:
         return f"{value:.3g}"
     if size >= 1e4:
         return f"{float(f'{value:.4g}'):,.0f}"
