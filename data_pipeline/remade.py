@@ -75,7 +75,7 @@ def card(run: Path) -> Comparisons:
     asked = _asked(config, TokenizerConfig, "tokenizer")
     kind = "path" if asked["path"] else asked["kind"]
     seed = config.get("seed", DataConfig.model_fields["seed"].default)
-    due = {
+    facts = {
         "seed": 0 if "prefix" in config else seed,  # tokens of another's file are not shuffled
         "tokenizer": {"kind": kind, "digest": tokenizer.digest},
         "vocab_size": tokenizer.vocab_size,
@@ -84,7 +84,7 @@ def card(run: Path) -> Comparisons:
         ),
         "end_of_text": tokenizer.end_of_text,
     }
-    yield as_said(card, due, DATASET, f"{MANIFEST} and tokenizer give")
+    yield as_said(card, facts, DATASET, f"{MANIFEST} and tokenizer give")
     if "sources" in config:  # of a recipe
         made_with = {name: config[name] for name in card.stages if name in config}
         yield Remade(f"{DATASET}: settings", card.settings, made_with, f"{MANIFEST} has")
