@@ -24,6 +24,7 @@ from mlm_repro.lineage.errors import (
     UserError,
     afterwards,
     cause,
+    refuse_non_text,
 )
 from mlm_repro.lineage.extras import check_torch
 from mlm_repro.lineage.lock import release_claims
@@ -115,7 +116,7 @@ def run_command(app: Callable[..., Any], default: str | None = None) -> NoReturn
                     signal.signal(number, partial(_stop, os.getpid()))
             sys.unraisablehook = _stop_again
             hear_stops()
-            _refuse_non_text(arguments)
+            refuse_non_text([*arguments, os.getcwd()])
             check_numbers()
             # Outside standalone mode typer raises its usage errors, so that they become JSON too.
             result = app(args=arguments, standalone_mode=JSON_ERRORS not in sys.argv)
@@ -216,14 +217,6 @@ def _take_streams() -> None:
                     line_buffering=name == "stderr" or stream.isatty(),
                 ),
             )
-
-
-def _refuse_non_text(arguments: list[str]) -> None:
-    for text in (*arguments, os.getcwd()):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise BadInput(f"{text} is not UTF-8 text: rename what it names") from error
 
 
 def _escaped(text: str) -> str:
