@@ -40,7 +40,7 @@ from mlm_repro.data_pipeline.reading.splits import SHARD, TRAIN, choose_splits, 
 from mlm_repro.data_pipeline.work.workspace import Workspace
 from mlm_repro.lineage.digest import is_sealed, sealed_files, sha256_json
 from mlm_repro.lineage.environment import available_cores
-from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause
+from mlm_repro.lineage.errors import BadInput, IntegrityFailure, cause, refuse_non_text
 from mlm_repro.lineage.progress import Progress
 from mlm_repro.lineage.remembered import stamp_of
 
@@ -153,7 +153,9 @@ class FileSource:
     def _of_splits(self, root: Path | Remote | None, files: Files) -> Files:
         """Return those of `files` that belong to the splits to read, split by split. Files of other
         splits are left out, which is printed and stands in `describe`. `root` is the place that the
-        files' names start from, or None if it is not one folder."""
+        files' names start from, or None if it is not one folder. Raises BadInput for a
+        name that is not UTF-8 text."""
+        refuse_non_text(name for name, _ in files)
         if self.kind == "text":
             return files
         told = tell_splits(root if isinstance(root, Path) else None, [name for name, _ in files])
