@@ -62,18 +62,15 @@ def keep(training: Path, study: Path) -> None:
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
-def read_kept(study: Path) -> list[Trained]:
-    """Read the trainings that a study keeps. Raises IntegrityFailure if one is damaged or
-    contradicts its seal."""
-    return [_read(run) for run in read_runs(study).values()]
-
-
 class Kept:
     """The trainings that a folder keeps, by the name of their configuration."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its
+        seal."""
         self.folder = folder
-        self.trained = {each.config.name: each for each in read_kept(folder)}
+        trained = map(_read, read_runs(folder).values())
+        self.trained = {each.config.name: each for each in trained}
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
@@ -94,12 +91,10 @@ class Kept:
                 )
             # A requested configuration has no dataset, so it lacks the vocabulary that the training
             # took from its own.
-            vocabulary = {
-                name: getattr(training.config.model, name)
-                for name in ("vocab_size", "padded_vocab_size")
-            }
-            asked = config.model.model_copy(update=vocabulary), config.train
-            if (training.config.model, training.config.train) != asked:
+            model = training.config.model
+            vocabulary = model.model_dump(include={"vocab_size", "padded_vocab_size"})
+            asked = config.model.model_copy(update=vocabulary)
+            if (model, training.config.train) != (asked, config.train):
                 raise IntegrityFailure(f"{training.name} was not trained as {FORECAST} says")
             if training.dataset != dataset:
                 raise IntegrityFailure(

@@ -35,11 +35,12 @@ def published_rows(experiment: Experiment, part: Part) -> list[Row]:
     catalogue's order counts. A column of the workload's own file wins over a claim of the same
     name.
     """
-    values: dict[tuple[str, float | None], Row] = {}
-    for claim in experiment.claims:
-        values.setdefault((claim.series, claim.x), {}).setdefault(claim.quantity, str(claim.value))
-    rows = workload_rows(part.workloads)
-    return [values.get((row["series"], position(part, row)["x"]), {}) | row for row in rows]
+    rows = []
+    for row in workload_rows(part.workloads):
+        x = position(part, row)["x"]
+        at = [claim for claim in experiment.claims if (claim.series, claim.x) == (row["series"], x)]
+        rows.append({claim.quantity: str(claim.value) for claim in reversed(at)} | row)
+    return rows
 
 
 def published_value(row: Row, quantity: str) -> Range:

@@ -6,9 +6,9 @@ import shlex
 import shutil
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
@@ -36,12 +36,12 @@ from mlm_repro.experiments.files import (
     SCORES,
     KeptRun,
     ReproductionScores,
-    TextScore,
     join_evaluations,
     read_evaluations,
     read_runs,
     write_runs,
 )
+from mlm_repro.experiments.forecast.trainings import origin_of
 from mlm_repro.experiments.launch.job import write_launch_files
 from mlm_repro.experiments.published import published_records
 from mlm_repro.experiments.reproduce import steps
@@ -62,11 +62,17 @@ from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import read_digest
 from mlm_repro.lineage.errors import DataMissing
 from mlm_repro.lineage.extras import check_torch
-from mlm_repro.lineage.files import Environment, parse_document, read_document, write_document
+from mlm_repro.lineage.files import (
+    Environment,
+    Manifest,
+    parse_document,
+    read_document,
+    write_document,
+)
 from mlm_repro.lineage.lock import locked
 from mlm_repro.lineage.progress import format_duration
 from mlm_repro.lineage.records import RECORDS, Record, read_records, write_records
-from mlm_repro.lineage.run import RunDirectory
+from mlm_repro.lineage.run import MANIFEST, RunDirectory
 
 OTHER_STEPS = 3
 """Steps beside the trainings: the text, the scores and the page."""
@@ -90,7 +96,7 @@ def reproduce(plan: Plan, runs: Path) -> Path:
     start = time.monotonic()
     count = len(plan.configs) + OTHER_STEPS
     steps.say_step(1, count, "making the text")
-    steps.run_step(*steps.data_step(plan, runs))
+    steps.run_step("mlm-data", "run", steps.shown(plan.recipe), "--runs", str(runs))
     dataset = RunDirectory.open_named(runs, load_config(plan.recipe, DataConfig).name)
     card = read_document(dataset.path / DATASET, DataCard)
     counts = ", ".join(f"{split.tokens:,} tokens in {name}" for name, split in card.splits.items())
@@ -145,12 +151,13 @@ def reproduce(plan: Plan, runs: Path) -> Path:
             write_document(run.path / SCORES, derived_scores(run, summary))
             write_records(run.path / RECORDS, derived_records(run, summary))
             if _are_here(partial(find_test_set, "wikitext103"), find_gpt2_vocabulary):
-                steps.run_step(*steps.words_step(run.path))
+                words = ["mlm-experiment", "run", "2019/words", "--runs", steps.shown(run.path)]
+                steps.run_step(*words)
             run.complete()
         page = run.path / "report" / "index.html"
         steps.say_step(count, count, "making the page")
         if not page.is_file():
-            steps.run_step(*steps.report_step(run.path, runs))
+            steps.run_step("mlm-report", "build", steps.shown(run.path), str(runs))
     _print_results(run.path)
     print(f"report: {page}")
     print(f"done in {format_duration(time.monotonic() - start)}")
@@ -232,15 +239,11 @@ def results_of(
 def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
     """Yield, for each model and quantity with results of several seeds, a record of their mean,
     without a seed; minimum and maximum stand in its note."""
-    of_seeds: dict[tuple[str, str], list[Record]] = {}
+    of_seeds = defaultdict(list)
     for record in records:
         if record.seed is not None and record.quantity.endswith((*UNITS_OF_TWINS, END)):
-            of_seeds.setdefault((record.series, record.quantity), []).append(record)
-    manifest = run.manifest
-    source = {
-        "source": f"{manifest['name']}-{manifest['identity'][:8]}",
-        "digest": manifest["config_digest"],
-    }
+            of_seeds[record.series, record.quantity].append(record)
+    source = origin_of(read_document(run.path / MANIFEST, Manifest))
     for same in of_seeds.values():
         if len(same) > 1:
             values = [record.value for record in same]
@@ -254,12 +257,12 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
     """Derive the paired differences between models that are neighbours in size, from the
     WikiText-103 evaluations that a reproduction keeps. A text of one article gives no
     differences."""
-    by_size: dict[str, list[TextScore]] = {}
+    by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
         result = results[steps.evaluation_name(model.name, steps.TASKS[0])]
         assert isinstance(result, PerplexityResult)
-        by_size.setdefault(model.series, []).append(text_score(result))
+        by_size[model.series].append(text_score(result))
     scores = [*by_size.values()]
     articles = len(scores[0][0].nll)
     larger = range(1, len(scores)) if articles > 1 else ()
@@ -276,19 +279,18 @@ def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> Reproduct
 def _evaluation_records(
     model: ReproducedModel, result: PerplexityResult | ClozeResult
 ) -> Iterator[Record]:
-    numbers: dict[str, tuple[float | None, str]]
-    if isinstance(result, ClozeResult):
-        numbers = {
-            "accuracy": (result.accuracy * 100, "%"),
-            "log_likelihood": (-math.log(result.perplexity), "nats"),
-        }
-        scored = f"{result.num_examples:,} examples"
-    else:
+    if isinstance(result, PerplexityResult):
         numbers = {
             "perplexity": (result.perplexity, ""),
             "bits_per_byte": (result.bits_per_byte, ""),
         }
         scored = f"{result.num_scored_tokens:,} tokens"
+    else:
+        numbers = {
+            "accuracy": (result.accuracy * 100, "%"),
+            "log_likelihood": (-math.log(result.perplexity), "nats"),
+        }
+        scored = f"{result.num_examples:,} examples"
     text = result.task.removesuffix("-perplexity").replace("-", "_")
     for name, (value, unit) in numbers.items():
         assert value is not None  # a held-out text has words
@@ -338,24 +340,27 @@ def _curve_records(
     for validation in validations_in(training.metrics):
         if validation.iteration:
             experiment, quantity = targets[validation.kind]
-            value = validation.perplexity
-            x = validation.iteration
             records.append(
-                Record(experiment=experiment, quantity=quantity, value=value, x=x, **origin)
+                Record(
+                    experiment=experiment,
+                    quantity=quantity,
+                    value=validation.perplexity,
+                    x=validation.iteration,
+                    **origin,
+                )
             )
     return records
 
 
 def _summary(plan: Plan, trained: list[RunDirectory], run: RunDirectory) -> ReproductionSummary:
     started = Environment.model_validate(run.manifest["environment"])
-    pairs = zip(plan.published, trained, strict=True)
     return ReproductionSummary(
         target=plan.target,
         mode="scaled" if plan.size else "full",
         reason=plan.reason,
         source=read_document(run.path / DATASET, DataCard).source,
         twin_rule=twin_rule(plan.configs[0]),
-        models=list(starmap(reproduced_model, pairs)),
+        models=list(map(reproduced_model, plan.published, trained)),
         hardware=hardware_of(started),
         commit=str(started.source.get("commit") or ""),
         commands=dict.fromkeys(
