@@ -125,7 +125,8 @@ def gpu(
     from benchmarks.gpu import chosen_items, measure
 
     if dry_run:
-        chosen, until = chosen_items(items), 0.0
+        chosen = chosen_items(items)
+        until = 0.0
         for name, seconds in chosen.items():
             until += seconds
             print(f"{name}: {seconds:g} s, {until:g} s in all")

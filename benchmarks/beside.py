@@ -82,14 +82,16 @@ def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, floa
     """
     keep_large_buffers()
     torch.set_num_threads(1)
-    ends, saving = list[tuple[float, float, float, float]](), [0.0]
+    ends = list[tuple[float, float, float, float]]()
+    saving = [0.0]
 
     def noted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(trainer: Trainer, *arguments: Any) -> Any:
             begun = time.thread_time()
             done = method(trainer, *arguments)
             if arguments:
-                now, waited = time.monotonic(), _waited_for_a_core()
+                now = time.monotonic()
+                waited = _waited_for_a_core()
                 ends.append((time.thread_time(), now, now - waited, saving[0]))
             else:
                 saving[0] += time.thread_time() - begun

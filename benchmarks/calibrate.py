@@ -262,7 +262,8 @@ def held_out(
             machine = refit([*compress(rows, ~left)])
             ideal = time_ratios(machine, rows, ideal_seconds)
             known = np.median(ideal[~left & ~ratio]) if (~left & ~ratio).any() else 1.0
-            held["fold"][left], held["ratio"][left] = number, time_ratios(machine, rows)[left]
+            held["fold"][left] = number
+            held["ratio"][left] = time_ratios(machine, rows)[left]
             held["constant"][left] = (ideal / np.where(ratio, 1.0, known))[left]
             progress.advance()
     return held[[key is not None for key in keys]]
@@ -294,7 +295,8 @@ def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
         low, high = np.log(_ends(ratios[~left] if (~left).any() else ratios))
         logs = np.log(ratios[left])
         missed = np.maximum(low - logs, 0) + np.maximum(logs - high, 0)
-        inside[left], scores[left] = missed == 0, high - low + MISSED * missed
+        inside[left] = missed == 0
+        scores[left] = high - low + MISSED * missed
     return float(inside.mean()), float(scores.mean())
 
 
@@ -304,7 +306,8 @@ def _ends(ratios: Floats) -> tuple[float, float]:
             float(np.quantile(ratios, 0.05, method="lower")),
             float(np.quantile(ratios, 0.95, method="higher")),
         )
-    logs, count = np.log(ratios), len(ratios)
+    logs = np.log(ratios)
+    count = len(ratios)
     half = (
         stdtrit(max(count - 1, 1), 0.95)
         * logs.std(ddof=1 if count > 1 else 0)
@@ -313,7 +316,9 @@ def _ends(ratios: Floats) -> tuple[float, float]:
     return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
 
 
-A100, H100, V100 = "dgx-a100-80g", "h100", "dgx-2h-v100"
+A100 = "dgx-a100-80g"
+H100 = "h100"
+V100 = "dgx-2h-v100"
 CORE = "megatron-core"
 """Software of the H100 rows."""
 STATED = (
@@ -362,7 +367,8 @@ def calibrate(out: Path) -> Benchmark:
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
     machine = a100.refit(a100.rows)
-    fits, cases = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine)), []
+    fits = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine))
+    cases = []
     every = [
         {
             way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
@@ -543,7 +549,8 @@ def widest(
         for fold in np.unique(held["fold"])
     ]
     ratios.append(v100["ratio"])
-    ends, inside = np.array([_ends(each) for each in ratios]), []
+    ends = np.array([_ends(each) for each in ratios])
+    inside = []
     for index, each in enumerate(ratios):
         low, high = _union(np.delete(ends, index, axis=0))
         inside.append(((low <= each) & (each <= high)).mean())

@@ -129,7 +129,8 @@ class OurLayout:
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a step of a model that was built already; the batch may have another size."""
-        train, mesh = size.train, training.mesh
+        train = size.train
+        mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
@@ -153,8 +154,10 @@ class OurLayout:
 class _Block(nn.Module):
     def __init__(self, h: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, nn.Dropout(0.0)
-        self.ln_1, self.ln_2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.heads = heads
+        self.dropout = nn.Dropout(0.0)
+        self.ln_1 = nn.LayerNorm(h)
+        self.ln_2 = nn.LayerNorm(h)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(h, 3 * h), "c_proj": nn.Linear(h, h)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(h, 4 * h), "c_proj": nn.Linear(4 * h, h)})
 
@@ -175,7 +178,8 @@ class NanoGPTModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         h = config.hidden_size
-        self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
+        self.wte = nn.Embedding(config.vocab_size, h)
+        self.wpe = nn.Embedding(config.seq_length, h)
         self.dropout = nn.Dropout(0.0)
         self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(h)
@@ -204,7 +208,8 @@ class Peer:
         """Return a step of the model."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
-        train, device = size.train, local_device()
+        train = size.train
+        device = local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
         weights = named_as_theirs(dict(network.named_parameters()), network.config)
@@ -253,7 +258,8 @@ def time_contender(
         if training and isinstance(contender, OurLayout)
         else contender.build(size)
     )
-    seconds, losses = [], []
+    seconds = []
+    losses = []
     for iteration in range(size.train.iterations):
         start = clock()
         losses.append(step(iteration, dropout))

@@ -46,9 +46,12 @@ from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.progress import Progress, announce
 
-OURS, PLAIN, FASTER = "ours", "plain", "times faster"
+OURS = "ours"
+PLAIN = "plain"
+FASTER = "times faster"
 SECONDS = "processor s"
-BATCH, BLOCKS = 1000, 12
+BATCH = 1000
+BLOCKS = 12
 FEW, FEW_SECONDS = 20, 2.5
 """Documents of a small run, and the seconds that it may take."""
 NOTES = [
@@ -121,7 +124,8 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     clock = [[seconds for _, seconds, _ in many] for many in runs]
     small, single, double = ([each[index] for each in clock] for index in range(3))
     differing = ((expected - left) + (left - expected)).total()
-    ours, plain = [many[1][0] for many in runs], sum(one_sample(case, PLAIN) for case in stages)
+    ours = [many[1][0] for many in runs]
+    plain = sum(one_sample(case, PLAIN) for case in stages)
     pipeline = Case(
         name="whole beside the plain stages together",
         series=[
@@ -280,10 +284,8 @@ def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
-        section, name = (
-            'kind = "train"\nvocab_size = 257',
-            "the bytes alone, as GPT-2's vocabulary is not here",
-        )
+        section = 'kind = "train"\nvocab_size = 257'
+        name = "the bytes alone, as GPT-2's vocabulary is not here"
         return Tokenizer.train(["any"], 257), section, name
 
 
@@ -303,7 +305,8 @@ def run_pipeline(
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
-    program, start = Path(sys.executable).with_name("mlm-data"), time.monotonic()
+    program = Path(sys.executable).with_name("mlm-data")
+    start = time.monotonic()
     seconds = child_seconds(program, "run", recipe, "--runs", work / "runs")
     return seconds, time.monotonic() - start, work / "runs" / "bench"
 
@@ -325,10 +328,8 @@ def cleaning() -> StageRivals:
 def encoding(directory: Path) -> StageRivals:
     """Return the stage that encodes texts: Hugging Face tokenizers on the directory's
     `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
-    tokenizer, backend = (
-        Tokenizer.load(directory),
-        Backend.from_file(str(directory / "tokenizer.json")),
-    )
+    tokenizer = Tokenizer.load(directory)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
 
     def plain(texts: Sequence[str]) -> list[list[int]]:
         return [
@@ -344,11 +345,13 @@ def encoding(directory: Path) -> StageRivals:
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
     """Return a function that searches as `Ngrams.search` does, with sets of strings."""
-    longest, shortest = ngrams.lengths[0], ngrams.lengths[-1]
+    longest = ngrams.lengths[0]
+    shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
 
     def search(text: str) -> list[tuple[int, str]]:
-        spans, matches = list(WORD.finditer(text)), []
+        spans = list(WORD.finditer(text))
+        matches = []
         words = [span.group().lower() for span in spans]
         for start in range(len(words) - shortest + 1):
             if " ".join(words[start : start + shortest]) in prefixes:
@@ -383,10 +386,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         survivors = [-1] * len(texts)
         for document, text in enumerate(texts):
             values = reference_signature(text, config.num_permutations, config.shingle_characters)
-            minhash, mine = (
-                as_sketch(values, config.num_permutations),
-                shingles(text, config.shingle_characters),
-            )
+            minhash = as_sketch(values, config.num_permutations)
+            mine = shingles(text, config.shingle_characters)
             for earlier in sorted(index.query(minhash)):
                 theirs = shingles(texts[earlier], config.shingle_characters)
                 if len(mine & theirs) / len(mine | theirs) >= config.threshold:
@@ -400,7 +401,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         keys, sketches = map(
             np.ascontiguousarray, np.hsplit(fingerprints(texts, config), [config.banding[0]])
         )
-        forest, partly = np.arange(len(texts)), np.zeros(len(texts), np.bool_)
+        forest = np.arange(len(texts))
+        partly = np.zeros(len(texts), np.bool_)
         for band in keys.T:
             link(
                 forest,

@@ -35,11 +35,17 @@ from mlm_repro.lineage.progress import announce
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""
-CONTEXT, HALF, STRIDE = 1024, 512, 32
+CONTEXT = 1024
+HALF = 512
+STRIDE = 32
 VOCABULARY = 49152
 """Tokens that every model here has."""
-SMALL, GPT2_124M, LLAMA = "2 layers, 128 wide", "GPT-2 124M", "LLaMA 124M"
-OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
+SMALL = "2 layers, 128 wide"
+GPT2_124M = "GPT-2 124M"
+LLAMA = "LLaMA 124M"
+OURS = "ours"
+PLAIN_LOOP = "plain loop"
+TRANSFORMERS = "transformers"
 NOTES = [
     (
         "Seconds are processor seconds of one thread; every round measures both, ours first, and"
@@ -233,7 +239,8 @@ def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> 
 
 def scoring_model(network: GPT2) -> ScoringModel:
     """Return the network as an evaluation uses it: a copy with packed weights."""
-    config, dtype = network.config, next(network.parameters()).dtype
+    config = network.config
+    dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)
     pack_weights(packed)
     return ScoringModel(packed, config.vocab_size, config.seq_length, config.hidden_size, dtype)
@@ -288,7 +295,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
     positions."""
     answers = []
     for request in requests:
-        tokens, count = torch.from_numpy(request.tokens), request.num_scored
+        tokens = torch.from_numpy(request.tokens)
+        count = request.num_scored
         logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
         targets = tokens[-count:]
         nll = F.cross_entropy(logits, targets, reduction="none").double().sum().item()

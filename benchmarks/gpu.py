@@ -92,7 +92,8 @@ NOTES = [
 ]
 GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
 """The share of the peak that is each training's goal."""
-ITERATIONS, WARM_UP = 6, 3
+ITERATIONS = 6
+WARM_UP = 3
 TRIED = (
     "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128"
     " train.iterations=200 train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8"
@@ -125,7 +126,8 @@ class Worker:
             why, value = self._pipe.recv() if self._pipe.poll(seconds) else late
         except (EOFError, BrokenPipeError):
             self._process.join()
-            why, value = f"its process ended with code {self._process.exitcode}", None
+            why = f"its process ended with code {self._process.exitcode}"
+            value = None
         if why:
             self.end()
             raise UserError(why)
@@ -154,7 +156,8 @@ class ItemRecord:
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
-        self.out, self.worker = out, Worker()
+        self.out = out
+        self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
         self._cases: dict[str, Case] = {}
         self._disagreements: dict[str, None] = {}
@@ -174,7 +177,8 @@ class ItemRecord:
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
         """Measure an item, add its cases to the record and write a line for each; on failure write
         one line with the reason."""
-        limit, start = min(seconds, self._ends - time.monotonic()), time.monotonic()
+        limit = min(seconds, self._ends - time.monotonic())
+        start = time.monotonic()
         try:
             if limit < LEAST_SECONDS:
                 raise UserError("the deadline came first")
@@ -230,7 +234,8 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     """Measure items in the order of `ITEMS`, except those that `out` already has. Raises
     HardwareMissing without a GPU or a torch with CUDA."""
     names = chosen_items(chosen)
-    record, missing = ItemRecord(out, deadline), ""
+    record = ItemRecord(out, deadline)
+    missing = ""
     if not list_gpus():
         missing = "there is no NVIDIA GPU here"
     elif torch.version.cuda is None:
@@ -262,7 +267,8 @@ def built(name: str) -> TrainingStep:
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
     """Train a model at full size with microbatches of `b` sequences, and follow one iteration on
     the GPU."""
-    training, size = built(name), full_size(name, b * MICROBATCHES, 3, 1)
+    training = built(name)
+    size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
     layout = replace(EAGER, is_captured=is_captured)
     timed = time_contender(layout, size, dropout, training=training)
@@ -283,9 +289,11 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
     with torch.profiler.profile() as trace:
         step()
     spent: dict[str, float] = defaultdict(float)
-    spans, waited = [], 0.0
+    spans = []
+    waited = 0.0
     for event in trace.events():
-        start, end = event.time_range.start, event.time_range.end
+        start = event.time_range.start
+        end = event.time_range.end
         if event.device_type.name == "CUDA":
             spans.append((start, end))
             spent[event.name[:80]] += (end - start) / 1000
@@ -333,7 +341,8 @@ def compare_copies(name: str, b: int) -> Result:
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
-    host, stream = torch.empty(source.shape, pin_memory=source.is_cuda), torch.cuda.Stream()
+    host = torch.empty(source.shape, pin_memory=source.is_cuda)
+    stream = torch.cuda.Stream()
     seconds = {}
     for who in ("first", "training", "training and a copy"):
         start = time.perf_counter()

@@ -22,13 +22,17 @@ from mlm_repro.engine.parallel.mesh import LoneAxis
 from mlm_repro.engine.rng import DropoutMask
 from mlm_repro.experiments.benchmark import Case, Series
 
-GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
-REPEATS, FEW, WARM_UP = 20, 3, 2
+GEMM_WIDTH = 8192
+COPIED_BYTES = 1 << 31
+REPEATS = 20
+FEW = 3
+WARM_UP = 2
 WIDTHS = (1024, 1920, 3072, 4096, 6144, 12288)
 """Hidden widths of 355m, 2.5b and 8.3b, and of larger models."""
 QUEUED = 10
 """Passes that a GPU is given together, so that it does not wait for the host between them."""
-OURS, SDPA = "ours", "SDPA with dropout"
+OURS = "ours"
+SDPA = "SDPA with dropout"
 Times = tuple[dict[str, list[float]], dict[str, str]]
 """Seconds of each round by name, and why others were not measured."""
 
@@ -59,7 +63,8 @@ def kernel_cases(
     """Return by name every kernel that has a gradient, on a device, by default this process's."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
-    h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
+    h = n * d
+    mask = DropoutMask(0.1, tuple(range(b)))
     torch.manual_seed(0)
 
     def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
@@ -182,7 +187,8 @@ def measure_rates(shape: KernelShape) -> list[Case]:
     The planner's constants are taken from them. A weight's gradient is also added to fp32, by its
     product and afterwards.
     """
-    rows, device = shape.s * shape.b, local_device()
+    rows = shape.s * shape.b
+    device = local_device()
     speeds: dict[str, list[Series]] = {
         "products of a layer": [],
         "attention without dropout": [],
@@ -235,7 +241,8 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
     beside torch."""
     from mlm_repro.engine.kernels.gpu import attention
 
-    every, ours = kernel_cases(shape, torch.bfloat16), implementation("attention", "cuda")
+    every = kernel_cases(shape, torch.bfloat16)
+    ours = implementation("attention", "cuda")
     case = every["attention"]
     without = replace(case, others=(None,))
 

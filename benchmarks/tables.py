@@ -56,7 +56,8 @@ def sentences(result: Benchmark) -> list[str]:
         ]
         lines.append(f"{len(aimed) - len(missed)} of {len(aimed)} goals were reached.")
         lines += [f"Missed: {'; '.join(missed)}."] if missed else []
-    where, load = result.environment, max(result.load_average, default=0.0)
+    where = result.environment
+    load = max(result.load_average, default=0.0)
     if load:
         cores = f" on {where.cores} cores" if where.cores else ""
         lines.append(f"Load average of the machine meanwhile: up to {load:.1f}{cores}.")
@@ -78,9 +79,13 @@ def _measure_table(medians: dict[tuple[str, str], float], measure: str, unit: st
     """Return medians by case and contender: a row for each case, or for each contender if that is
     narrower."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
-    head, down, across = "case", cases, contenders
+    head = "case"
+    down = cases
+    across = contenders
     if len(contenders) > len(cases):
-        head, down, across = "contender", contenders, cases
+        head = "contender"
+        down = contenders
+        across = cases
         medians = {(contender, case): value for (case, contender), value in medians.items()}
     rows = [(row, *(_cell(medians.get((row, column)), unit) for column in across)) for row in down]
     title = measure if unit in ("", "bytes") else f"{measure}, {unit}"

@@ -200,7 +200,8 @@ class Claim(Config):
 
         Rounding counts in its favour, and so does the tolerance if it was measured.
         """
-        ours, (low, high) = as_range(number), self.bounds(measured)
+        ours = as_range(number)
+        low, high = self.bounds(measured)
         if self.is_direction:
             return low <= ours.high and ours.low <= high
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))

@@ -57,7 +57,8 @@ def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
     for when in ("before", "after"):
         sentence = next(iter(row[when]["sentences"]), "").partition("; ")[0].removeprefix("error: ")
         answers.append(f"{row[when]['state']} ({row[when]['seconds']:.0f} s) {sentence}")
-    reason, is_found = f"; {case['why']}" if "why" in case else "", row["result"] == "found"
+    reason = f"; {case['why']}" if "why" in case else ""
+    is_found = row["result"] == "found"
     answers = (
         [answers[0], answers[1] + reason]
         if is_found

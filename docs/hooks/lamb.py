@@ -24,7 +24,8 @@ PAIRS = (
 
 def correction() -> str:
     """Return a table of the correction on the rate in the post's code, at some steps."""
-    first, second = TrainConfig().adam_beta1, TrainConfig().adam_beta2
+    first = TrainConfig().adam_beta1
+    second = TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)
     return table(("t", *map(str, STEPS)), [("c(t)", *(f"{value:.2f}" for value in values))])
 
@@ -35,7 +36,8 @@ def arms(results: Path) -> str:
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
     _, records = derive_effects(run)
     tokens = sorted({record.x for record in records if record.x is not None})
-    early, end = dict[str, list[float]](), dict[str, list[float]]()
+    early = dict[str, list[float]]()
+    end = dict[str, list[float]]()
     for record in records:
         if record.quantity == "validation_loss" and record.x == tokens[1]:
             early.setdefault(record.series, []).append(record.value)
@@ -51,7 +53,8 @@ def arms(results: Path) -> str:
     ]
     rows = []
     for first, less in PAIRS:
-        effect, cells = Effect(claim="", of=first, less=less, above=0.0), []
+        effect = Effect(claim="", of=first, less=less, above=0.0)
+        cells = []
         for losses in (early, end):
             differences = [
                 loss - other for loss, other in zip(losses[first], losses[less], strict=True)

@@ -22,7 +22,8 @@ ARTICLES = (
 )
 PASSAGE = "He likes a bowl of\nstrawberries"
 FIRST_SHOWN = 3
-END_OF_TEXT, UNSCORED = "<eot>", "·"
+END_OF_TEXT = "<eot>"
+UNSCORED = "·"
 
 
 class Pieces:
@@ -109,7 +110,8 @@ def diagram(task: Task, tokenizer: Pieces) -> str:
                 blocks.append("…")
             continue
         texts = [_visible(tokenizer.texts[token]) for token in request.tokens]
-        inputs, targets = texts[:-1], texts[1:]
+        inputs = texts[:-1]
+        targets = texts[1:]
         targets[: len(targets) - request.num_scored] = [UNSCORED] * (
             len(targets) - request.num_scored
         )

@@ -37,7 +37,8 @@ from mlm_repro.reports.reproduced import reproduction_exhibits
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
-RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
+RESULTS = KEPT / "reproduce-8.3b"
+FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
@@ -55,7 +56,8 @@ def results_block(kept: Reproduction) -> str:
     """Return the order of the twins over their seeds, a table of their sizes and perplexities, and
     the result of the forecast that was sealed before its trainings."""
     summary = kept.summary
-    names, trained = [*summary.labels], {model.series: model.trained for model in summary.models}
+    names = [*summary.labels]
+    trained = {model.series: model.trained for model in summary.models}
     ends = {
         name: [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
         for name in names
@@ -78,7 +80,8 @@ def tiers_block(kept: Reproduction) -> str:
     """Return a table of what each size of hardware can run: one command, its duration, the number
     to expect."""
     names = [*kept.summary.labels]
-    small, large = names[0], names[-1]
+    small = names[0]
+    large = names[-1]
     twins = make_plan(large, "scaled", False, None).configs
     models = kept.summary.models[: len(twins)]
     is_of_these = [model.trained.hidden_size for model in models] == [
@@ -146,7 +149,8 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
     command fails."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
-        begin, end = f"<!--{name}-->", f"<!--/{name}-->"
+        begin = f"<!--{name}-->"
+        end = f"<!--/{name}-->"
         if begin not in readme or end not in readme:
             raise BadInput(f"README has no {begin} and {end}")
         before, rest = readme.split(begin, 1)
@@ -169,7 +173,8 @@ def _output(commands: str) -> str:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():
-            command, environment = line.removeprefix("$ "), {**os.environ, "PATH": path}
+            command = line.removeprefix("$ ")
+            environment = {**os.environ, "PATH": path}
             done = subprocess.run(
                 command,
                 shell=True,
