@@ -204,9 +204,9 @@ def predicted(
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
-        (indices,) = np.nonzero(clusters == name)
+        here = clusters == name
         own = machine.replaced(**datasheet(name)) if name else machine
-        seconds[indices] = rule(own, [workloads[index] for index in indices])
+        seconds[here] = rule(own, [*compress(workloads, here)])
     return np.array(
         [
             QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
@@ -313,7 +313,7 @@ def _ends(ratios: Floats) -> tuple[float, float]:
         * logs.std(ddof=1 if count > 1 else 0)
         * math.sqrt(1 + 1 / count)
     )
-    return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
+    return math.exp(logs.mean() - half), math.exp(logs.mean() + half)
 
 
 A100 = "dgx-a100-80g"
@@ -408,27 +408,24 @@ def a100_fit() -> Fit:
     count = sum(row.quantity == "iteration_seconds" for row in rows)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways = {"rows in 5 folds": folds, "sources": [row.source for row in rows]}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [
-        *(row for row in observed("2021/table-1") if row.workload not in known),
-        *zero_3(),
-        *timed("megatron-2020", "nemo-a100"),
-    ]
     source = (
         "fit",
         "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16",
     )
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
-    sources = dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
     return Fit(
         A100,
         "megatron-2021",
         rows,
         lambda some: fit(start, CONSTANTS, some, weights_of(some)),
-        ways,
-        apart,
-        sources,
+        {"rows in 5 folds": folds, "sources": [row.source for row in rows]},
+        [
+            *(row for row in observed("2021/table-1") if row.workload not in known),
+            *zero_3(),
+            *timed("megatron-2020", "nemo-a100"),
+        ],
+        dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table),
     )
 
 
@@ -444,13 +441,8 @@ def h100_fit(a100: Machine) -> Fit:
 
     def refit(some: Sequence[Observation]) -> Machine:
         counts = Counter(row.source for row in some)
-        return fit(
-            start,
-            MODERN,
-            some,
-            np.array([3 / math.sqrt(counts[row.source]) for row in some]),
-            scale=0.1,
-        )
+        weights = np.array([3 / math.sqrt(counts[row.source]) for row in some])
+        return fit(start, MODERN, some, weights, scale=0.1)
 
     rows = h100_rows()
     sources["network_share"] = ("counted", "an adapter for each GPU")
@@ -461,8 +453,7 @@ def v100_fit(a100: Machine) -> Fit:
     """Return the fit of Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to
     the first row, which has no weight."""
     rows = v100_rows()
-    figures = ("2019/figure-1", "2019/figure-5")
-    apart = [row for row in megatron_2019() if row.experiment in figures and row.value != 100]
+    apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
     shared |= dict.fromkeys(("host_softmax_seconds", "node_rank_latency_seconds"), 0.0)
     alone = machine_of(load_cluster(V100)).replaced(**shared)
@@ -472,7 +463,6 @@ def v100_fit(a100: Machine) -> Fit:
         chosen = {name: CONSTANTS[name] for name in SOFTWARE_OF_2019}
         return fit(start, chosen, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
 
-    ways = {"rows": [None, *range(len(rows) - 1)]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
     return Fit(
@@ -480,7 +470,7 @@ def v100_fit(a100: Machine) -> Fit:
         "megatron-2019",
         rows,
         refit,
-        ways,
+        {"rows": [None, *range(len(rows) - 1)]},
         apart,
         dict.fromkeys(CONSTANTS, TRANSFERRED)
         | dict.fromkeys(NODE_CONSTANTS, table)
@@ -493,21 +483,20 @@ def deepspeed_fit(a100: Machine) -> Fit:
     """Return the fit of Megatron-DeepSpeed on A100s: the A100 fit's constants, and the host time
     that its pipeline adds to each microbatch."""
     rows = deepspeed_rows()
-    names = ("host_microbatch_seconds",)
-    moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
-    source = (
+    fitted = "host_microbatch_seconds"
+    sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
+    sources[fitted] = (
         "fit",
         "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes",
     )
-    chosen = {name: CONSTANTS[name] for name in names}
     return Fit(
         "selene",
         "megatron-deepspeed",
         rows,
-        lambda some: fit(a100, chosen, some, np.ones(len(some))),
+        lambda some: fit(a100, {fitted: CONSTANTS[fitted]}, some, np.ones(len(some))),
         {"rows": range(len(rows))},
         timed("bigscience"),
-        moved | dict.fromkeys(names, source),
+        sources,
     )
 
 
@@ -573,18 +562,13 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
     software = _constants(fit.sources, machine, SoftwareConstants)
-    for name, interval in intervals.items():
-        stated = interval.model_dump(exclude_none=True).items()
-        software += [
-            "",
-            f"[intervals.{name}]",
-            *(f"{key} = {json.dumps(value)}" for key, value in stated),
-        ]
-    software += [
-        "",
-        "[reach]",
-        *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items()),
-    ]
+    sections = {
+        f"intervals.{name}": interval.model_dump(exclude_none=True)
+        for name, interval in intervals.items()
+    }
+    for name, values in (sections | {"reach": reach(fit)}).items():
+        software += ["", f"[{name}]"]
+        software += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     lines = {f"software/fitted/{fit.software}.toml": software}
     if {*fit.sources} & {*Hardware.model_fields}:
         lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
@@ -598,12 +582,12 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
     """Return the processors of a fit's rows, and the minimum and maximum of their nodes, positions
     and parameters."""
     cluster = load_cluster(fit.cluster)
+    workloads = [row.workload for row in fit.rows]
+    node = cluster.constants.gpus_per_node.value
     sizes: dict[str, list[float]] = {
-        "nodes": [
-            max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows
-        ],
-        "seq": [row.workload.seq for row in fit.rows],
-        "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
+        "nodes": [max(each.gpus / node, 1.0) for each in workloads],
+        "seq": [each.seq for each in workloads],
+        "parameters": [parameter_count(checked_config(each).model) for each in workloads],
     }
     return {"processors": [cluster.processor]} | {
         name: [min(values), max(values)] for name, values in sizes.items()
@@ -651,9 +635,9 @@ def _errors(
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
-    series = [
-        each for name, errors in errors_of.items() for each in _scored(name, np.array(errors))
-    ]
+    series = []
+    for name, errors in errors_of.items():
+        series += _scored(name, np.array(errors))
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
         for measure in ("coverage", "score", "baseline"):
@@ -663,12 +647,11 @@ def _errors(
 
 
 def _scored(name: str, errors: Floats) -> list[Series]:
-    measures = {
-        "mean": np.abs(errors).mean(),
-        "median": np.median(np.abs(errors)),
-        "bias of": errors.mean(),
-    }
-    return [_series(name, f"{measure} error", float(value)) for measure, value in measures.items()]
+    return [
+        _series(name, "mean error", float(np.abs(errors).mean())),
+        _series(name, "median error", float(np.median(np.abs(errors)))),
+        _series(name, "bias of error", float(errors.mean())),
+    ]
 
 
 def _series(name: str, measure: str, share: float) -> Series:

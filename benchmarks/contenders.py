@@ -6,6 +6,7 @@ Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activa
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -56,9 +57,12 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
-    betas = (train.adam_beta1, train.adam_beta2)
     return torch.optim.AdamW(
-        groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused
+        groups,
+        lr=train.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
+        fused=fused,
     )
 
 
@@ -80,11 +84,11 @@ class TrainingSize:
     def setting(self) -> dict[str, Any]:
         """Return the model and the recipe where they differ from their defaults, and the
         warm-up."""
-        recipes = {"model": self.model, "train": self.train}
-        changed = {
-            name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()
+        return {
+            "model": self.model.model_dump(exclude_defaults=True),
+            "train": self.train.model_dump(exclude_defaults=True),
+            "warm_up": self.warm_up,
         }
-        return changed | {"warm_up": self.warm_up}
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
         """Return the token ids of an iteration's global batch, [B, s + 1]: few words are frequent,
@@ -117,15 +121,13 @@ class OurLayout:
     """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
 
-    def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
-        """Return a step, by default on this rank's device."""
-        return self.steps(self.training(size, device), size)
+    def build(self, size: TrainingSize) -> Step:
+        """Return a step on this rank's device."""
+        return self.steps(self.training(size), size)
 
-    def training(self, size: TrainingSize, device: torch.device | None = None) -> TrainingStep:
-        """Return the model with its optimizer, by default on this rank's device."""
-        return build_step(
-            size.model, size.train, ParallelConfig(), serial_mesh(device or local_device())
-        )[1]
+    def training(self, size: TrainingSize) -> TrainingStep:
+        """Return the model with its optimizer, on this rank's device."""
+        return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a step of a model that was built already; the batch may have another size."""
@@ -272,14 +274,13 @@ def in_turn(
 ) -> dict[K, list[Any]]:
     """Take every measurement in each round, so that other work on the machine falls on each
     alike."""
-    taken: dict[K, list[Any]] = {key: [] for key in measurements}
+    taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
             for key, measure in measurements.items():
                 taken[key].append(measure())
-                progress.advance(
-                    1, ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
-                )
+                shown = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+                progress.advance(1, shown)
     return taken
 
 

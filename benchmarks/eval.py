@@ -8,6 +8,7 @@ from its page on perplexity. Shapes: b batch, s sequence, v vocabulary.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,8 @@ def pretrained() -> dict[str, Callable[[], Any]]:
         ).eval()
 
     def smollm2() -> Any:
-        return Pretrained(
-            Place.find(Path(SMOLLM2)), torch.float32, torch.device("cpu")
-        ).model.theirs
+        place = Place.find(Path(SMOLLM2))
+        return Pretrained(place, torch.float32, torch.device("cpu")).model.theirs
 
     return {LLAMA: llama} | ({SMOLLM2: smollm2} if find_spec(SMOLLM2_PACKAGE) else {})
 
@@ -134,7 +134,7 @@ def measure(rounds: int) -> Benchmark:
         benchmark="eval",
         title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
-        disagreements=[why for _, differing in compared for why in differing],
+        disagreements=list(chain.from_iterable(differing for _, differing in compared)),
         notes=NOTES,
         setting={"rounds": rounds},
     )
@@ -194,21 +194,22 @@ def compare(
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
     runs = {OURS: partial(our_score, requests, None), rival: partial(their_score, requests, best)}
-    gap = float(
-        np.max([np.abs(answers[:, 0] / expected[:, 0] - 1) for _, answers in tried.values()])
-    )
-    verdicts = max(int((answers[:, 1] != expected[:, 1]).sum()) for _, answers in tried.values())
-    shown = {
+    answers = np.stack([given for _, given in tried.values()])
+    gap = float(np.abs(answers[..., 0] / expected[:, 0] - 1).max())
+    verdicts = int((answers[..., 1] != expected[:, 1]).sum(axis=1).max())
+    setting = {
+        "requests": len(requests),
+        "batch_size": best,
         "largest_relative_gap": gap if np.isfinite(gap) else None,
         "different_verdicts": verdicts,
     }
-    setting = {"requests": len(requests), "batch_size": best} | shown
     case = compare_times(name, runs, goal, rounds, setting)
-    difference = (
-        f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts}"
-        " requests"
-    )
-    return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {difference}"]
+    if gap <= tolerance and verdicts == 0:
+        return case, []
+    return case, [
+        f"{case.name}: the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts"
+        f" in {verdicts} requests"
+    ]
 
 
 def compare_times(
@@ -230,7 +231,7 @@ def compare_times(
     )
 
 
-def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
+def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
     """Return a model with the initial weights of one fixed seed."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
@@ -270,14 +271,9 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
         )  # [b, s, v]
         log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
         is_best = logits.argmax(dim=-1) == targets
-        for row, request in enumerate(batch):
-            scored = slice(-request.num_scored, None)
-            answers.append(
-                (
-                    -log_probabilities[row, scored].double().sum().item(),
-                    is_best[row, scored].all().item(),
-                )
-            )
+        for request, likely, best in zip(batch, log_probabilities, is_best, strict=True):
+            count = request.num_scored
+            answers.append((-likely[-count:].double().sum().item(), best[-count:].all().item()))
     return np.array(answers)
 
 

@@ -187,12 +187,12 @@ class ItemRecord:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
         self.done[name] = source_state().get("commit") or "unknown"
-        self._disagreements |= dict.fromkeys(
-            result for result in results if isinstance(result, str)
-        )
-        for case in (result for result in results if isinstance(result, Case)):
-            self._cases[case.name] = case
-            self.say(name, seconds=round(time.monotonic() - start, 2), case=case)
+        for result in results:
+            if isinstance(result, Case):
+                self._cases[result.name] = result
+                self.say(name, seconds=round(time.monotonic() - start, 2), case=result)
+            else:
+                self._disagreements[result] = None
         if self.out:
             write_benchmark(self.out / "gpu.json", self.result)
 
@@ -209,10 +209,9 @@ class ItemRecord:
         """Return the record so far. Raises UserError if it is empty."""
         if not self._cases:
             raise UserError("nothing was measured: every item's line has its reason")
-        title = "One GPU beside torch.compile, nanoGPT and its own limits"
         return Benchmark(
             benchmark="gpu",
-            title=title,
+            title="One GPU beside torch.compile, nanoGPT and its own limits",
             cases=list(self._cases.values()),
             disagreements=list(self._disagreements),
             notes=NOTES,
@@ -288,7 +287,7 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
     kernels that took longest."""
     with torch.profiler.profile() as trace:
         step()
-    spent: dict[str, float] = defaultdict(float)
+    spent = defaultdict[str, float](float)
     spans = []
     waited = 0.0
     for event in trace.events():
@@ -361,20 +360,12 @@ def try_program() -> Result:
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
         settings = [f"--set={setting}" for setting in (*TRIED.split(), f"data.dataset={dataset}")]
-        command = [
-            sys.executable,
-            "-m",
-            "mlm_repro.engine.cli",
-            "run",
-            "355m",
-            "--ranks=1",
-            *settings,
-        ]
+        program = [sys.executable, "-m", "mlm_repro.engine.cli", "run", "355m", "--ranks=1"]
         for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
             runs = Path(folder) / device
             begin = partial(
                 subprocess.Popen,
-                [*command, f"--runs={runs}"],
+                [*program, *settings, f"--runs={runs}"],
                 env=os.environ | variables,
                 stdout=sys.stderr,
                 preexec_fn=end_with_parent,
@@ -388,9 +379,8 @@ def try_program() -> Result:
                     raise UserError(f"mlm-train ended with code {stopped.returncode} after SIGTERM")
             if code := begin().wait():
                 raise UserError(f"mlm-train ended with code {code} on {device}")
-            losses[device] = [
-                Timed([1.0], [step.loss for step in read_steps(next(runs.glob("tried-*")))])
-            ]
+            steps = read_steps(next(runs.glob("tried-*")))
+            losses[device] = [Timed([1.0], [step.loss for step in steps])]
     case = Case(name="mlm-train, stopped and resumed, beside the CPU", losses=first_losses(losses))
     return [case, *differing_losses("mlm-train", losses, MASKED)]
 
@@ -408,12 +398,10 @@ def write_dataset(directory: Path) -> Path:
         "name": "letters",
         "seed": 0,
         "tokenizer": {"kind": "train", "digest": tokenizer.digest},
-    }
-    sizes = {
         "vocab_size": tokenizer.vocab_size,
         "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size),
     }
-    write_json(directory / "dataset.json", made | sizes)
+    write_json(directory / "dataset.json", made)
     seal(directory)
     return directory
 

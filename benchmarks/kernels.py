@@ -3,6 +3,7 @@
 Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -189,11 +190,7 @@ def measure_rates(shape: KernelShape) -> list[Case]:
     """
     rows = shape.s * shape.b
     device = local_device()
-    speeds: dict[str, list[Series]] = {
-        "products of a layer": [],
-        "attention without dropout": [],
-        "copying": [],
-    }
+    speeds = defaultdict[str, list[Series]](list)
 
     def rate(case: str, name: str, unit: str, work: float, run: Callable[[], object]) -> None:
         speeds[case].append(
@@ -207,20 +204,19 @@ def measure_rates(shape: KernelShape) -> list[Case]:
                 for size in ((rows, ins), (rows, outs), (outs, ins))
             )
             total = matrix.float()
-            products: dict[str, Callable[[], object]] = {
-                "output": partial(torch.mm, x, matrix.t()),
-                "to input": partial(torch.mm, slopes, matrix),
-                "to weight": partial(torch.mm, slopes.t(), x),
-                "to weight, added": partial(add_product, total, slopes.t(), x, True),
-                "to weight, added afterwards": partial(_add_afterwards, total, slopes.t(), x),
-            }
-            for name, run in products.items():
+            for name, product_of, *factors in (
+                ("output", torch.mm, x, matrix.t()),
+                ("to input", torch.mm, slopes, matrix),
+                ("to weight", torch.mm, slopes.t(), x),
+                ("to weight, added", add_product, total, slopes.t(), x, True),
+                ("to weight, added afterwards", _add_afterwards, total, slopes.t(), x),
+            ):
                 rate(
                     "products of a layer",
                     f"{name}, {ins} × {outs}",
                     "TFLOP/s",
                     2e-12 * rows * ins * outs,
-                    run,
+                    partial(product_of, *factors),
                 )
     for s, d in product((shape.s << power for power in range(0, 7, 2)), (64, 96, 128)):
         qkv = torch.randn(s, 1, 8, 3, d, device=device).bfloat16()
@@ -262,8 +258,10 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
         f"without dropout, {backend.name}": partial(changed, "BACKENDS", [backend], without)
         for backend in attention.BACKENDS
     }
-    others = [
-        times_case(name, time_kernel(every[name], "cuda", FEW))
-        for name in ("add_norm", "bias_gelu")
+    return [
+        times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}),
+        *(
+            times_case(name, time_kernel(every[name], "cuda", FEW))
+            for name in ("add_norm", "bias_gelu")
+        ),
     ]
-    return [times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}), *others]
