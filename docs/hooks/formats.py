@@ -43,7 +43,7 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """Return the string after each field of a model, inherited fields included, by the field's
     name."""
-    texts: dict[str, str] = {}
+    texts = dict[str, str]()
     for base in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that was built without source code has no strings
             (tree,) = ast.parse(inspect.getsource(base)).body
@@ -77,18 +77,18 @@ def _kind(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return f"`{schema['const']}`"
     if schema.get("type") == "array":
-        items = schema.get("items") or {}
-        members = schema.get("prefixItems")
-        return f"list of {', '.join(map(_kind, members))}" if members else f"list of {_kind(items)}"
+        members = schema.get("prefixItems") or [schema.get("items") or {}]
+        return f"list of {', '.join(map(_kind, members))}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"table of {_kind(schema['additionalProperties'])}"
+    kind = schema.get("type", "anything")
     names = {
         "object": "table",
         "integer": "whole number",
         "boolean": "true or false",
         "string": "text",
     }
-    return names.get(schema.get("type", ""), schema.get("type", "anything"))
+    return names.get(kind, kind)
 
 
 def _default(value: Any) -> str:

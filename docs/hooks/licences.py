@@ -41,14 +41,11 @@ class Pin(NamedTuple):
 def pins() -> list[Pin]:
     """Return every package of the constraints, by name; if two files pin it, the later file's
     pin."""
-    text = "\n".join(
-        path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("constraints*.txt"))
-    )
-    every = (
-        Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
-        for name, version, rest in PIN.findall(text)
-    )
-    return sorted({pin.name: pin for pin in every}.values())
+    pinned = {}
+    for path in sorted(ROOT.glob("constraints*.txt")):
+        for name, version, rest in PIN.findall(path.read_text(encoding="utf-8")):
+            pinned[name] = Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
+    return sorted(pinned.values())
 
 
 def licence(name: str) -> str:
@@ -71,10 +68,13 @@ def licence(name: str) -> str:
     )
     if stated and stated != "UNKNOWN":
         return stated
-    texts = [file.read_text() for file in package.files or [] if "LICENSE" in file.name.upper()]
-    return next(
-        (short for text in texts for short, title in TITLES.items() if title in text), NOT_HERE
-    )
+    for file in package.files or []:
+        if "LICENSE" in file.name.upper():
+            text = file.read_text()
+            for short, title in TITLES.items():
+                if title in text:
+                    return short
+    return NOT_HERE
 
 
 def notice() -> str:
