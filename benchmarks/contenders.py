@@ -29,6 +29,7 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import Progress
@@ -81,7 +82,7 @@ class TrainingSize:
         return self.train.global_batch_size * self.model.seq_length
 
     @property
-    def setting(self) -> dict[str, Any]:
+    def setting(self) -> JSON:
         """Return the model and the recipe where they differ from their defaults, and the
         warm-up."""
         return {

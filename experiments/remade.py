@@ -35,7 +35,7 @@ from mlm_repro.experiments.files import (
     read_runs,
 )
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.trainings import kept
+from mlm_repro.experiments.forecast.trainings import kept, origin_of
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (
@@ -329,7 +329,7 @@ def study(run: Path) -> Comparisons:
 def _begun_with(
     run: Path, manifest: Manifest, records: Sequence[Record], refused: object
 ) -> Comparisons:
-    name = f"{manifest.name}-{manifest.identity[:8]}"
+    name = origin_of(manifest)["source"]
     config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit  # type: ignore[import-untyped]
@@ -15,6 +15,7 @@ from mlm_repro.evaluation.schema import PerplexityResult
 from mlm_repro.evaluation.tasks.uncertainty import difference_standard_error
 from mlm_repro.experiments.catalogue import Effect
 from mlm_repro.experiments.files import Comparison, ReproductionScores, TextScore
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.records import Record
 
 EXPERIMENT = "2019/size"
@@ -101,9 +102,7 @@ def paired_reach(differences: Sequence[float], level: float) -> float:
     )
 
 
-def found(
-    effect: Effect, level: float, differences: Sequence[float], about: dict[str, Any]
-) -> Finding:
+def found(effect: Effect, level: float, differences: Sequence[float], about: JSON) -> Finding:
     """Return the mean of the paired differences, one for each seed, with its t interval and its
     verdict on the claim.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mlm_repro.experiments.benchmark import Table
 from mlm_repro.experiments.catalogue import (
@@ -28,6 +28,7 @@ from mlm_repro.experiments.catalogue import (
 from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
 from mlm_repro.experiments.ranges import Range, as_range
 from mlm_repro.experiments.worked_out import Worked, WorkedOut, worked_out
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, parse_document
@@ -177,7 +178,7 @@ class RunNumbers(NamedTuple):
     """The records of a sealed run, or of one of the runs that a study keeps, with its manifest."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: JSON
     records: list[Record]
     """All but the published ones."""
 

@@ -20,7 +20,6 @@ from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster, machi
 from mlm_repro.experiments.simulator.measurements import (
     QUANTITIES,
     RATIOS,
-    Observation,
     Simulated,
     fitted_rows,
     fitted_workloads,
@@ -166,13 +165,10 @@ def rates_of(software: str, name: str) -> tuple[float, float, float]:
             alone = QUANTITIES[row.quantity](
                 Simulated(row.workload, _slowest(name, row.workload), row.workload, 1.0)
             )
-            rates.append(alone / row.value if _is_time(row) else row.value / alone)
+            is_time = row.quantity in ("iteration_seconds", "days_per_epoch")
+            rates.append(alone / row.value if is_time else row.value / alone)
     low, middle, high = np.quantile(rates, (TAILS[0], 0.5, TAILS[1])).tolist()
     return middle, low, high
-
-
-def _is_time(row: Observation) -> bool:
-    return row.quantity in ("iteration_seconds", "days_per_epoch")
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:

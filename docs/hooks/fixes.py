@@ -6,9 +6,9 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from docs.hooks.commands import cell, table
+from mlm_repro.lineage.atomic import JSON
 
 REPOSITORIES = {"megatron": "NVIDIA/Megatron-LM", "torchtitan": "pytorch/torchtitan"}
 
@@ -35,7 +35,7 @@ def fixes(folder: Path) -> Iterator[str]:
     )
 
 
-def line(case: dict[str, Any], row: dict[str, Any]) -> tuple[str, ...]:
+def line(case: JSON, row: JSON) -> tuple[str, ...]:
     """Return the row of a case, with the answers before its fix and after it."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (

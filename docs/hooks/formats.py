@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from docs.hooks.commands import cell, table
+from mlm_repro.lineage.atomic import JSON
 
 
 def keys(dotted: str) -> str:
@@ -55,7 +56,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     return texts
 
 
-def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
+def _table(schema: JSON, meant: dict[str, str]) -> str:
     rows = []
     for key, field in schema["properties"].items():
         default = "needed" if key in schema.get("required", ()) else _default(field.get("default"))
@@ -65,7 +66,7 @@ def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
     return table(("key", "value", "default", "meaning"), rows)
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _kind(schema: JSON) -> str:
     """Return the values that a schema allows, in words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])

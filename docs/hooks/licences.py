@@ -10,9 +10,10 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +84,7 @@ def notice() -> str:
     return f"{own}\n\n\n{BEGIN}\n" + "".join(f"{pin.name}: {licence(pin.name)}\n" for pin in pins())
 
 
-def bill(wheel: Path) -> dict[str, Any]:
+def bill(wheel: Path) -> JSON:
     """Return the bill of materials of a wheel."""
     component = {
         "type": "application",

@@ -7,12 +7,13 @@ the forecast was written, and a forecast that is edited later no longer matches 
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.files import METRICS, read_validations, validations_in
 from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure
@@ -149,6 +150,6 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]
 
 
-def origin_of(manifest: Manifest) -> dict[str, Any]:
+def origin_of(manifest: Manifest) -> JSON:
     """Return the fields of a record that name its run, `source` and `digest`."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

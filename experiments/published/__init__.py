@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment, Part, find_experiment, read_rows
 from mlm_repro.experiments.ranges import Range
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.records import Record
 
@@ -64,7 +64,7 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
         )
 
 
-def position(part: Part, row: Row) -> dict[str, Any]:
+def position(part: Part, row: Row) -> JSON:
     """Return the fields of a workload's record that give its series, its x, None without an x axis,
     and the axis's name."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any
 
 from mlm_repro.data_pipeline.config import DataConfig
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
@@ -33,6 +32,7 @@ from mlm_repro.engine.run.files import (
 from mlm_repro.evaluation.schema import ClozeResult, PerplexityResult
 from mlm_repro.experiments.files import (
     EVALUATIONS,
+    EVALUATIONS_APART,
     SCORES,
     KeptRun,
     ReproductionScores,
@@ -57,6 +57,7 @@ from mlm_repro.experiments.reproduce.plan import (
 )
 from mlm_repro.experiments.scores import END, compared, order_verdict, text_score
 from mlm_repro.experiments.sealed import format_records
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.chain import CHECKPOINTS
 from mlm_repro.lineage.config import load_config
 from mlm_repro.lineage.digest import read_digest
@@ -137,10 +138,11 @@ def reproduce(plan: Plan, runs: Path) -> Path:
         else:
             done = read_evaluations(run.path)
             for training in trained:
-                name = model_name(training.manifest["name"])
+                model = model_name(training.manifest["name"])
                 for task in steps.TASKS:
-                    if steps.evaluation_name(name, task) not in done:
-                        out = steps.evaluation_file(run.path, name, task)
+                    name = steps.evaluation_name(model, task)
+                    if name not in done:
+                        out = run.path / EVALUATIONS_APART / f"{name}.json"
                         steps.run_step(*steps.evaluation_step(plan, task, training.path, out))
             join_evaluations(run.path)
             write_runs(run.path, map(keep_training, trained))
@@ -178,8 +180,11 @@ def keep_training(training: RunDirectory) -> KeptRun:
     ]
     lines += read_validations(training.path)
     lines.sort(key=lambda line: line.iteration)
-    name = model_name(training.manifest["name"])
-    return KeptRun.of(training.path, name=name, metrics=[line.to_json() for line in lines])
+    return KeptRun.of(
+        training.path,
+        name=model_name(training.manifest["name"]),
+        metrics=[line.to_json() for line in lines],
+    )
 
 
 def _mean(steps: Sequence[Step]) -> Step:
@@ -311,7 +316,7 @@ def _evaluation_records(
 def _curve_records(
     model: ReproducedModel, mode: str, run: RunDirectory, training: KeptRun
 ) -> list[Record]:
-    origin: dict[str, Any] = {
+    origin: JSON = {
         "series": model.series,
         "kind": "scaled" if mode == "scaled" else "measured",
         "source": model.run,
@@ -382,10 +387,10 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
     )
 
 
-def facts_of(config: RunConfig, done: TrainingSummary) -> dict[str, Any]:
+def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
     """Return the fields of a model's summary that its training's configuration and summary give."""
-    fields = {"seed", "tokens", "train_seconds", "tokens_per_second"}
-    return {"trained": shape_of(config), **done.model_dump(include=fields)}
+    facts = done.model_dump(include={"seed", "tokens", "train_seconds", "tokens_per_second"})
+    return facts | {"trained": shape_of(config)}
 
 
 def hardware_of(started: Environment) -> str:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.experiments.files import EVALUATIONS_APART
 from mlm_repro.experiments.reproduce.plan import Plan
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import (
@@ -56,12 +55,6 @@ def evaluation_name(model: str, task: str) -> str:
     """Return the name of an evaluation's result in a reproduction: model and task with a hyphen
     between them."""
     return f"{model}-{task}"
-
-
-def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """Return the file that an evaluation writes its result to; `join_evaluations` later joins all
-    of them."""
-    return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:

@@ -8,12 +8,13 @@ Workloads and others' measurements lie in `experiments/published`, published val
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.catalogue import every_claim, find_experiment, read_rows
 from mlm_repro.experiments.published import HERE, published_rows, published_value
 from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = (
@@ -166,7 +167,7 @@ def workload_of(row: dict[str, str]) -> Workload:
     Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
     most a billion.
     """
-    values = dict[str, Any]()
+    values = JSON()
     for name in COLUMNS:
         cell = (row.get(name) or "").strip()
         if name in ("recompute", "family") and cell:
