@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -56,13 +57,15 @@ class KeptRun(FileSchema, extra="forbid"):
     """Name of the run in the study."""
     manifest: JSON | None = None
     seal: JSON | None = None
-    """Completion marker of the run; None for a training whose loss stopped being a number."""
+    """Completion marker of the run; None for a training whose loss stopped being a number, and for
+    one that the first release kept."""
     summary: JSON | None = None
     metrics: list[JSON] = Field(default_factory=list)
     """A training's metrics: its validations and, in a reproduction, means over blocks of
     iterations."""
     refused: list[JSON] | None = None
-    """Content of the run's not_run.json: the rows that could not run, with reasons."""
+    """Content of not_run.json, which only earlier versions wrote: the rows that could not run, with
+    reasons; None without that file."""
     timeline: JSON | None = None
     """Content of timeline.json, which only the first release wrote: when each microbatch of one
     iteration was computed."""
@@ -118,8 +121,7 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
     """Write the runs to the study's runs.jsonl, sorted by name, replacing the runs kept before."""
-    in_order: list[KeptRun] = sorted(runs, key=lambda run: run.name)
-    write_lines(study / RUNS, in_order)
+    write_lines(study / RUNS, sorted(runs, key=attrgetter("name")))
 
 
 class KeptEvaluation(FileSchema, extra="forbid"):
@@ -136,13 +138,12 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
 
     Raises IntegrityFailure for a damaged file, or for two joined results of one name.
     """
-    lines = (
-        read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
-    )
-    apart = JSON()
+    path = study / EVALUATIONS
+    lines = read_lines(path, KeptEvaluation) if path.is_file() else []
+    results = {name: line.result for name, line in _by_name(lines).items()}
     for folder in (study / FORMER_EVALUATIONS, study / EVALUATIONS_APART):
-        apart |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
-    return {name: line.result for name, line in _by_name(lines).items()} | apart
+        results |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
+    return results
 
 
 NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
@@ -269,12 +270,10 @@ class ReproductionScores(FileSchema):
         if not self.comparisons:
             return []
         names = [labels.get(name, name) for name in self.models]
-        over = f"{self.articles:,} articles" + (
-            f" and {self.seeds} seeds" if self.seeds > 1 else ""
-        )
+        seeds = f" and {self.seeds} seeds" if self.seeds > 1 else ""
         return [
             *(f"{comparison.sentence(names)}." for comparison in self.comparisons),
-            f"Intervals are over {over}.",
+            f"Intervals are over {self.articles:,} articles{seeds}.",
         ]
 
 
@@ -287,7 +286,7 @@ class EffectForecast(FileSchema):
     """The ablation of experiment.toml at that time: arms, effects, length, number of seeds,
     analysis."""
     datasets: list[str]
-    """Digests."""
+    """Digest of each dataset, in the order in which they were given."""
     bits_per_nat: list[Finite]
     """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card
     does not say."""
@@ -295,7 +294,7 @@ class EffectForecast(FileSchema):
     """Loss of bigrams counted in each dataset's training text, in nats per token of its validation
     text; empty in forecasts of earlier versions."""
     rates: dict[str, Positive]
-    """Learning rate of each arm."""
+    """Learning rate of each arm, by the arm's name."""
     searched: dict[str, str]
     """Digests of the trial trainings by name; empty for a trial that diverged."""
 

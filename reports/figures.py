@@ -32,8 +32,11 @@ class Point:
     x: float
     value: float
     low: float | None = None
+    """Lower end of its interval, or the least of several numbers; `high` is the upper end. None
+    without an interval."""
     high: float | None = None
     count: int = 1
+    """How many numbers `value` is the mean of."""
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
@@ -130,10 +133,9 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
     size = COLUMN if column else WIDE
     figure = Figure(figsize=size, layout="constrained")
+    layers = list[Layer]()
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _plot(axes, panel)
-    layers = list[Layer]()
-    for panel in panels:
         if not panel.has_curves:
             layers += panel.layers
     looks = {layer.series: look(layer.rank) for layer in layers if layer.has_marker}
@@ -185,9 +187,14 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        x_values = [point.x for point in layer.points]
-        values = [point.value for point in layer.points]
-        axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
+        axes.plot(
+            [point.x for point in layer.points],
+            [point.value for point in layer.points],
+            color=color,
+            marker=marker,
+            markevery=every,
+            **line,
+        )
         ranges = [
             (point.x, point.value, point.low, point.high)
             for point in layer.points

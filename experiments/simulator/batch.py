@@ -64,7 +64,7 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
     """Predict every row, in order; the second value is True if the cost model was fitted on the
     row. A row that names no valid cluster or workload gets the reason alone."""
     predictions = [(Prediction(), False)] * len(rows)
-    by_cluster: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
+    by_cluster = defaultdict(list)
     clusters = {}
     for index, row in enumerate(rows):
         name = ((row["cluster"] or "").strip(), (row.get("software") or "").strip())
@@ -76,15 +76,16 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
             predictions[index] = Prediction(reason=str(error)), False
     # The rows of a cluster are simulated in one call: the cost model works on arrays.
     for name, workloads in by_cluster.items():
-        predicted = simulate(clusters[name], [workload for _, workload in workloads])
-        known = fitted_workloads(clusters[name].software)
+        cluster = clusters[name]
+        known = fitted_workloads(cluster.software)
+        predicted = simulate(cluster, [workload for _, workload in workloads])
         for (index, workload), prediction in zip(workloads, predicted, strict=True):
             predictions[index] = prediction, workload in known
     return predictions
 
 
 def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
-    fits = "false" if p.reason else "true"
+    fits = str(not p.reason).lower()
     if not p.seconds:
         return ("",) * 9 + (fits, p.reason)
     numbers = (
@@ -94,13 +95,11 @@ def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
         p.tflops_per_gpu,
         p.memory_bytes / 2**30,
     )
-    chance = f"{p.probability_fits:.4f}"
-    known = "true" if fitted else "false"
     return (
         *(f"{number:.6g}" for number in numbers),
         str(p.memory_bytes),
-        chance,
-        known,
+        f"{p.probability_fits:.4f}",
+        str(fitted).lower(),
         p.extrapolated,
         fits,
         p.reason,

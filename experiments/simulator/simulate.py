@@ -84,9 +84,10 @@ class Walk(NamedTuple):
     """Workloads of equal depth and schedule, whose pipelines are walked together."""
 
     places: NDArray[np.int64]
+    """Indices of the workloads."""
     order: "Order"
     layers: NDArray[np.int64]
-    """Layers of every stage."""
+    """Number of layers of every stage, [stages]."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
@@ -220,7 +221,7 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
 def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
     """Return the workloads as columns, and in groups whose pipelines are walked together."""
     # Walking workloads of one schedule together made calibration three times as fast.
-    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    alike = defaultdict(list)
     for index, row in enumerate(rows):
         alike[row.pp, row.chunks, row.microbatches, row.layers].append(index)
     walks = []
