@@ -204,9 +204,9 @@ def predicted(
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
     for name in dict.fromkeys(clusters.tolist()):
-        (indices,) = np.nonzero(clusters == name)
+        here = clusters == name
         own = machine.replaced(**datasheet(name)) if name else machine
-        seconds[indices] = rule(own, [workloads[index] for index in indices])
+        seconds[here] = rule(own, [*compress(workloads, here)])
     return np.array(
         [
             QUANTITIES[row.quantity](Simulated(row.workload, time, workloads[0], seconds[0]))
@@ -262,7 +262,8 @@ def held_out(
             machine = refit([*compress(rows, ~left)])
             ideal = time_ratios(machine, rows, ideal_seconds)
             known = np.median(ideal[~left & ~ratio]) if (~left & ~ratio).any() else 1.0
-            held["fold"][left], held["ratio"][left] = number, time_ratios(machine, rows)[left]
+            held["fold"][left] = number
+            held["ratio"][left] = time_ratios(machine, rows)[left]
             held["constant"][left] = (ideal / np.where(ratio, 1.0, known))[left]
             progress.advance()
     return held[[key is not None for key in keys]]
@@ -294,7 +295,8 @@ def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
         low, high = np.log(_ends(ratios[~left] if (~left).any() else ratios))
         logs = np.log(ratios[left])
         missed = np.maximum(low - logs, 0) + np.maximum(logs - high, 0)
-        inside[left], scores[left] = missed == 0, high - low + MISSED * missed
+        inside[left] = missed == 0
+        scores[left] = high - low + MISSED * missed
     return float(inside.mean()), float(scores.mean())
 
 
@@ -304,16 +306,19 @@ def _ends(ratios: Floats) -> tuple[float, float]:
             float(np.quantile(ratios, 0.05, method="lower")),
             float(np.quantile(ratios, 0.95, method="higher")),
         )
-    logs, count = np.log(ratios), len(ratios)
+    logs = np.log(ratios)
+    count = len(ratios)
     half = (
         stdtrit(max(count - 1, 1), 0.95)
         * logs.std(ddof=1 if count > 1 else 0)
         * math.sqrt(1 + 1 / count)
     )
-    return (math.exp(logs.mean() - half), math.exp(logs.mean() + half))
+    return math.exp(logs.mean() - half), math.exp(logs.mean() + half)
 
 
-A100, H100, V100 = "dgx-a100-80g", "h100", "dgx-2h-v100"
+A100 = "dgx-a100-80g"
+H100 = "h100"
+V100 = "dgx-2h-v100"
 CORE = "megatron-core"
 """Software of the H100 rows."""
 STATED = (
@@ -362,7 +367,8 @@ def calibrate(out: Path) -> Benchmark:
     check_place("--out", out / "clusters/fitted" / f"{A100}.toml", "python -m benchmarks calibrate")
     a100 = a100_fit()
     machine = a100.refit(a100.rows)
-    fits, cases = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine)), []
+    fits = (a100, h100_fit(machine), v100_fit(machine), deepspeed_fit(machine))
+    cases = []
     every = [
         {
             way: held_out(f"{fit.cluster}, {way}", fit.rows, keys, fit.refit)
@@ -402,27 +408,24 @@ def a100_fit() -> Fit:
     count = sum(row.quantity == "iteration_seconds" for row in rows)
     shuffled = np.random.default_rng(SEED).permutation(np.arange(count) % FOLDS).tolist()
     folds = [*shuffled, *[None] * (len(rows) - count)]
-    ways = {"rows in 5 folds": folds, "sources": [row.source for row in rows]}
     known = {row.workload for row in rows}  # vTrain measured two of Table 1
-    apart = [
-        *(row for row in observed("2021/table-1") if row.workload not in known),
-        *zero_3(),
-        *timed("megatron-2020", "nemo-a100"),
-    ]
     source = (
         "fit",
         "vTrain's single-node and multi-node rows; 2021 paper, Table 2 and Figures 11 to 16",
     )
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one A100 server")
-    sources = dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table)
     return Fit(
         A100,
         "megatron-2021",
         rows,
         lambda some: fit(start, CONSTANTS, some, weights_of(some)),
-        ways,
-        apart,
-        sources,
+        {"rows in 5 folds": folds, "sources": [row.source for row in rows]},
+        [
+            *(row for row in observed("2021/table-1") if row.workload not in known),
+            *zero_3(),
+            *timed("megatron-2020", "nemo-a100"),
+        ],
+        dict.fromkeys(CONSTANTS, source) | dict.fromkeys(NODE_CONSTANTS, table),
     )
 
 
@@ -438,13 +441,8 @@ def h100_fit(a100: Machine) -> Fit:
 
     def refit(some: Sequence[Observation]) -> Machine:
         counts = Counter(row.source for row in some)
-        return fit(
-            start,
-            MODERN,
-            some,
-            np.array([3 / math.sqrt(counts[row.source]) for row in some]),
-            scale=0.1,
-        )
+        weights = np.array([3 / math.sqrt(counts[row.source]) for row in some])
+        return fit(start, MODERN, some, weights, scale=0.1)
 
     rows = h100_rows()
     sources["network_share"] = ("counted", "an adapter for each GPU")
@@ -455,8 +453,7 @@ def v100_fit(a100: Machine) -> Fit:
     """Return the fit of Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to
     the first row, which has no weight."""
     rows = v100_rows()
-    figures = ("2019/figure-1", "2019/figure-5")
-    apart = [row for row in megatron_2019() if row.experiment in figures and row.value != 100]
+    apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
     shared |= dict.fromkeys(("host_softmax_seconds", "node_rank_latency_seconds"), 0.0)
     alone = machine_of(load_cluster(V100)).replaced(**shared)
@@ -466,7 +463,6 @@ def v100_fit(a100: Machine) -> Fit:
         chosen = {name: CONSTANTS[name] for name in SOFTWARE_OF_2019}
         return fit(start, chosen, some, np.array([0.0] + [1.0] * (len(some) - 1)), scale=0.03)
 
-    ways = {"rows": [None, *range(len(rows) - 1)]}
     source = ("fit", "2019 paper, Tables 2, 7 and 8 without the rows of Figures 1 and 5")
     table = ("micro-benchmark", "vTrain's NCCL all-reduces inside one V100 server")
     return Fit(
@@ -474,7 +470,7 @@ def v100_fit(a100: Machine) -> Fit:
         "megatron-2019",
         rows,
         refit,
-        ways,
+        {"rows": [None, *range(len(rows) - 1)]},
         apart,
         dict.fromkeys(CONSTANTS, TRANSFERRED)
         | dict.fromkeys(NODE_CONSTANTS, table)
@@ -487,21 +483,20 @@ def deepspeed_fit(a100: Machine) -> Fit:
     """Return the fit of Megatron-DeepSpeed on A100s: the A100 fit's constants, and the host time
     that its pipeline adds to each microbatch."""
     rows = deepspeed_rows()
-    names = ("host_microbatch_seconds",)
-    moved = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
-    source = (
+    fitted = "host_microbatch_seconds"
+    sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
+    sources[fitted] = (
         "fit",
         "arXiv:2201.11990, Section 2.4: 530 billion parameters on 280, 350 and 420 nodes",
     )
-    chosen = {name: CONSTANTS[name] for name in names}
     return Fit(
         "selene",
         "megatron-deepspeed",
         rows,
-        lambda some: fit(a100, chosen, some, np.ones(len(some))),
+        lambda some: fit(a100, {fitted: CONSTANTS[fitted]}, some, np.ones(len(some))),
         {"rows": range(len(rows))},
         timed("bigscience"),
-        moved | dict.fromkeys(names, source),
+        sources,
     )
 
 
@@ -543,7 +538,8 @@ def widest(
         for fold in np.unique(held["fold"])
     ]
     ratios.append(v100["ratio"])
-    ends, inside = np.array([_ends(each) for each in ratios]), []
+    ends = np.array([_ends(each) for each in ratios])
+    inside = []
     for index, each in enumerate(ratios):
         low, high = _union(np.delete(ends, index, axis=0))
         inside.append(((low <= each) & (each <= high)).mean())
@@ -566,18 +562,13 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
     software = _constants(fit.sources, machine, SoftwareConstants)
-    for name, interval in intervals.items():
-        stated = interval.model_dump(exclude_none=True).items()
-        software += [
-            "",
-            f"[intervals.{name}]",
-            *(f"{key} = {json.dumps(value)}" for key, value in stated),
-        ]
-    software += [
-        "",
-        "[reach]",
-        *(f"{key} = {json.dumps(value)}" for key, value in reach(fit).items()),
-    ]
+    sections = {
+        f"intervals.{name}": interval.model_dump(exclude_none=True)
+        for name, interval in intervals.items()
+    }
+    for name, values in (sections | {"reach": reach(fit)}).items():
+        software += ["", f"[{name}]"]
+        software += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     lines = {f"software/fitted/{fit.software}.toml": software}
     if {*fit.sources} & {*Hardware.model_fields}:
         lines[f"clusters/fitted/{fit.cluster}.toml"] = _constants(fit.sources, machine, Hardware)
@@ -591,12 +582,12 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
     """Return the processors of a fit's rows, and the minimum and maximum of their nodes, positions
     and parameters."""
     cluster = load_cluster(fit.cluster)
+    workloads = [row.workload for row in fit.rows]
+    node = cluster.constants.gpus_per_node.value
     sizes: dict[str, list[float]] = {
-        "nodes": [
-            max(row.workload.gpus / cluster.constants.gpus_per_node.value, 1.0) for row in fit.rows
-        ],
-        "seq": [row.workload.seq for row in fit.rows],
-        "parameters": [parameter_count(checked_config(row.workload).model) for row in fit.rows],
+        "nodes": [max(each.gpus / node, 1.0) for each in workloads],
+        "seq": [each.seq for each in workloads],
+        "parameters": [parameter_count(checked_config(each).model) for each in workloads],
     }
     return {"processors": [cluster.processor]} | {
         name: [min(values), max(values)] for name, values in sizes.items()
@@ -644,9 +635,9 @@ def _errors(
         where = "one_node" if row.workload.gpus <= machine.gpus_per_node else "several_nodes"
         interval = span["ratio" if row.quantity in RATIOS else where]
         inside[f"{row.experiment}, apart"].append(interval.low <= ratio <= interval.high)
-    series = [
-        each for name, errors in errors_of.items() for each in _scored(name, np.array(errors))
-    ]
+    series = []
+    for name, errors in errors_of.items():
+        series += _scored(name, np.array(errors))
     series += [_series(name, "coverage", float(np.mean(each))) for name, each in inside.items()]
     for name, interval in span.items():
         for measure in ("coverage", "score", "baseline"):
@@ -656,12 +647,11 @@ def _errors(
 
 
 def _scored(name: str, errors: Floats) -> list[Series]:
-    measures = {
-        "mean": np.abs(errors).mean(),
-        "median": np.median(np.abs(errors)),
-        "bias of": errors.mean(),
-    }
-    return [_series(name, f"{measure} error", float(value)) for measure, value in measures.items()]
+    return [
+        _series(name, "mean error", float(np.abs(errors).mean())),
+        _series(name, "median error", float(np.median(np.abs(errors)))),
+        _series(name, "bias of error", float(errors.mean())),
+    ]
 
 
 def _series(name: str, measure: str, share: float) -> Series:

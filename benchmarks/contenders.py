@@ -6,6 +6,7 @@ Shapes: b batch, s sequence, h hidden, n heads, d head dim, v vocabulary; activa
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from mlm_repro.engine.model.microbatch import PipelineInput
 from mlm_repro.engine.parallel.mesh import serial_mesh
 from mlm_repro.engine.rng import Dropout
 from mlm_repro.engine.step import TrainingStep, build_step
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import UserError
 from mlm_repro.lineage.extras import import_extra
 from mlm_repro.lineage.progress import Progress
@@ -56,9 +58,12 @@ def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> to
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
-    betas = (train.adam_beta1, train.adam_beta2)
     return torch.optim.AdamW(
-        groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, fused=fused
+        groups,
+        lr=train.learning_rate,
+        betas=(train.adam_beta1, train.adam_beta2),
+        eps=train.adam_epsilon,
+        fused=fused,
     )
 
 
@@ -77,14 +82,14 @@ class TrainingSize:
         return self.train.global_batch_size * self.model.seq_length
 
     @property
-    def setting(self) -> dict[str, Any]:
+    def setting(self) -> JSON:
         """Return the model and the recipe where they differ from their defaults, and the
         warm-up."""
-        recipes = {"model": self.model, "train": self.train}
-        changed = {
-            name: recipe.model_dump(exclude_defaults=True) for name, recipe in recipes.items()
+        return {
+            "model": self.model.model_dump(exclude_defaults=True),
+            "train": self.train.model_dump(exclude_defaults=True),
+            "warm_up": self.warm_up,
         }
-        return changed | {"warm_up": self.warm_up}
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
         """Return the token ids of an iteration's global batch, [B, s + 1]: few words are frequent,
@@ -117,19 +122,18 @@ class OurLayout:
     """True if the first step captures its microbatches as CUDA graphs."""
     is_tuned: bool = True
 
-    def build(self, size: TrainingSize, device: torch.device | None = None) -> Step:
-        """Return a step, by default on this rank's device."""
-        return self.steps(self.training(size, device), size)
+    def build(self, size: TrainingSize) -> Step:
+        """Return a step on this rank's device."""
+        return self.steps(self.training(size), size)
 
-    def training(self, size: TrainingSize, device: torch.device | None = None) -> TrainingStep:
-        """Return the model with its optimizer, by default on this rank's device."""
-        return build_step(
-            size.model, size.train, ParallelConfig(), serial_mesh(device or local_device())
-        )[1]
+    def training(self, size: TrainingSize) -> TrainingStep:
+        """Return the model with its optimizer, on this rank's device."""
+        return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
         """Return a step of a model that was built already; the batch may have another size."""
-        train, mesh = size.train, training.mesh
+        train = size.train
+        mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
 
         def step(iteration: int, dropout: float) -> float:
@@ -153,8 +157,10 @@ class OurLayout:
 class _Block(nn.Module):
     def __init__(self, h: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, nn.Dropout(0.0)
-        self.ln_1, self.ln_2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.heads = heads
+        self.dropout = nn.Dropout(0.0)
+        self.ln_1 = nn.LayerNorm(h)
+        self.ln_2 = nn.LayerNorm(h)
         self.attn = nn.ModuleDict({"c_attn": nn.Linear(h, 3 * h), "c_proj": nn.Linear(h, h)})
         self.mlp = nn.ModuleDict({"c_fc": nn.Linear(h, 4 * h), "c_proj": nn.Linear(4 * h, h)})
 
@@ -175,7 +181,8 @@ class NanoGPTModel(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         h = config.hidden_size
-        self.wte, self.wpe = nn.Embedding(config.vocab_size, h), nn.Embedding(config.seq_length, h)
+        self.wte = nn.Embedding(config.vocab_size, h)
+        self.wpe = nn.Embedding(config.seq_length, h)
         self.dropout = nn.Dropout(0.0)
         self.h = nn.ModuleList(_Block(h, config.num_heads) for _ in range(config.num_layers))
         self.ln_f = nn.LayerNorm(h)
@@ -204,7 +211,8 @@ class Peer:
         """Return a step of the model."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
-        train, device = size.train, local_device()
+        train = size.train
+        device = local_device()
         with device:  # a GPU draws the values that are replaced in less time
             model = NanoGPTModel(size.model).train()
         weights = named_as_theirs(dict(network.named_parameters()), network.config)
@@ -253,7 +261,8 @@ def time_contender(
         if training and isinstance(contender, OurLayout)
         else contender.build(size)
     )
-    seconds, losses = [], []
+    seconds = []
+    losses = []
     for iteration in range(size.train.iterations):
         start = clock()
         losses.append(step(iteration, dropout))
@@ -266,14 +275,13 @@ def in_turn(
 ) -> dict[K, list[Any]]:
     """Take every measurement in each round, so that other work on the machine falls on each
     alike."""
-    taken: dict[K, list[Any]] = {key: [] for key in measurements}
+    taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
             for key, measure in measurements.items():
                 taken[key].append(measure())
-                progress.advance(
-                    1, ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
-                )
+                shown = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+                progress.advance(1, shown)
     return taken
 
 

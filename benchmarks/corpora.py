@@ -130,7 +130,8 @@ def used(recipe: Path, runs: Path) -> tuple[int, int, float]:
 
     Raises UserError if it fails.
     """
-    program, disk = Path(sys.executable).with_name("mlm-data"), 0
+    program = Path(sys.executable).with_name("mlm-data")
+    disk = 0
     process = Popen([program, "run", recipe, "--runs", runs], stdout=DEVNULL, stderr=DEVNULL)
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         disk = max(disk, _taken(runs, process.pid))
@@ -168,7 +169,8 @@ def measure(names: Sequence[str], part: float = 1.0) -> Benchmark:
     cases = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as fresh:
-            work, documents = Path(folder), round(part * SHAPES[name].documents)
+            work = Path(folder)
+            documents = round(part * SHAPES[name].documents)
             corpus = fresh.apply(write_corpus, (work / "corpus.jsonl", name, documents))
             recipe = write_recipe(work, corpus)
             promised = fresh.apply(promise_of, (recipe,))

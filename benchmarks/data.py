@@ -25,7 +25,7 @@ from datasketch import MinHashLSH
 from tokenizers import Tokenizer as Backend
 
 from benchmarks.timing import child_seconds, cpu_seconds, ratio, rounded, series
-from mlm_repro.data_pipeline.config import DataConfig, DeduplicateConfig, SourcesConfig
+from mlm_repro.data_pipeline.config import DecontaminateConfig, DeduplicateConfig
 from mlm_repro.data_pipeline.contamination.decontaminate import decontaminate, ngrams_of_files
 from mlm_repro.data_pipeline.contamination.testsets import find_gpt2_vocabulary, find_test_set
 from mlm_repro.data_pipeline.contamination.words import WORD, Ngrams
@@ -46,9 +46,12 @@ from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import BadInput, DataMissing
 from mlm_repro.lineage.progress import Progress, announce
 
-OURS, PLAIN, FASTER = "ours", "plain", "times faster"
+OURS = "ours"
+PLAIN = "plain"
+FASTER = "times faster"
 SECONDS = "processor s"
-BATCH, BLOCKS = 1000, 12
+BATCH = 1000
+BLOCKS = 12
 FEW, FEW_SECONDS = 20, 2.5
 """Documents of a small run, and the seconds that it may take."""
 NOTES = [
@@ -91,10 +94,8 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
     Raises BadInput if no documents are left at some stage.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    piece = Piece(
-        "jsonl", corpus.name, str(corpus), "", corpus.stat().st_size if corpus.is_file() else 0
-    )
-    every = list(read_pieces([piece]))
+    size = corpus.stat().st_size if corpus.is_file() else 0
+    every = list(read_pieces([Piece("jsonl", corpus.name, str(corpus), "", size)]))
     texts = [each.text for each in every if isinstance(each, Document)]
     megabytes = sum(map(size_bytes, texts)) / 1e6
     announce(
@@ -109,8 +110,7 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
         for name in ("wikitext103", "lambada"):
             with suppress(DataMissing):
                 test_sets.append(find_test_set(name))
-        config = DataConfig(name="bench", sources=SourcesConfig(names=(f"jsonl:{corpus}",)))
-        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets), config)
+        stages, expected = measure_stages(texts, work / "tokenizer", tuple(test_sets))
         few = write_texts(work / "few.jsonl", list(expected.elements())[:FEW])
         run_pipeline(recipe, work, few)  # machine code is compiled and cached
         runs = [
@@ -118,10 +118,10 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
             for _ in range(rounds)
         ]
         left = texts_of(runs[-1][1][2])
-    clock = [[seconds for _, seconds, _ in many] for many in runs]
-    small, single, double = ([each[index] for each in clock] for index in range(3))
+    small, single, double = ([many[index][1] for many in runs] for index in range(3))
     differing = ((expected - left) + (left - expected)).total()
-    ours, plain = [many[1][0] for many in runs], sum(one_sample(case, PLAIN) for case in stages)
+    ours = [many[1][0] for many in runs]
+    plain = sum(one_sample(case, PLAIN) for case in stages)
     pipeline = Case(
         name="whole beside the plain stages together",
         series=[
@@ -168,7 +168,7 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 
 
 def measure_stages(
-    texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...], config: DataConfig
+    texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
     """Measure each stage on the documents that the stage before kept; return the cases and the
     final documents.
@@ -187,7 +187,7 @@ def measure_stages(
         cases.append(case)
         return answers
 
-    contamination = config.decontaminate
+    contamination = DecontaminateConfig()
     cleaned = [text for text in run(cleaning(), texts) if text.strip()]
     plain = _each(lambda text: reference_detection(text)[0])
     languages = run(StageRivals("language", "langdetect", 25, plain, _each(detect)), cleaned)
@@ -197,7 +197,7 @@ def measure_stages(
     tokens = run(encoding(tokenizer), spoken)
     enough = Length().min_tokens
     long = [text for text, ids in zip(spoken, tokens, strict=True) if len(ids) + 1 >= enough]
-    survivors = run(deduplication(config.deduplicate), long)
+    survivors = run(deduplication(DeduplicateConfig()), long)
     rest = [text for text, survivor in zip(long, survivors, strict=True) if survivor < 0]
     matches: list[Any] = [[] for _ in rest]
     if test_sets:
@@ -224,18 +224,22 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
     Both are called with one text first, which loads tables and compiles and is not counted.
     """
     bounds = np.linspace(0, len(texts), min(stage.blocks, len(texts)) + 1).astype(int)
-    seconds: tuple[list[float], list[float]] = ([], [])
-    answers: tuple[list[Any], list[Any]] = ([], [])
-    stage.plain(texts[:2]), stage.ours(texts[:2])
+    stage.plain(texts[:2])
+    stage.ours(texts[:2])
+    seconds = []
+    answers = []
+    differing = 0
     with Progress(stage.name, len(bounds) - 1, "blocks") as progress:
         for start, end in pairwise(bounds):
-            for index, function in enumerate((stage.plain, stage.ours)):
-                took, given = cpu_seconds(function, texts[start:end])
-                seconds[index].append(took)
-                answers[index].extend(given)
+            plain, expected = cpu_seconds(stage.plain, texts[start:end])
+            ours, given = cpu_seconds(stage.ours, texts[start:end])
+            seconds.append((plain, ours))
+            answers += given
+            differing += sum(
+                not np.array_equal(*both) for both in zip(expected, given, strict=True)
+            )
             progress.advance()
-    differing = sum(not np.array_equal(left, right) for left, right in zip(*answers, strict=True))
-    plain, ours = map(sum, seconds)
+    plain, ours = map(sum, zip(*seconds, strict=True))
     megabytes = sum(map(size_bytes, texts)) / 1e6
     case = Case(
         name=f"{stage.name} beside {stage.library}",
@@ -249,7 +253,7 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
                 name=FASTER,
                 value=rounded(plain / ours),
                 goal=stage.goal,
-                rounds=[rounded(a / b) for a, b in zip(*seconds, strict=True) if b],
+                rounds=[rounded(a / b) for a, b in seconds if b],
             )
         ],
         setting={
@@ -260,7 +264,7 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
             "differing": differing,
         },
     )
-    return case, answers[1]
+    return case, answers
 
 
 def one_sample(case: Case, contender: str) -> float:
@@ -280,10 +284,8 @@ def choose_vocabulary() -> tuple[Tokenizer, str, str]:
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
-        section, name = (
-            'kind = "train"\nvocab_size = 257',
-            "the bytes alone, as GPT-2's vocabulary is not here",
-        )
+        section = 'kind = "train"\nvocab_size = 257'
+        name = "the bytes alone, as GPT-2's vocabulary is not here"
         return Tokenizer.train(["any"], 257), section, name
 
 
@@ -303,7 +305,8 @@ def run_pipeline(
         f"[tokenizer]\n{vocabulary}\n",
         encoding="utf-8",
     )
-    program, start = Path(sys.executable).with_name("mlm-data"), time.monotonic()
+    program = Path(sys.executable).with_name("mlm-data")
+    start = time.monotonic()
     seconds = child_seconds(program, "run", recipe, "--runs", work / "runs")
     return seconds, time.monotonic() - start, work / "runs" / "bench"
 
@@ -325,10 +328,8 @@ def cleaning() -> StageRivals:
 def encoding(directory: Path) -> StageRivals:
     """Return the stage that encodes texts: Hugging Face tokenizers on the directory's
     `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
-    tokenizer, backend = (
-        Tokenizer.load(directory),
-        Backend.from_file(str(directory / "tokenizer.json")),
-    )
+    tokenizer = Tokenizer.load(directory)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
 
     def plain(texts: Sequence[str]) -> list[list[int]]:
         return [
@@ -344,11 +345,13 @@ def encoding(directory: Path) -> StageRivals:
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
     """Return a function that searches as `Ngrams.search` does, with sets of strings."""
-    longest, shortest = ngrams.lengths[0], ngrams.lengths[-1]
+    longest = ngrams.lengths[0]
+    shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
 
     def search(text: str) -> list[tuple[int, str]]:
-        spans, matches = list(WORD.finditer(text)), []
+        spans = list(WORD.finditer(text))
+        matches = []
         words = [span.group().lower() for span in spans]
         for start in range(len(words) - shortest + 1):
             if " ".join(words[start : start + shortest]) in prefixes:
@@ -383,10 +386,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         survivors = [-1] * len(texts)
         for document, text in enumerate(texts):
             values = reference_signature(text, config.num_permutations, config.shingle_characters)
-            minhash, mine = (
-                as_sketch(values, config.num_permutations),
-                shingles(text, config.shingle_characters),
-            )
+            minhash = as_sketch(values, config.num_permutations)
+            mine = shingles(text, config.shingle_characters)
             for earlier in sorted(index.query(minhash)):
                 theirs = shingles(texts[earlier], config.shingle_characters)
                 if len(mine & theirs) / len(mine | theirs) >= config.threshold:
@@ -400,7 +401,8 @@ def deduplication(config: DeduplicateConfig) -> StageRivals:
         keys, sketches = map(
             np.ascontiguousarray, np.hsplit(fingerprints(texts, config), [config.banding[0]])
         )
-        forest, partly = np.arange(len(texts)), np.zeros(len(texts), np.bool_)
+        forest = np.arange(len(texts))
+        partly = np.zeros(len(texts), np.bool_)
         for band in keys.T:
             link(
                 forest,

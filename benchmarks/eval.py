@@ -8,6 +8,7 @@ from its page on perplexity. Shapes: b batch, s sequence, v vocabulary.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,17 @@ from mlm_repro.lineage.progress import announce
 
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-2}
 """The largest allowed relative difference of losses."""
-CONTEXT, HALF, STRIDE = 1024, 512, 32
+CONTEXT = 1024
+HALF = 512
+STRIDE = 32
 VOCABULARY = 49152
 """Tokens that every model here has."""
-SMALL, GPT2_124M, LLAMA = "2 layers, 128 wide", "GPT-2 124M", "LLaMA 124M"
-OURS, PLAIN_LOOP, TRANSFORMERS = "ours", "plain loop", "transformers"
+SMALL = "2 layers, 128 wide"
+GPT2_124M = "GPT-2 124M"
+LLAMA = "LLaMA 124M"
+OURS = "ours"
+PLAIN_LOOP = "plain loop"
+TRANSFORMERS = "transformers"
 NOTES = [
     (
         "Seconds are processor seconds of one thread; every round measures both, ours first, and"
@@ -90,9 +97,8 @@ def pretrained() -> dict[str, Callable[[], Any]]:
         ).eval()
 
     def smollm2() -> Any:
-        return Pretrained(
-            Place.find(Path(SMOLLM2)), torch.float32, torch.device("cpu")
-        ).model.theirs
+        place = Place.find(Path(SMOLLM2))
+        return Pretrained(place, torch.float32, torch.device("cpu")).model.theirs
 
     return {LLAMA: llama} | ({SMOLLM2: smollm2} if find_spec(SMOLLM2_PACKAGE) else {})
 
@@ -128,7 +134,7 @@ def measure(rounds: int) -> Benchmark:
         benchmark="eval",
         title="Evaluation beside the plain loop and transformers",
         cases=[*(case for case, _ in compared), *memory],
-        disagreements=[why for _, differing in compared for why in differing],
+        disagreements=list(chain.from_iterable(differing for _, differing in compared)),
         notes=NOTES,
         setting={"rounds": rounds},
     )
@@ -188,21 +194,22 @@ def compare(
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
     best = min(tried, key=lambda size: tried[size][0])
     runs = {OURS: partial(our_score, requests, None), rival: partial(their_score, requests, best)}
-    gap = float(
-        np.max([np.abs(answers[:, 0] / expected[:, 0] - 1) for _, answers in tried.values()])
-    )
-    verdicts = max(int((answers[:, 1] != expected[:, 1]).sum()) for _, answers in tried.values())
-    shown = {
+    answers = np.stack([given for _, given in tried.values()])
+    gap = float(np.abs(answers[..., 0] / expected[:, 0] - 1).max())
+    verdicts = int((answers[..., 1] != expected[:, 1]).sum(axis=1).max())
+    setting = {
+        "requests": len(requests),
+        "batch_size": best,
         "largest_relative_gap": gap if np.isfinite(gap) else None,
         "different_verdicts": verdicts,
     }
-    setting = {"requests": len(requests), "batch_size": best} | shown
     case = compare_times(name, runs, goal, rounds, setting)
-    difference = (
-        f"the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts in {verdicts}"
-        " requests"
-    )
-    return case, [] if gap <= tolerance and verdicts == 0 else [f"{case.name}: {difference}"]
+    if gap <= tolerance and verdicts == 0:
+        return case, []
+    return case, [
+        f"{case.name}: the losses of {rival} differ by up to {gap:.2g} of their size, its verdicts"
+        f" in {verdicts} requests"
+    ]
 
 
 def compare_times(
@@ -224,7 +231,7 @@ def compare_times(
     )
 
 
-def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> GPT2:
+def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
     """Return a model with the initial weights of one fixed seed."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
@@ -233,7 +240,8 @@ def initial_network(config: ModelConfig, dtype: torch.dtype = torch.float32) -> 
 
 def scoring_model(network: GPT2) -> ScoringModel:
     """Return the network as an evaluation uses it: a copy with packed weights."""
-    config, dtype = network.config, next(network.parameters()).dtype
+    config = network.config
+    dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)
     pack_weights(packed)
     return ScoringModel(packed, config.vocab_size, config.seq_length, config.hidden_size, dtype)
@@ -263,14 +271,9 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
         )  # [b, s, v]
         log_probabilities = F.log_softmax(logits, dim=-1).gather(2, targets[..., None]).squeeze(2)
         is_best = logits.argmax(dim=-1) == targets
-        for row, request in enumerate(batch):
-            scored = slice(-request.num_scored, None)
-            answers.append(
-                (
-                    -log_probabilities[row, scored].double().sum().item(),
-                    is_best[row, scored].all().item(),
-                )
-            )
+        for request, likely, best in zip(batch, log_probabilities, is_best, strict=True):
+            count = request.num_scored
+            answers.append((-likely[-count:].double().sum().item(), best[-count:].all().item()))
     return np.array(answers)
 
 
@@ -288,7 +291,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
     positions."""
     answers = []
     for request in requests:
-        tokens, count = torch.from_numpy(request.tokens), request.num_scored
+        tokens = torch.from_numpy(request.tokens)
+        count = request.num_scored
         logits = model(tokens[None, :-1], use_cache=False).logits[0, -count:].float()
         targets = tokens[-count:]
         nll = F.cross_entropy(logits, targets, reduction="none").double().sum().item()

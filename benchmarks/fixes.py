@@ -24,7 +24,8 @@ from mlm_repro.verify.layouts import run_layouts
 from mlm_repro.verify.subjects import Asked
 
 CASES = Path(__file__).with_name("fixes.toml")
-SECONDS, SEED = 400, 1234
+SECONDS = 400
+SEED = 1234
 PACKAGES = {
     "megatron": ("megatron_core", "megatron/core"),
     "torchtitan": ("torchtitan", "torchtitan"),
@@ -163,7 +164,8 @@ def examine(clone: Path, case: Case, beside: Path, folder: Path) -> Row:
         put_back(faulty, case.edits)
     else:
         faulty = extract(clone, case.repository, f"{case.commit}^", folder)
-    before, after = ask(faulty, case, beside), ask(healthy, case, beside)
+    before = ask(faulty, case, beside)
+    after = ask(healthy, case, beside)
     result: Literal["found", "named otherwise", "missed", "cannot run"] = "missed"
     if "cannot run" in (before.state, after.state):
         result = "cannot run"
@@ -202,7 +204,8 @@ def put_back(directory: Path, edits: Sequence[Edit]) -> None:
 def ask(tree: Path, case: Case, beside: Path) -> Said:
     """Return the answer of `mlm-verify layouts` on a tree. It runs in a process of its own, which
     alone imports the tree's package."""
-    start, (receive, send) = time.monotonic(), Pipe(duplex=False)
+    start = time.monotonic()
+    receive, send = Pipe(duplex=False)
     child = get_context("fork").Process(target=_answer, args=(tree, case, beside, send))
     child.start()
     send.close()
@@ -213,7 +216,8 @@ def ask(tree: Path, case: Case, beside: Path) -> Said:
             else ("cannot run", [f"no answer in {SECONDS} s"])
         )
     except EOFError:
-        state, sentences = "cannot run", ["it ended without an answer"]
+        state = "cannot run"
+        sentences = ["it ended without an answer"]
     child.kill()
     child.join()
     shown = [sentence.replace(str(tree), "TREE") for sentence in sentences]

@@ -92,7 +92,8 @@ NOTES = [
 ]
 GOALS = {"355m": 0.42, "2.5b": 0.50, "2.5b, without dropout": 0.58}
 """The share of the peak that is each training's goal."""
-ITERATIONS, WARM_UP = 6, 3
+ITERATIONS = 6
+WARM_UP = 3
 TRIED = (
     "name=tried model.num_layers=4 model.hidden_size=128 model.num_heads=4 model.seq_length=128"
     " train.iterations=200 train.warmup_iterations=0 train.decay=cosine train.global_batch_size=8"
@@ -125,7 +126,8 @@ class Worker:
             why, value = self._pipe.recv() if self._pipe.poll(seconds) else late
         except (EOFError, BrokenPipeError):
             self._process.join()
-            why, value = f"its process ended with code {self._process.exitcode}", None
+            why = f"its process ended with code {self._process.exitcode}"
+            value = None
         if why:
             self.end()
             raise UserError(why)
@@ -154,7 +156,8 @@ class ItemRecord:
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
         """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
-        self.out, self.worker = out, Worker()
+        self.out = out
+        self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))
         self._cases: dict[str, Case] = {}
         self._disagreements: dict[str, None] = {}
@@ -174,7 +177,8 @@ class ItemRecord:
     def attempt(self, name: str, seconds: float, measure: Callable[[], Result]) -> None:
         """Measure an item, add its cases to the record and write a line for each; on failure write
         one line with the reason."""
-        limit, start = min(seconds, self._ends - time.monotonic()), time.monotonic()
+        limit = min(seconds, self._ends - time.monotonic())
+        start = time.monotonic()
         try:
             if limit < LEAST_SECONDS:
                 raise UserError("the deadline came first")
@@ -183,12 +187,12 @@ class ItemRecord:
             self.say(name, failed=str(error), seconds=round(time.monotonic() - start, 2))
             return
         self.done[name] = source_state().get("commit") or "unknown"
-        self._disagreements |= dict.fromkeys(
-            result for result in results if isinstance(result, str)
-        )
-        for case in (result for result in results if isinstance(result, Case)):
-            self._cases[case.name] = case
-            self.say(name, seconds=round(time.monotonic() - start, 2), case=case)
+        for result in results:
+            if isinstance(result, Case):
+                self._cases[result.name] = result
+                self.say(name, seconds=round(time.monotonic() - start, 2), case=result)
+            else:
+                self._disagreements[result] = None
         if self.out:
             write_benchmark(self.out / "gpu.json", self.result)
 
@@ -205,10 +209,9 @@ class ItemRecord:
         """Return the record so far. Raises UserError if it is empty."""
         if not self._cases:
             raise UserError("nothing was measured: every item's line has its reason")
-        title = "One GPU beside torch.compile, nanoGPT and its own limits"
         return Benchmark(
             benchmark="gpu",
-            title=title,
+            title="One GPU beside torch.compile, nanoGPT and its own limits",
             cases=list(self._cases.values()),
             disagreements=list(self._disagreements),
             notes=NOTES,
@@ -230,7 +233,8 @@ def measure(chosen: str, out: Path | None, deadline: float | None) -> Benchmark:
     """Measure items in the order of `ITEMS`, except those that `out` already has. Raises
     HardwareMissing without a GPU or a torch with CUDA."""
     names = chosen_items(chosen)
-    record, missing = ItemRecord(out, deadline), ""
+    record = ItemRecord(out, deadline)
+    missing = ""
     if not list_gpus():
         missing = "there is no NVIDIA GPU here"
     elif torch.version.cuda is None:
@@ -262,7 +266,8 @@ def built(name: str) -> TrainingStep:
 def train_alone(name: str, b: int, dropout: float = DROPOUT, is_captured: bool = False) -> Result:
     """Train a model at full size with microbatches of `b` sequences, and follow one iteration on
     the GPU."""
-    training, size = built(name), full_size(name, b * MICROBATCHES, 3, 1)
+    training = built(name)
+    size = full_size(name, b * MICROBATCHES, 3, 1)
     training.model.graphs = None
     layout = replace(EAGER, is_captured=is_captured)
     timed = time_contender(layout, size, dropout, training=training)
@@ -282,10 +287,12 @@ def timeline(title: str, step: Callable[[], object]) -> Case:
     kernels that took longest."""
     with torch.profiler.profile() as trace:
         step()
-    spent: dict[str, float] = defaultdict(float)
-    spans, waited = [], 0.0
+    spent = defaultdict[str, float](float)
+    spans = []
+    waited = 0.0
     for event in trace.events():
-        start, end = event.time_range.start, event.time_range.end
+        start = event.time_range.start
+        end = event.time_range.end
         if event.device_type.name == "CUDA":
             spans.append((start, end))
             spent[event.name[:80]] += (end - start) / 1000
@@ -333,7 +340,8 @@ def compare_copies(name: str, b: int) -> Result:
     training = built(name)
     source = training.optimizer.groups[0].master[:COPIED]
     step = EAGER.steps(training, full_size(name, b * MICROBATCHES))
-    host, stream = torch.empty(source.shape, pin_memory=source.is_cuda), torch.cuda.Stream()
+    host = torch.empty(source.shape, pin_memory=source.is_cuda)
+    stream = torch.cuda.Stream()
     seconds = {}
     for who in ("first", "training", "training and a copy"):
         start = time.perf_counter()
@@ -352,20 +360,12 @@ def try_program() -> Result:
     with TemporaryDirectory() as folder:
         dataset = write_dataset(Path(folder) / "data")
         settings = [f"--set={setting}" for setting in (*TRIED.split(), f"data.dataset={dataset}")]
-        command = [
-            sys.executable,
-            "-m",
-            "mlm_repro.engine.cli",
-            "run",
-            "355m",
-            "--ranks=1",
-            *settings,
-        ]
+        program = [sys.executable, "-m", "mlm_repro.engine.cli", "run", "355m", "--ranks=1"]
         for device, variables in (("cpu", {"CUDA_VISIBLE_DEVICES": ""}), ("cuda", {})):
             runs = Path(folder) / device
             begin = partial(
                 subprocess.Popen,
-                [*command, f"--runs={runs}"],
+                [*program, *settings, f"--runs={runs}"],
                 env=os.environ | variables,
                 stdout=sys.stderr,
                 preexec_fn=end_with_parent,
@@ -379,9 +379,8 @@ def try_program() -> Result:
                     raise UserError(f"mlm-train ended with code {stopped.returncode} after SIGTERM")
             if code := begin().wait():
                 raise UserError(f"mlm-train ended with code {code} on {device}")
-            losses[device] = [
-                Timed([1.0], [step.loss for step in read_steps(next(runs.glob("tried-*")))])
-            ]
+            steps = read_steps(next(runs.glob("tried-*")))
+            losses[device] = [Timed([1.0], [step.loss for step in steps])]
     case = Case(name="mlm-train, stopped and resumed, beside the CPU", losses=first_losses(losses))
     return [case, *differing_losses("mlm-train", losses, MASKED)]
 
@@ -399,12 +398,10 @@ def write_dataset(directory: Path) -> Path:
         "name": "letters",
         "seed": 0,
         "tokenizer": {"kind": "train", "digest": tokenizer.digest},
-    }
-    sizes = {
         "vocab_size": tokenizer.vocab_size,
         "padded_vocab_size": padded_vocab_size(tokenizer.vocab_size),
     }
-    write_json(directory / "dataset.json", made | sizes)
+    write_json(directory / "dataset.json", made)
     seal(directory)
     return directory
 

@@ -3,6 +3,7 @@
 Shapes: s sequence, b microbatch, n heads, d head dim, v vocabulary.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,13 +23,17 @@ from mlm_repro.engine.parallel.mesh import LoneAxis
 from mlm_repro.engine.rng import DropoutMask
 from mlm_repro.experiments.benchmark import Case, Series
 
-GEMM_WIDTH, COPIED_BYTES = 8192, 1 << 31
-REPEATS, FEW, WARM_UP = 20, 3, 2
+GEMM_WIDTH = 8192
+COPIED_BYTES = 1 << 31
+REPEATS = 20
+FEW = 3
+WARM_UP = 2
 WIDTHS = (1024, 1920, 3072, 4096, 6144, 12288)
 """Hidden widths of 355m, 2.5b and 8.3b, and of larger models."""
 QUEUED = 10
 """Passes that a GPU is given together, so that it does not wait for the host between them."""
-OURS, SDPA = "ours", "SDPA with dropout"
+OURS = "ours"
+SDPA = "SDPA with dropout"
 Times = tuple[dict[str, list[float]], dict[str, str]]
 """Seconds of each round by name, and why others were not measured."""
 
@@ -59,7 +64,8 @@ def kernel_cases(
     """Return by name every kernel that has a gradient, on a device, by default this process's."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
-    h, mask = n * d, DropoutMask(0.1, tuple(range(b)))
+    h = n * d
+    mask = DropoutMask(0.1, tuple(range(b)))
     torch.manual_seed(0)
 
     def leaf(*size: int, scale: float = 1.0) -> torch.Tensor:
@@ -182,12 +188,9 @@ def measure_rates(shape: KernelShape) -> list[Case]:
     The planner's constants are taken from them. A weight's gradient is also added to fp32, by its
     product and afterwards.
     """
-    rows, device = shape.s * shape.b, local_device()
-    speeds: dict[str, list[Series]] = {
-        "products of a layer": [],
-        "attention without dropout": [],
-        "copying": [],
-    }
+    rows = shape.s * shape.b
+    device = local_device()
+    speeds = defaultdict[str, list[Series]](list)
 
     def rate(case: str, name: str, unit: str, work: float, run: Callable[[], object]) -> None:
         speeds[case].append(
@@ -201,20 +204,19 @@ def measure_rates(shape: KernelShape) -> list[Case]:
                 for size in ((rows, ins), (rows, outs), (outs, ins))
             )
             total = matrix.float()
-            products: dict[str, Callable[[], object]] = {
-                "output": partial(torch.mm, x, matrix.t()),
-                "to input": partial(torch.mm, slopes, matrix),
-                "to weight": partial(torch.mm, slopes.t(), x),
-                "to weight, added": partial(add_product, total, slopes.t(), x, True),
-                "to weight, added afterwards": partial(_add_afterwards, total, slopes.t(), x),
-            }
-            for name, run in products.items():
+            for name, product_of, *factors in (
+                ("output", torch.mm, x, matrix.t()),
+                ("to input", torch.mm, slopes, matrix),
+                ("to weight", torch.mm, slopes.t(), x),
+                ("to weight, added", add_product, total, slopes.t(), x, True),
+                ("to weight, added afterwards", _add_afterwards, total, slopes.t(), x),
+            ):
                 rate(
                     "products of a layer",
                     f"{name}, {ins} × {outs}",
                     "TFLOP/s",
                     2e-12 * rows * ins * outs,
-                    run,
+                    partial(product_of, *factors),
                 )
     for s, d in product((shape.s << power for power in range(0, 7, 2)), (64, 96, 128)):
         qkv = torch.randn(s, 1, 8, 3, d, device=device).bfloat16()
@@ -235,7 +237,8 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
     beside torch."""
     from mlm_repro.engine.kernels.gpu import attention
 
-    every, ours = kernel_cases(shape, torch.bfloat16), implementation("attention", "cuda")
+    every = kernel_cases(shape, torch.bfloat16)
+    ours = implementation("attention", "cuda")
     case = every["attention"]
     without = replace(case, others=(None,))
 
@@ -255,8 +258,10 @@ def compare_kernels(shape: KernelShape) -> list[Case]:
         f"without dropout, {backend.name}": partial(changed, "BACKENDS", [backend], without)
         for backend in attention.BACKENDS
     }
-    others = [
-        times_case(name, time_kernel(every[name], "cuda", FEW))
-        for name in ("add_norm", "bias_gelu")
+    return [
+        times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}),
+        *(
+            times_case(name, time_kernel(every[name], "cuda", FEW))
+            for name in ("add_norm", "bias_gelu")
+        ),
     ]
-    return [times_case("attention", time_in_turn(runs, REPEATS), {SDPA: 1.0}), *others]

@@ -19,7 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-WORDS, HIDDEN = 64, 32
+WORDS = 64
+HIDDEN = 32
 for absent in (
     "tyro",
     "torchtitan.components.dataloader",

@@ -18,7 +18,8 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-WORDS, HIDDEN = 64, 32
+WORDS = 64
+HIDDEN = 32
 sys.modules.setdefault("tyro", MagicMock())
 trainer = sys.modules.setdefault("torchtitan.trainer", MagicMock())  # models ask it for one class
 trainer.Trainer.Config = type("Config", (), {})
@@ -61,7 +62,8 @@ def loss(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def build(layout: Any) -> nn.Module:
     """Return the model of a rank, divided over tp, fsdp, dp and ep."""
-    qwen3, configs = import_module("torchtitan.models.qwen3"), import_module("torchtitan.config")
+    qwen3 = import_module("torchtitan.models.qwen3")
+    configs = import_module("torchtitan.config")
     attention = import_module("torchtitan.models.common.attention").ScaledDotProductAttention
     vars(qwen3)["get_attention_config"] = lambda _: attention.Config()  # the others need a GPU
     configs.TORCH_DTYPE_MAP["float32"] = torch.float64

@@ -38,7 +38,9 @@ from mlm_repro.lineage.errors import BadInput
 from mlm_repro.lineage.progress import announce
 from mlm_repro.lineage.shipped import model_file
 
-OURS, STOCK, TUNED = "serial", "stock nanoGPT", "tuned nanoGPT"
+OURS = "serial"
+STOCK = "stock nanoGPT"
+TUNED = "tuned nanoGPT"
 LIMIT = "limit"
 KERNEL_CASES = "kernels"
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
@@ -46,7 +48,9 @@ TOLERANCES: dict[Precision, float] = {"fp32": 1e-3, "bf16": 3e-2}
 MASKED = 0.1
 """The largest allowed difference with dropout, whose masks are each contender's own."""
 RATE = "tokens per processor second"
-GEMM_WIDTH, GEMM_REPEATS, GEMM_TRIES = 1024, 8, 4
+GEMM_WIDTH = 1024
+GEMM_REPEATS = 8
+GEMM_TRIES = 4
 KERNEL_SHAPE = KernelShape(s=1024, b=1, n=12, d=64, v=50304)
 NOTES = [
     (
@@ -178,7 +182,8 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
                 apart, contender.name, time_contender, *how
             )
     taken = in_turn("train", rounds, measurements)
-    cases, disagreements = [], []
+    cases = []
+    disagreements = []
     for row in rows:
         measured = {contender.name: taken[row.name, contender.name] for contender in ALONE}
         cases.append(summarize(row, sizes[row.name], measured, taken[row.name, LIMIT]))
@@ -200,7 +205,8 @@ def measure(rounds: int, names: Sequence[str] | None = None) -> Benchmark:
 def summarize(row: Row, size: TrainingSize, measured: Measured, gflops: Sequence[float]) -> Case:
     """Make a row's case from the contenders' rounds and the rate of matrix products in each
     round."""
-    speed, operations = rates(size, measured), flops_per_token(size.model, causal=True)
+    speed = rates(size, measured)
+    operations = flops_per_token(size.model, causal=True)
     limits = [rate * 1e9 / operations for rate in gflops]
     peaks = {name: [timed.peak_bytes for timed in many] for name, many in measured.items()}
     return Case(

@@ -5,6 +5,7 @@ import csv
 import math
 import operator
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fnmatch import translate
@@ -200,7 +201,8 @@ class Claim(Config):
 
         Rounding counts in its favour, and so does the tolerance if it was measured.
         """
-        ours, (low, high) = as_range(number), self.bounds(measured)
+        ours = as_range(number)
+        low, high = self.bounds(measured)
         if self.is_direction:
             return low <= ours.high and ours.low <= high
         slack = 1e-9 * max(abs(end) for end in (low, high, 1e-3) if math.isfinite(end))
@@ -276,9 +278,9 @@ class Arithmetic(Config):
             [claim for claim in every_claim() if matches(claim, ids)]
             for ids in (self.of, (self.over,))
         )
-        series: dict[str, list[Range]] = {}
+        series = defaultdict(list)
         for claim in numbers:
-            series.setdefault(f"{claim.where} {claim.series}", []).append(claim.printed)
+            series[claim.where, claim.series].append(claim.printed)
         match self.how:
             case "place":
                 return as_range(max(numbers, key=lambda claim: claim.value).x or 0.0)
@@ -442,11 +444,13 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
     Raises BadInput if a file cannot be read, and with file and line if a row is not a valid claim.
     """
-    return tuple(
-        parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
-        for path in sorted(folder.glob("*.csv"))
-        for line, row in enumerate(read_rows(path), 2)
-    )
+    claims = []
+    for path in sorted(folder.glob("*.csv")):
+        claims += [
+            parse_config({**row, "x": row.get("x") or None}, Claim, f"{path} line {line}")
+            for line, row in enumerate(read_rows(path), 2)
+        ]
+    return tuple(claims)
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

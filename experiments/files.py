@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -118,8 +119,7 @@ def read_runs(study: Path) -> dict[str, KeptRun]:
 
 def write_runs(study: Path, runs: Iterable[KeptRun]) -> None:
     """Write the runs to the study's runs.jsonl, sorted by name, replacing the runs kept before."""
-    in_order: list[KeptRun] = sorted(runs, key=lambda run: run.name)
-    write_lines(study / RUNS, in_order)
+    write_lines(study / RUNS, sorted(runs, key=attrgetter("name")))
 
 
 class KeptEvaluation(FileSchema, extra="forbid"):
@@ -136,13 +136,12 @@ def read_evaluations(study: Path) -> dict[str, JSON]:
 
     Raises IntegrityFailure for a damaged file, or for two joined results of one name.
     """
-    lines = (
-        read_lines(study / EVALUATIONS, KeptEvaluation) if (study / EVALUATIONS).is_file() else []
-    )
-    apart = JSON()
+    path = study / EVALUATIONS
+    lines = read_lines(path, KeptEvaluation) if path.is_file() else []
+    results = {name: line.result for name, line in _by_name(lines).items()}
     for folder in (study / FORMER_EVALUATIONS, study / EVALUATIONS_APART):
-        apart |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
-    return {name: line.result for name, line in _by_name(lines).items()} | apart
+        results |= {path.stem: read_object(path) for path in sorted(folder.glob("*.json"))}
+    return results
 
 
 NamedT = TypeVar("NamedT", "KeptRun", "KeptEvaluation")
@@ -269,12 +268,10 @@ class ReproductionScores(FileSchema):
         if not self.comparisons:
             return []
         names = [labels.get(name, name) for name in self.models]
-        over = f"{self.articles:,} articles" + (
-            f" and {self.seeds} seeds" if self.seeds > 1 else ""
-        )
+        seeds = f" and {self.seeds} seeds" if self.seeds > 1 else ""
         return [
             *(f"{comparison.sentence(names)}." for comparison in self.comparisons),
-            f"Intervals are over {over}.",
+            f"Intervals are over {self.articles:,} articles{seeds}.",
         ]
 
 

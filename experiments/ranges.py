@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partialmethod
 from itertools import product, starmap
 from typing import Self
 
@@ -24,26 +25,24 @@ class Range:
         half = Decimal(1).scaleb(int(number.as_tuple().exponent)) / 2
         return cls(float(number), float(number - half), float(number + half))
 
-    def __add__(self, other: "Range | float") -> "Range":
-        return _joined(operator.add, self, other)
+    def _joined(
+        self, operation: Callable[[float, float], float], other: "Range | float"
+    ) -> "Range":
+        """Return what the operation gives for this number and the other, and at their ends."""
+        b = as_range(other)
+        corners = list(starmap(operation, product((self.low, self.high), (b.low, b.high))))
+        return Range(operation(self.value, b.value), min(corners), max(corners))
 
-    def __sub__(self, other: "Range | float") -> "Range":
-        return _joined(operator.sub, self, other)
-
-    def __mul__(self, other: "Range | float") -> "Range":
-        return _joined(operator.mul, self, other)
-
-    def __truediv__(self, other: "Range | float") -> "Range":
-        return _joined(operator.truediv, self, other)
+    __add__ = __radd__ = partialmethod(_joined, operator.add)
+    __mul__ = __rmul__ = partialmethod(_joined, operator.mul)
+    __sub__ = partialmethod(_joined, operator.sub)
+    __truediv__ = partialmethod(_joined, operator.truediv)
 
     def __rsub__(self, other: float) -> "Range":
-        return _joined(operator.sub, other, self)
+        return as_range(other) - self
 
     def __rtruediv__(self, other: float) -> "Range":
-        return _joined(operator.truediv, other, self)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+        return as_range(other) / self
 
 
 def as_range(number: Range | float) -> Range:
@@ -58,12 +57,3 @@ def farthest(pick: Callable[[Iterable[float]], float], ranges: Iterable[Range]) 
     return Range(
         *(pick(getattr(number, end) for number in every) for end in ("value", "low", "high"))
     )
-
-
-def _joined(
-    operation: Callable[[float, float], float], left: Range | float, right: Range | float
-) -> Range:
-    a = as_range(left)
-    b = as_range(right)
-    corners = list(starmap(operation, product((a.low, a.high), (b.low, b.high))))
-    return Range(operation(a.value, b.value), min(corners), max(corners))

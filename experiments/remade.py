@@ -35,7 +35,7 @@ from mlm_repro.experiments.files import (
     read_runs,
 )
 from mlm_repro.experiments.forecast.ablation import slug
-from mlm_repro.experiments.forecast.trainings import kept
+from mlm_repro.experiments.forecast.trainings import kept, origin_of
 from mlm_repro.experiments.reproduce.files import LADDER, ReproducedModel, ReproductionSummary
 from mlm_repro.experiments.reproduce.plan import training_place, twin_rule
 from mlm_repro.experiments.reproduce.reproduction import (
@@ -94,8 +94,9 @@ def models(run: Path) -> Comparisons:
     """Yield comparisons of the summary with the manifest, the data card, and the published models
     that the target and the recipes give; the card's counts are compared too."""
     summary = _summary(run)
-    config = _manifest(run).config
-    started = _manifest(run).environment
+    manifest = _manifest(run)
+    config = manifest.config
+    started = manifest.environment
     card = read_document(run / DATASET, DataCard)
     yield from counted(run, card)
     due = {
@@ -113,13 +114,9 @@ def models(run: Path) -> Comparisons:
         yield Remade(
             f"{SUMMARY}: published {model.name}", model.published, published, "its recipe gives"
         )
-        same = (
-            model.trained.model_copy(
-                update={"vocab_size": published.vocab_size, "parameters": published.parameters}
-            )
-            == published
-        )
-        if summary.mode != "scaled" and not same:
+        by_text = published.model_dump(include={"vocab_size", "parameters"})
+        is_same = model.trained.model_copy(update=by_text) == published
+        if summary.mode != "scaled" and not is_same:
             yield (
                 f"{model.name} is called {summary.mode} and is a smaller model: its numbers are"
                 " scaled"
@@ -131,12 +128,13 @@ def models(run: Path) -> Comparisons:
 def evaluations(run: Path) -> Comparisons:
     """Yield comparisons of every evaluation: its checkpoint, tokenizer, kind, derived numbers and,
     as far as its text is on this machine, its counts."""
-    kind = "scaled" if _summary(run).mode == "scaled" else "measured"
-    results = results_of(run, _summary(run))
+    summary = _summary(run)
+    kind = "scaled" if summary.mode == "scaled" else "measured"
+    results = results_of(run, summary)
     lines = read_evaluations(run)
     yield Remade(EVALUATIONS, [*lines], sorted(results))
     tokenizer = read_document(run / DATASET, DataCard).tokenizer.digest
-    for model in _summary(run).models:
+    for model in summary.models:
         for task, of in RESULTS.items():
             name = evaluation_name(model.name, task)
             result = results[name]
@@ -228,12 +226,13 @@ def forecast(run: Path) -> Comparisons:
 def _in_order(records: Iterable[Record]) -> list[Record]:
     """Return the published records, sorted and without source and note, then the other records in
     their order."""
-    published = [record for record in records if record.kind == "published"]
-    bare = [record.model_copy(update={"source": "", "note": ""}) for record in published]
-    return [
-        *sorted(bare, key=Record.model_dump_json),
-        *(record for record in records if record.kind != "published"),
+    bare = [
+        record.model_copy(update={"source": "", "note": ""})
+        for record in records
+        if record.kind == "published"
     ]
+    bare.sort(key=Record.model_dump_json)
+    return bare + [record for record in records if record.kind != "published"]
 
 
 def _manifest(run: Path) -> Manifest:
@@ -330,7 +329,7 @@ def study(run: Path) -> Comparisons:
 def _begun_with(
     run: Path, manifest: Manifest, records: Sequence[Record], refused: object
 ) -> Comparisons:
-    name = f"{manifest.name}-{manifest.identity[:8]}"
+    name = origin_of(manifest)["source"]
     config = manifest.config
     of = (name, sha256_json(config), config["experiment"]["name"])
     if any((record.source, record.digest, record.experiment) != of for record in records):
@@ -348,10 +347,9 @@ def _numbers_again(run: Path) -> Comparisons:
     """Compute the records of every simulated experiment again and compare them with the stored
     ones. Measured ones are reported as absent."""
     for part in parts_of(run):
-        experiment = load_experiments().get(part.manifest["config"]["experiment"]["name"])
-        made = (
-            made_again(experiment, str(part.manifest["config"].get("mode"))) if experiment else None
-        )
+        config = part.manifest["config"]
+        experiment = load_experiments().get(config["experiment"]["name"])
+        made = made_again(experiment, str(config.get("mode"))) if experiment else None
         if made is None:
             yield Absent(f"{part.name}: its numbers, which were measured", ever=False)
         else:
@@ -371,14 +369,9 @@ def values_of(records: Iterable[Record]) -> dict[str, float]:
 
 def ablation(run: Path) -> Comparisons:
     """Derive an ablation's records again from its kept trainings, and compare the kept trainings
-    with their runs. Raises IntegrityFailure if records or forecast disagree with the trainings."""
+    with their runs, as far as those are on disk. A training without a seal is not compared. Raises
+    IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
-    yield from _kept_trainings(run)
-
-
-def _kept_trainings(run: Path) -> Comparisons:
-    """Compare kept trainings with their runs, as far as those are on disk. A training without a
-    seal is not compared."""
     for name, kept_run in read_runs(run).items():
         place = run.parent / name
         if not place.is_dir():

@@ -5,9 +5,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mlm_repro.experiments.benchmark import Table
 from mlm_repro.experiments.catalogue import (
@@ -27,6 +28,7 @@ from mlm_repro.experiments.catalogue import (
 from mlm_repro.experiments.files import EXPERIMENTS, FITTED, STAND_IN, read_runs
 from mlm_repro.experiments.ranges import Range, as_range
 from mlm_repro.experiments.worked_out import Worked, WorkedOut, worked_out
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import check_seal, is_sealed
 from mlm_repro.lineage.errors import BadInput, IntegrityFailure
 from mlm_repro.lineage.files import Manifest, parse_document
@@ -40,10 +42,7 @@ if TYPE_CHECKING:
 ORDER: tuple[Kind, ...] = ("measured", "counted", "computed", "simulated", "scaled")
 """Precedence of kinds for a claim with several numbers; within a kind what is worked out, then the
 newest run."""
-NEVER: dict[str, frozenset[Kind]] = {
-    "simulate": frozenset({"measured", "counted", "scaled"}),
-    "scaled": frozenset({"measured", "counted"}),
-}
+NEVER = {"simulate": ("measured", "counted", "scaled"), "scaled": ("measured", "counted")}
 """Kinds that a run of this mode cannot have made."""
 
 Outcome = Literal[
@@ -61,8 +60,6 @@ does not, whatever rounding and the tolerance leave open. predicted and missed: 
 lies inside or outside the interval of a prediction that no fit has seen. Without a verdict:
 undecided, an effect that the trainings cannot tell; fitted, a number that a fit has seen;
 not-tried; of-others, quoted from other works."""
-JUDGED: tuple[Outcome, ...] = ("confirmed", "contradicted", "predicted", "missed", "undecided")
-"""Outcomes of claims that were tried and that no fit has seen."""
 Scale = Literal["same", "reduced", "simulated", "arithmetic", ""]
 SCALES: dict[Scale, str] = {
     "same": "measured or counted as published",
@@ -157,12 +154,12 @@ def load_results(folders: Iterable[Path]) -> Results:
     ):
         records += own
         mode = str(manifest["config"].get("mode", ""))
-        if wrong := next(
-            (record for record in own if record.kind in NEVER.get(mode, frozenset())), None
-        ):
-            raise IntegrityFailure(
-                f"{path} is of mode {mode} and yet calls a number {wrong.kind} ({wrong.series})"
-            )
+        for record in own:
+            if record.kind in NEVER.get(mode, ()):
+                raise IntegrityFailure(
+                    f"{path} is of mode {mode} and yet calls a number {record.kind}"
+                    f" ({record.series})"
+                )
         if manifest["kind"] == ABLATION:
             from mlm_repro.experiments.forecast.ablation import derive_effects
 
@@ -181,7 +178,7 @@ class RunNumbers(NamedTuple):
     """The records of a sealed run, or of one of the runs that a study keeps, with its manifest."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: JSON
     records: list[Record]
     """All but the published ones."""
 
@@ -199,15 +196,14 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
     Raises BadInput if a folder does not exist.
     """
     places = [RECORDS, f"*/{RECORDS}", f"*/experiment*/{RECORDS}"]
-    runs: dict[Path, None] = {}
+    runs = []
     for folder in folders:
         if not folder.is_dir():
             raise BadInput(f"{folder} is not a directory of results")
-        paths = [path.parent for place in places for path in sorted(folder.glob(place))]
-        runs |= dict.fromkeys(
-            path.resolve() for path in paths if path == folder or not path.is_symlink()
-        )
-    return list(runs)
+        for place in places:
+            paths = [path.parent for path in sorted(folder.glob(place))]
+            runs += [path.resolve() for path in paths if path == folder or not path.is_symlink()]
+    return list(dict.fromkeys(runs))
 
 
 def parts_of(path: Path) -> Iterator[RunNumbers]:
@@ -243,10 +239,8 @@ def judge(
     records: dict[str, Rows] = defaultdict(lambda: defaultdict(list))
     verdicts = []
     every = [(experiment, work(experiment)) for experiment in experiments]
-    for record in (
-        *(each.record for _, worked in every for each in worked.numbers),
-        *results.records,
-    ):
+    numbers = chain.from_iterable(worked.numbers for _, worked in every)
+    for record in (*(each.record for each in numbers), *results.records):
         records[record.experiment][record.series, record.quantity, record.kind].append(record)
     for experiment, worked in every:
         refused = {(each["series"], each["x"]): str(each["reason"]) for each in worked.refused}
@@ -257,26 +251,26 @@ def judge(
             verdict = _verdict(experiment, claim, ours, known.get(id(ours)), results)
             worked_kinds = {record.kind for record in at if id(record) in known}
             others = (each for each in at if id(each) in known or each.kind not in worked_kinds)
-            verdict = replace(
-                verdict, beside=tuple(each for each in others if each is not verdict.record)
-            )
-            if verdict.outcome == "not-tried" and (reason := refused.get((claim.series, claim.x))):
-                verdict = replace(verdict, reason=reason)
-            verdicts.append(verdict)
+            beside = tuple(each for each in others if each is not verdict.record)
+            reason = verdict.reason
+            if verdict.outcome == "not-tried":
+                reason = refused.get((claim.series, claim.x), reason)
+            verdicts.append(replace(verdict, beside=beside, reason=reason))
     return verdicts
 
 
 def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
     """Return a verdict without a number for each claim that none of the experiments answers, with
     the reason that unanswered.toml gives."""
-    answered = {claim.id for experiment in experiments for claim in experiment.claims}
-    rows = [(kind, row) for kind, rows in UNANSWERED.items() for row in rows]
+    answered = set().union(*(experiment.expected.claims for experiment in experiments))
+    rows = [*UNANSWERED["context"], *UNANSWERED["missing"]]
+    rows.append({"claims": ["*"], "reason": "no experiment runs it"})
     verdicts = []
-    for claim in (claim for claim in every_claim() if claim.id not in answered):
-        none = ("missing", {"reason": "no experiment runs it"})
-        kind, row = next(((kind, row) for kind, row in rows if matches(claim, row["claims"])), none)
-        outcome: Outcome = "of-others" if kind == "context" else "not-tried"
-        verdicts.append(Verdict("", claim, outcome, "", None, row["reason"]))
+    for claim in every_claim():
+        if not matches(claim, answered):
+            row = next(row for row in rows if matches(claim, row["claims"]))
+            outcome: Outcome = "of-others" if row in UNANSWERED["context"] else "not-tried"
+            verdicts.append(Verdict("", claim, outcome, "", None, row["reason"]))
     return verdicts
 
 
@@ -308,13 +302,12 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
     """
     mine = [verdict for verdict in verdicts if verdict.outcome == outcome]
     facts = len({verdict.fact for verdict in mine})
-    rows = len(mine)
     if outcome != "predicted":
-        return f"{facts} ({rows})" if rows else ""
+        return f"{facts} ({len(mine)})" if mine else ""
     tried = [verdict for verdict in verdicts if verdict.outcome in ("predicted", "missed")]
     missed = {verdict.fact for verdict in tried if verdict.outcome == "missed"}
     every = {verdict.fact for verdict in tried}
-    return f"{len(every - missed)} of {len(every)} ({rows} of {len(tried)})" if tried else ""
+    return f"{len(every - missed)} of {len(every)} ({len(mine)} of {len(tried)})" if tried else ""
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
@@ -357,11 +350,11 @@ def headlines(verdicts: Sequence[Verdict]) -> list[str]:
     if missing:
         exhibits = {each.fact for each in missing if EXHIBIT.fullmatch(each.claim.where)}
         sentences = {each.fact for each in missing} - exhibits
-        means = (f"{need}: {sum(each.needs == need for each in missing)}" for need in NEEDS)
+        needs = Counter(each.needs for each in missing)
         said.append(
             f"What was not tried are {len(exhibits)} tables and figures and {len(sentences)}"
             " sentences. Their rows need"
-            f" {'; '.join(each for each in means if not each.endswith(': 0'))}."
+            f" {'; '.join(f'{need}: {needs[need]}' for need in NEEDS if need in needs)}."
         )
     said.append(
         f"{len(verdicts)} rows in all, {counts['of-others']} of them quoted by the documents from"
@@ -564,12 +557,8 @@ def _reason(experiment: Experiment, claim: Claim, was_run: bool) -> str:
         return experiment.not_run or "the run found here has no number for it"
     if experiment.reproduction:
         return f"no run was found; `mlm-experiment reproduce {experiment.reproduction}` makes one"
-    verb = (
-        f"ablate {experiment.name} --dataset DIR"
-        if experiment.ablation
-        else f"run {experiment.name}"
-    )
-    return f"no run was found; `mlm-experiment {verb}` makes one"
+    verb = "ablate {} --dataset DIR" if experiment.ablation else "run {}"
+    return f"no run was found; `mlm-experiment {verb.format(experiment.name)}` makes one"
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
@@ -581,10 +570,8 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     ours = ""
     kind = record.kind if record else ""
     if record:
-        rounded = (
-            f"{record.value:.0f}" if record.value == round(record.value) else f"{record.value:.4g}"
-        )
-        ours = "—" if kind == "scaled" else rounded
+        digits = ".0f" if record.value == round(record.value) else ".4g"
+        ours = "—" if kind == "scaled" else format(record.value, digits)
     return (
         verdict.claim.id,
         verdict.claim.published,

@@ -20,7 +20,6 @@ from mlm_repro.experiments.simulator.cluster import Cluster, load_cluster, machi
 from mlm_repro.experiments.simulator.measurements import (
     QUANTITIES,
     RATIOS,
-    Observation,
     Simulated,
     fitted_rows,
     fitted_workloads,
@@ -36,7 +35,6 @@ CONSTANT, BUBBLE = "constant throughput", "bubble alone"
 """Baselines of predictions: every GPU reaches one rate, by the papers' count of operations; the
 bubble of the pipeline is lost besides."""
 TAILS = (0.05, 0.95)
-UNKNOWN: Mapping[str, Range] = {}
 
 
 class Worked(NamedTuple):
@@ -65,20 +63,11 @@ def work_out(experiment: Experiment) -> WorkedOut:
     work out its arithmetic."""
     numbers = []
     refused = []
+    about: Line = {"experiment": experiment.name, "source": ""}
 
-    def add(
-        line: Line,
-        range_: Range | None = None,
-        of: Any = None,
-        baselines: Mapping[str, Range] = UNKNOWN,
-    ) -> None:
-        about: Line = {
-            "experiment": experiment.name,
-            "source": "",
-            "digest": sha256_json(of) if of else None,
-        }
-        record = Record(**about | line)
-        numbers.append(Worked(record, range_ or as_range(record.value), baselines))
+    def compute(place: Line, quantity: str, ours: Range) -> None:
+        values = {"quantity": quantity, "kind": "computed", "value": ours.value}
+        numbers.append(Worked(Record(**about | place | values), ours, {}))
 
     for part in experiment.parts:
         rows = published_rows(experiment, part)
@@ -86,22 +75,18 @@ def work_out(experiment: Experiment) -> WorkedOut:
         for row in rows:
             for name in part.computed:
                 ours = as_range(FORMULAS[name](row, first[row["series"]]))
-                add(
-                    position(part, row)
-                    | {"quantity": name, "kind": "computed", "value": ours.value},
-                    ours,
-                )
+                compute(position(part, row), name, ours)
         for line, of, baselines in _simulated(part, rows):
             if "reason" in line:
                 refused.append({"experiment": experiment.name} | line)
             else:
-                add(line, None, of, baselines)
+                record = Record(**about | line, digest=sha256_json(of))
+                numbers.append(Worked(record, as_range(record.value), baselines))
     by_id = {claim.id: claim for claim in experiment.claims}
     for each in experiment.arithmetic:
         claim = by_id[each.claim]
-        ours = each.worked_out(claim.says)
-        place = {"series": claim.series, "quantity": claim.quantity, "x": claim.x}
-        add(place | {"kind": "computed", "value": ours.value}, ours)
+        place = {"series": claim.series, "x": claim.x}
+        compute(place, claim.quantity, each.worked_out(claim.says))
     return WorkedOut(tuple(numbers), tuple(refused))
 
 
@@ -129,13 +114,9 @@ def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Map
     first, first_prediction = predictions[0]
     for row, (workload, prediction) in zip(rows, predictions[1:], strict=True):
         reason = prediction.reason or first_prediction.reason
+        place = position(part, row)
         if reason and not {*part.simulated} <= {*LAYER}:  # a layer needs no room for the model
-            yield (
-                {key: value for key, value in position(part, row).items() if key != "x_name"}
-                | {"reason": reason},
-                0,
-                {},
-            )
+            yield {"series": place["series"], "x": place["x"], "reason": reason}, 0, {}
             continue
         cluster = _cluster(row["cluster"])
         note = FITTED if workload in fitted_workloads(cluster.software) else HELD_OUT
@@ -148,19 +129,11 @@ def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Map
                     name, machine_of(cluster), workload, first, cluster.intervals.one_node
                 )
             else:
-                values = simulated_values(
-                    name,
-                    row["cluster"],
-                    workload,
-                    prediction,
-                    first,
-                    first_prediction.seconds,
-                    cluster.intervals.ratio,
-                )
-                baselines = _baselines(
-                    cluster, Simulated(workload, 0.0, first, 0.0, row["cluster"]), name
-                )
-            yield position(part, row) | values | {"note": note}, of, baselines
+                seconds = first_prediction.seconds
+                both = Simulated(workload, prediction.seconds, first, seconds, row["cluster"])
+                values = simulated_values(name, both, prediction, cluster.intervals.ratio)
+                baselines = _baselines(cluster, both, name)
+            yield place | values | {"note": note}, of, baselines
 
 
 @cache
@@ -192,13 +165,10 @@ def rates_of(software: str, name: str) -> tuple[float, float, float]:
             alone = QUANTITIES[row.quantity](
                 Simulated(row.workload, _slowest(name, row.workload), row.workload, 1.0)
             )
-            rates.append(alone / row.value if _is_time(row) else row.value / alone)
+            is_time = row.quantity in ("iteration_seconds", "days_per_epoch")
+            rates.append(alone / row.value if is_time else row.value / alone)
     low, middle, high = np.quantile(rates, (TAILS[0], 0.5, TAILS[1])).tolist()
     return middle, low, high
-
-
-def _is_time(row: Observation) -> bool:
-    return row.quantity in ("iteration_seconds", "days_per_epoch")
 
 
 def _baselines(cluster: Cluster, row: Simulated, quantity: str) -> Mapping[str, Range]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
 
 from mlm_repro.experiments.catalogue import Experiment
 from mlm_repro.experiments.reproduce.files import LADDER as MODELS
@@ -30,10 +29,13 @@ class ExperimentNumbers:
     @cached_property
     def every(self) -> list[Record]:
         """Return the published numbers as records, then the records of numbers made here."""
-        name = self.experiment.name
-        claims = self.experiment.claims
+        experiment = self.experiment
+        x_name = self.x_name
         return [
-            *(c.record(name, "" if c.x is None else self.x_name) for c in claims),
+            *(
+                claim.record(experiment.name, "" if claim.x is None else x_name)
+                for claim in experiment.claims
+            ),
             *self.records,
         ]
 
@@ -49,7 +51,6 @@ class ExperimentNumbers:
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
-            "",
         )
         return next(filter(None, names), "")
 
@@ -118,15 +119,14 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
     """Return a table with a row for each series and x with a published number, and a column for
     each published quantity, except `without`, and kind."""
-    wanted = list(
-        dict.fromkeys(c.quantity for c in numbers.experiment.claims if c.quantity != without)
-    )
-    texts: dict[tuple[Any, ...], dict[str, None]] = defaultdict(dict)
-    shown = [row for row in numbers.every if row.quantity in wanted]
+    quantities = [claim.quantity for claim in numbers.experiment.claims]
+    texts = defaultdict(list)
+    shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]
     for row, text in zip(numbers.every, numbers.texts, strict=True):
-        texts[row.series, row.x, row.quantity, row.kind][text] = None
+        texts[row.series, row.x, row.quantity, row.kind].append(text)
     columns = sorted(
-        dict.fromkeys((row.quantity, row.kind) for row in shown), key=lambda c: wanted.index(c[0])
+        dict.fromkeys((row.quantity, row.kind) for row in shown),
+        key=lambda column: quantities.index(column[0]),
     )
     positions = dict.fromkeys((row.series, row.x) for row in shown if row.kind == "published")
     positioned = any(x is not None for _, x in positions)
@@ -134,7 +134,7 @@ def _table(numbers: ExperimentNumbers, without: str) -> Table:
         [
             series,
             *[MISSING if x is None else f"{x:,g}"] * positioned,
-            *("; ".join(texts[series, x, *column]) or MISSING for column in columns),
+            *("; ".join(dict.fromkeys(texts[series, x, *column])) or MISSING for column in columns),
         ]
         for series, x in positions
     ]
@@ -143,12 +143,8 @@ def _table(numbers: ExperimentNumbers, without: str) -> Table:
 
 
 def _text(record: Record) -> str:
-    interval = (
-        ""
-        if record.low is None or record.high is None
-        else f" ({show(record.low)} to {show(record.high)})"
-    )
-    return f"{show(record.value)}{interval}"
+    interval = f" ({show(record.low)} to {show(record.high)})"
+    return show(record.value) + ("" if record.low is None or record.high is None else interval)
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:

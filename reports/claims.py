@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mode
 from typing import NamedTuple, Self
 
@@ -54,11 +54,10 @@ class Claims(tuple[Verdict, ...]):
     def by(self, what: str) -> "dict[str, Claims]":
         """Return the claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, in
         the order of each group's first claim."""
-        groups: dict[str, list[Verdict]] = defaultdict(list)
+        groups = defaultdict(list)
         for verdict in self:
-            groups[verdict.claim.paper if what == "paper" else getattr(verdict, what)].append(
-                verdict
-            )
+            name = verdict.claim.paper if what == "paper" else getattr(verdict, what)
+            groups[name].append(verdict)
         return {name: Claims(group) for name, group in groups.items()}
 
 
@@ -70,7 +69,7 @@ class Group(NamedTuple):
     rows: str
     """Unit of a row of the table: a claim, or an experiment, a reason or a need with its claims."""
     text: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: Sequence[Outcome]
     claims: Claims
 
     @property
@@ -78,11 +77,9 @@ class Group(NamedTuple):
         """Return the claims grouped by `rows`: by reason or need, the commonest first, or by
         experiment, in the order of each one's first claim."""
         parts = self.claims.by(self.rows)
-        return (
-            dict(sorted(parts.items(), key=lambda at: -len(at[1])))
-            if self.rows in ("reason", "needs")
-            else parts
-        )
+        if self.rows not in ("reason", "needs"):
+            return parts
+        return dict(sorted(parts.items(), key=lambda at: -len(at[1])))
 
     @property
     def against(self) -> Claims:
@@ -121,7 +118,7 @@ class Paper(NamedTuple):
 
     name: str
     title: str
-    parts: tuple[PaperPart, ...]
+    parts: Sequence[PaperPart]
     claims: Claims
 
 
@@ -148,7 +145,7 @@ def group_claims(claims: Claims) -> list[Group]:
         some = Claims(verdict for verdict in claims if (verdict.scale or verdict.outcome) == name)
         if some or not groups:
             groups.append(
-                Group(name, title, rows, text, tuple(o for o in LOOKS if some.counts[o]), some)
+                Group(name, title, rows, text, [each for each in LOOKS if some.counts[each]], some)
             )
     return groups
 
@@ -174,7 +171,7 @@ def paper_parts(
     for paper, mine in sorted(
         claims.by("paper").items(), key=lambda part: [*PAPERS].index(part[0])
     ):
-        theirs = Claims(verdict for verdict in mine if verdict.outcome == UNCOUNTED)
+        theirs = mine.by("outcome").get(UNCOUNTED)
         asked = Claims(verdict for verdict in mine if verdict.outcome != UNCOUNTED).by("experiment")
         parts = []
         for name in (*experiments, ""):
@@ -182,16 +179,13 @@ def paper_parts(
                 continue
             title = experiments[name].title if name else "Claims without an experiment"
             anchor = name.replace("/", "-")
-            # Some have questions of our own alone.
+            place = anchor if anchor in ids else ""
             exhibit = drawn[name] if homes.get(name) == paper else None
-            parts.append(
-                PaperPart(
-                    title, anchor if anchor in ids else "", exhibit, asked.get(name, Claims(()))
-                )
-            )
+            # Some have questions of our own alone.
+            parts.append(PaperPart(title, place, exhibit, asked.get(name, Claims())))
         if theirs:
             parts.append(PaperPart(STYLE["groups"][UNCOUNTED][0], "", None, theirs))
-        papers.append(Paper(paper, PAPERS[paper], tuple(parts), mine))
+        papers.append(Paper(paper, PAPERS[paper], parts, mine))
     return papers
 
 
@@ -218,21 +212,23 @@ def errata_exhibit(claims: Claims) -> Exhibit:
     rows = []
     errata = read_errata().errata
     for erratum in errata:
-        own = {
-            f"{verdict.claim.id}: {show(verdict.record.value)}": None
+        own = dict.fromkeys(
+            f"{verdict.claim.id}: {show(verdict.record.value)}"
             for verdict in claims
             if erratum_of(verdict.claim) is erratum
             and verdict.record
             and verdict.record.kind in OWN
-        }
-        heads = (
-            f"{erratum.document}, {erratum.place}",
-            erratum.printed,
-            erratum.follows,
-            erratum.kind,
         )
         rows.append(
-            (*heads, "; ".join(own) or MISSING, unlinked(erratum.found), unlinked(erratum.answered))
+            (
+                f"{erratum.document}, {erratum.place}",
+                erratum.printed,
+                erratum.follows,
+                erratum.kind,
+                "; ".join(own) or MISSING,
+                unlinked(erratum.found),
+                unlinked(erratum.answered),
+            )
         )
     sure = sum(erratum.kind == "arithmetic" for erratum in errata)
     caption = [

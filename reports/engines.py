@@ -41,7 +41,6 @@ def engines_exhibit(*runs: Path) -> Exhibit:
     """Return one figure and tables of two engines trained alike, on one layout or more. Raises
     BadInput for a damaged record."""
     results = sorted(map(read_engines, runs), key=lambda result: _setting(result)[1] != "serial")
-    heads = ("ours", "theirs", "difference", "tolerance")
     data = []
     for result in results:
         for case in result.cases:
@@ -51,15 +50,17 @@ def engines_exhibit(*runs: Path) -> Exhibit:
                 (result.title, case.name, str(number), *map(exact, values))
                 for number, values in enumerate(iterations, 1)
             ]
-    rows = [
-        (
-            ", ".join(_setting(result)),
-            f"{max(_losses(result)[2]):.2g}",
-            f"{max(_shares(result), default=0):.2f}",
-            f"{sum(share <= 1 for share in _shares(result))} of {len(_shares(result))}",
+    rows = []
+    for result in results:
+        shares = _shares(result)
+        rows.append(
+            (
+                ", ".join(_setting(result)),
+                f"{max(_losses(result)[2]):.2g}",
+                f"{max(shares, default=0):.2f}",
+                f"{sum(share <= 1 for share in shares)} of {len(shares)}",
+            )
         )
-        for result in results
-    ]
     beyond = list(chain.from_iterable(result.disagreements for result in results))
     caption = [
         apart(results),
@@ -75,7 +76,9 @@ def engines_exhibit(*runs: Path) -> Exhibit:
         "engines" if len(runs) > 1 else runs[0].name,
         "Two engines trained alike",
         caption,
-        Table(("run", "quantity", "iteration", *heads), data, 2),
+        Table(
+            ("run", "quantity", "iteration", "ours", "theirs", "difference", "tolerance"), data, 2
+        ),
         shlex.join(results[0].environment.argv),
         panels_of(results),
         "Loss of two engines in each iteration, and its difference with the tolerance."
@@ -111,8 +114,7 @@ def _losses(result: Benchmark) -> list[Sequence[float]]:
 def _shares(result: Benchmark) -> list[float]:
     """Return the values of all ratios of the record: the largest share of a tolerance that each
     takes."""
-    ratios = chain.from_iterable(case.ratios for case in result.cases)
-    return [ratio.value for ratio in ratios]
+    return [ratio.value for ratio in chain.from_iterable(case.ratios for case in result.cases)]
 
 
 def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
@@ -120,15 +122,12 @@ def panels_of(results: Sequence[Benchmark]) -> list[Panel]:
     tolerance of all layouts."""
     losses = []
     differences = []
-    every = [_losses(result) for result in results]
-    least = [min(at) for at in zip(*(tolerances for *_, tolerances in every), strict=False)]
-    for rank, (result, (mine, others, gaps, _)) in enumerate(zip(results, every, strict=True)):
+    for rank, result in enumerate(results):
+        mine, others, gaps, _ = map(_points, _losses(result))
         layout = _setting(result)[1]
-        losses += [
-            Layer(layout, rank, "ours", _points(mine)),
-            Layer(layout, rank, "theirs", _points(others)),
-        ]
-        differences.append(Layer(layout, rank, "difference", _points(gaps)))
+        losses += [Layer(layout, rank, "ours", mine), Layer(layout, rank, "theirs", others)]
+        differences.append(Layer(layout, rank, "difference", gaps))
+    least = list(map(min, zip(*(_losses(result)[3] for result in results), strict=False)))
     differences.append(Layer("least of all layouts", len(results), "tolerance", _points(least)))
     return [
         Panel(losses, "iteration", "loss (nats per token)"),

@@ -130,10 +130,9 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
     size = COLUMN if column else WIDE
     figure = Figure(figsize=size, layout="constrained")
+    layers = list[Layer]()
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _plot(axes, panel)
-    layers = list[Layer]()
-    for panel in panels:
         if not panel.has_curves:
             layers += panel.layers
     looks = {layer.series: look(layer.rank) for layer in layers if layer.has_marker}

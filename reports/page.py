@@ -90,9 +90,6 @@ def render_page(report: Report, drawings: dict[str, Drawing]) -> str:
         "ours": reproduction.own_kind,
         "evaluations": tables.by_protocol(reproduction.evaluations, reproduction.order),
         "tables": tables,
+        "drawings": drawings,
     }
-    return (
-        template_environment()
-        .get_template("page.html")
-        .render(shell() | context, drawings=drawings)
-    )
+    return template_environment().get_template("page.html").render(shell() | context)

@@ -92,7 +92,7 @@ class Report:
     exhibits: dict[str, Exhibit]
     """Exhibits of the reproduction and the verdicts, whose positions on the page are fixed."""
     claims: Claims
-    papers: tuple[Paper, ...]
+    papers: Sequence[Paper]
     sections: Mapping[str, Exhibit]
     """Exhibits that have a section of their own, by its title."""
     origins: tuple[Origin, ...]
@@ -132,12 +132,9 @@ class Report:
             short.append((place, "Kept with the code", order_of(self.kept)))
         if sealed := forecast_of_order(self.claims):
             short.append((EXPERIMENT.replace("/", "-"), "The same with a forecast", sealed))
-        return [
-            *short,
-            *(
-                (f"{exhibit.name}-section", title, exhibit.caption[0])
-                for title, exhibit in self.sections.items()
-            ),
+        return short + [
+            (f"{exhibit.name}-section", title, exhibit.caption[0])
+            for title, exhibit in self.sections.items()
         ]
 
     @property
@@ -165,14 +162,14 @@ def assemble(inputs: Inputs) -> Report:
     for experiment in experiments.values():
         worked += [number.record for number in worked_out(experiment).numbers]
     # A run's computed numbers are the same, or an earlier version's.
-    known = {_position(record) for record in worked}
+    known = set(map(_position, worked))
     claims = Claims.of([*verdicts, *unanswered(experiments.values())])
     exhibits = reproduction_exhibits(reproduction)
     beside = [record for record in results.records if _position(record) not in known]
     drawn = _drawn(experiments, claims, (*worked, *beside))
     papers = paper_parts(claims, experiments, drawn, exhibits)
     sections = {}
-    by_kind: dict[str, list[Path]] = defaultdict(list)
+    by_kind = defaultdict(list)
     for origin in sorted(run_origins, key=lambda origin: origin.manifest.created):
         by_kind[origin.manifest.kind].append(origin.path)
     if AGAINST in by_kind:
@@ -183,7 +180,7 @@ def assemble(inputs: Inputs) -> Report:
         reproduction,
         exhibits,
         claims,
-        tuple(papers),
+        papers,
         sections,
         origins,
         results.left_out,

@@ -69,12 +69,11 @@ def comparison_tables(records: Sequence[Record]) -> list[Table]:
     published source, and a column for our models of the published size."""
     tables = []
     for quantity, (title, hint) in BENCHMARKS.items():
-        cells: dict[tuple[str, str], list[Record]] = defaultdict(list)
+        cells = defaultdict(list)
         for record in records:
             if record.quantity == quantity and record.kind != "scaled":
-                cells[record.series, record.source if record.kind == "published" else OURS].append(
-                    record
-                )
+                column = record.source if record.kind == "published" else OURS
+                cells[record.series, column].append(record)
         if cells:
             series, columns = (dict.fromkeys(names) for names in zip(*cells, strict=True))
             heads = sorted(columns, key=(OURS,).count)
@@ -167,18 +166,19 @@ def attrition_table(ledger: Ledger) -> Table:
     each reason for dropping."""
     rows = []
     for stage in ledger.stages:
-        decision = f"kept ({stage.note})" if stage.note else "kept"
+        kept = f"kept ({stage.note})" if stage.note else "kept"
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            count = show(amount.documents)
-            share = percent(amount.documents, stage.documents_in)
-            sizes = (
-                f"−{count}" if reason else count,
-                share,
-                size_bytes(amount.bytes),
-                show(amount.tokens),
+            rows.append(
+                (
+                    stage.name,
+                    f"dropped: {reason}" if reason else kept,
+                    f"{'−' if reason else ''}{show(amount.documents)}",
+                    percent(amount.documents, stage.documents_in),
+                    size_bytes(amount.bytes),
+                    show(amount.tokens),
+                    "" if reason else show(stage.changed),
+                )
             )
-            changed = "" if reason else show(stage.changed)
-            rows.append((stage.name, f"dropped: {reason}" if reason else decision, *sizes, changed))
     heads = ("stage", "reason", "documents", "share of stage", "bytes", "tokens", "changed")
     return Table(heads, rows, 2, "Attrition")
 
@@ -202,9 +202,8 @@ def ledger_data(ledger: Ledger) -> Table:
     rows = []
     for stage in ledger.stages:
         for reason, amount in {"": stage.kept, **stage.dropped}.items():
-            decision = "dropped" if reason else "kept"
             numbers = [_plain(getattr(amount, name)) for name in heads]
-            rows.append([stage.name, decision, reason, *numbers])
+            rows.append([stage.name, "dropped" if reason else "kept", reason, *numbers])
     return Table(["stage", "decision", "reason", *heads], rows, 3)
 
 
@@ -348,11 +347,10 @@ def evaluations_tables(
             for model, result in by_protocol(evaluations, order)
             if isinstance(result, ClozeResult) == is_cloze
         ]
-        tables += (
-            [Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)]
-            if rows
-            else []
-        )
+        if rows:
+            tables.append(
+                Table(("model", "protocol", "kind", *heads, "checkpoint"), rows, 3, title)
+            )
     return tables
 
 
@@ -361,5 +359,5 @@ def evaluations_data(evaluations: Mapping[str, Result]) -> Table:
     rows = []
     for stem, evaluation in evaluations.items():
         values = [getattr(evaluation, field, None) for field in COLUMNS]
-        rows.append([stem, *("" if value is None else str(value) for value in values)])
+        rows.append([stem, *map(_plain, values)])
     return Table(["evaluation", *COLUMNS], rows, 3)

@@ -119,13 +119,12 @@ class Training:
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
     """Return a curve of at most `SHOWN` points; more iterations become means with minimum and
     maximum, each at its last iteration. Iterations without a value are left out."""
-    every = [(step.iteration, getattr(step, key)) for step in steps]
-    values = [(iteration, value) for iteration, value in every if value is not None]
-    apart = -(-len(values) // SHOWN) or 1
+    valued = [step for step in steps if getattr(step, key) is not None]
+    apart = -(-len(valued) // SHOWN) or 1
     points = []
-    for start in range(0, len(values), apart):
-        iterations, numbers = zip(*values[start : start + apart], strict=True)
-        points.append(Point.mean(iterations[-1], numbers))
+    for start in range(0, len(valued), apart):
+        block = valued[start : start + apart]
+        points.append(Point.mean(block[-1].iteration, [getattr(step, key) for step in block]))
     return Layer(name, 0, "measured", tuple(points))
 
 
@@ -162,11 +161,8 @@ def load_training(run: Path) -> Training:
     state = "unfinished: it was stopped, failed or is at work"
     if is_sealed(directory):
         state = f"complete and unchanged, digest {check_seal(directory)[:16]}"
-    summary = (
-        read_document(directory / SUMMARY, TrainingSummary)
-        if (directory / SUMMARY).is_file()
-        else None
-    )
+    path = directory / SUMMARY
+    summary = read_document(path, TrainingSummary) if path.is_file() else None
     ledger = card = None
     datasets = named_datasets(directory)
     note = ""
@@ -175,11 +171,8 @@ def load_training(run: Path) -> Training:
         if not data.is_here:
             note = f"The dataset {data.place} is not here, or was built anew since."
         else:
-            note = (
-                f"Of {len(datasets)} datasets this is the one of the largest share."
-                if len(datasets) > 1
-                else ""
-            )
+            if len(datasets) > 1:
+                note = f"Of {len(datasets)} datasets this is the one of the largest share."
             if (data.place / LEDGER).is_file():  # a dataset that this suite did not build has none
                 ledger = read_document(data.place / LEDGER, Ledger)
             card = read_document(data.place / DATASET, DataCard)

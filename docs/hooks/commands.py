@@ -36,12 +36,10 @@ def read_commands_table(root: Path) -> str:
 
 def read_commands(root: Path) -> dict[str, Any]:
     """Return each command of pyproject.toml as click sees it, by name."""
-    scripts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "scripts"
-    ]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {
         name: get_command(import_module(entry.partition(":")[0]).app)
-        for name, entry in scripts.items()
+        for name, entry in project["scripts"].items()
     }
 
 
@@ -73,13 +71,10 @@ def exit_codes() -> list[tuple[str, str, str]]:
     }
     rows = [("0", "", "Done.")]
     for error in sorted(
-        classes - {errors.UserError},
-        key=lambda error_class: (error_class.exit_code, error_class.__name__),
+        classes - {errors.UserError}, key=lambda each: (each.exit_code, each.__name__)
     ):
-        meaning = " ".join((error.__doc__ or "").split()).removesuffix(
-            f": exit code {error.exit_code}."
-        )
-        rows.append((str(error.exit_code), f"`{error.__name__}`", f"{cell(meaning)}."))
+        meaning = cell(error.__doc__).removesuffix(f": exit code {error.exit_code}.")
+        rows.append((str(error.exit_code), f"`{error.__name__}`", f"{meaning}."))
     return rows
 
 

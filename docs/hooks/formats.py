@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from docs.hooks.commands import cell, table
+from mlm_repro.lineage.atomic import JSON
 
 
 def keys(dotted: str) -> str:
@@ -43,7 +44,7 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """Return the string after each field of a model, inherited fields included, by the field's
     name."""
-    texts: dict[str, str] = {}
+    texts = dict[str, str]()
     for base in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that was built without source code has no strings
             (tree,) = ast.parse(inspect.getsource(base)).body
@@ -55,7 +56,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     return texts
 
 
-def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
+def _table(schema: JSON, meant: dict[str, str]) -> str:
     rows = []
     for key, field in schema["properties"].items():
         default = "needed" if key in schema.get("required", ()) else _default(field.get("default"))
@@ -65,7 +66,7 @@ def _table(schema: dict[str, Any], meant: dict[str, str]) -> str:
     return table(("key", "value", "default", "meaning"), rows)
 
 
-def _kind(schema: dict[str, Any]) -> str:
+def _kind(schema: JSON) -> str:
     """Return the values that a schema allows, in words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
@@ -77,18 +78,18 @@ def _kind(schema: dict[str, Any]) -> str:
     if "const" in schema:
         return f"`{schema['const']}`"
     if schema.get("type") == "array":
-        items = schema.get("items") or {}
-        members = schema.get("prefixItems")
-        return f"list of {', '.join(map(_kind, members))}" if members else f"list of {_kind(items)}"
+        members = schema.get("prefixItems") or [schema.get("items") or {}]
+        return f"list of {', '.join(map(_kind, members))}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
         return f"table of {_kind(schema['additionalProperties'])}"
+    kind = schema.get("type", "anything")
     names = {
         "object": "table",
         "integer": "whole number",
         "boolean": "true or false",
         "string": "text",
     }
-    return names.get(schema.get("type", ""), schema.get("type", "anything"))
+    return names.get(kind, kind)
 
 
 def _default(value: Any) -> str:

@@ -10,9 +10,10 @@ import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.lineage import VERSION
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +42,11 @@ class Pin(NamedTuple):
 def pins() -> list[Pin]:
     """Return every package of the constraints, by name; if two files pin it, the later file's
     pin."""
-    text = "\n".join(
-        path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("constraints*.txt"))
-    )
-    every = (
-        Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
-        for name, version, rest in PIN.findall(text)
-    )
-    return sorted({pin.name: pin for pin in every}.values())
+    pinned = {}
+    for path in sorted(ROOT.glob("constraints*.txt")):
+        for name, version, rest in PIN.findall(path.read_text(encoding="utf-8")):
+            pinned[name] = Pin(name, version, tuple(re.findall(r"sha256:(\w+)", rest)))
+    return sorted(pinned.values())
 
 
 def licence(name: str) -> str:
@@ -71,10 +69,13 @@ def licence(name: str) -> str:
     )
     if stated and stated != "UNKNOWN":
         return stated
-    texts = [file.read_text() for file in package.files or [] if "LICENSE" in file.name.upper()]
-    return next(
-        (short for text in texts for short, title in TITLES.items() if title in text), NOT_HERE
-    )
+    for file in package.files or []:
+        if "LICENSE" in file.name.upper():
+            text = file.read_text()
+            for short, title in TITLES.items():
+                if title in text:
+                    return short
+    return NOT_HERE
 
 
 def notice() -> str:
@@ -83,7 +84,7 @@ def notice() -> str:
     return f"{own}\n\n\n{BEGIN}\n" + "".join(f"{pin.name}: {licence(pin.name)}\n" for pin in pins())
 
 
-def bill(wheel: Path) -> dict[str, Any]:
+def bill(wheel: Path) -> JSON:
     """Return the bill of materials of a wheel."""
     component = {
         "type": "application",

@@ -22,7 +22,8 @@ ARTICLES = (
 )
 PASSAGE = "He likes a bowl of\nstrawberries"
 FIRST_SHOWN = 3
-END_OF_TEXT, UNSCORED = "<eot>", "·"
+END_OF_TEXT = "<eot>"
+UNSCORED = "·"
 
 
 class Pieces:
@@ -59,11 +60,9 @@ def small_task(name: str, tokenizer: Pieces) -> Task:
         return RunningText.of_wikitext(SourceText(task, "two short articles", ""), ARTICLES)
 
     def read_passage(path: Path, digest: str, title: str) -> str:
-        return (
-            json.dumps({"text": PASSAGE})
-            if "lambada_test.jsonl" in title
-            else PASSAGE.lower().replace("\n", " ")
-        )
+        if "lambada_test.jsonl" in title:
+            return json.dumps({"text": PASSAGE})
+        return PASSAGE.lower().replace("\n", " ")
 
     with (
         patch("mlm_repro.evaluation.tasks.wikitext103.read_wikitext", read_articles),
@@ -109,10 +108,10 @@ def diagram(task: Task, tokenizer: Pieces) -> str:
                 blocks.append("…")
             continue
         texts = [_visible(tokenizer.texts[token]) for token in request.tokens]
-        inputs, targets = texts[:-1], texts[1:]
-        targets[: len(targets) - request.num_scored] = [UNSCORED] * (
-            len(targets) - request.num_scored
-        )
+        inputs = texts[:-1]
+        targets = texts[1:]
+        unscored = len(targets) - request.num_scored
+        targets[:unscored] = [UNSCORED] * unscored
         widths = [max(map(len, pair)) for pair in zip(inputs, targets, strict=True)]
         rows = [("INPUT", inputs), ("PRED", targets)]
         block = [f"{task.unit.removesuffix('s')} {number}"]

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.reproduce.plan import make_plan
-from mlm_repro.experiments.scores import END, order_verdict
+from mlm_repro.experiments.scores import END
 from mlm_repro.experiments.verdicts import (
     Verdict,
     headlines,
@@ -33,11 +33,12 @@ from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
 from mlm_repro.reports.load import Reproduction, load_reproduction
 from mlm_repro.reports.render import render
-from mlm_repro.reports.reproduced import reproduction_exhibits
+from mlm_repro.reports.reproduced import order_of, reproduction_exhibits
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "results"
-RESULTS, FIGURES = KEPT / "reproduce-8.3b", KEPT / "figures"
+RESULTS = KEPT / "reproduce-8.3b"
+FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
@@ -55,35 +56,34 @@ def results_block(kept: Reproduction) -> str:
     """Return the order of the twins over their seeds, a table of their sizes and perplexities, and
     the result of the forecast that was sealed before its trainings."""
     summary = kept.summary
-    names, trained = [*summary.labels], {model.series: model.trained for model in summary.models}
-    ends = {
-        name: [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
+    names = [*summary.labels]
+    trained = {model.series: model.trained for model in summary.models}
+    ends = [
+        [r.value for r in kept.records if (r.series, r.quantity) == (name, END) and r.seed]
         for name in names
-    }
+    ]
     rows = {
         "": names,
         "---": ["--:"] * len(names),
         "published perplexity": [published(kept, name, "validation_perplexity") for name in names],
         "twin's parameters": [f"{trained[name].parameters:,}" for name in names],
-        "twin's perplexity": [f"{fmean(ends[name]):.1f}" for name in names],
+        "twin's perplexity": [f"{fmean(end):.1f}" for end in ends],
     }
-    table = [f"|{head}|{'|'.join(row)}|" for head, row in rows.items()]
-    order = order_verdict(kept.records, kept.scores, summary.labels)
-    return "\n".join(
-        [f"{order} {summary.limits}", "", *table, "", forecast_of_order(every_verdict())]
-    )
+    table = [line((head, *row)) for head, row in rows.items()]
+    said = f"{order_of(kept)} {summary.limits}"
+    return "\n".join([said, "", *table, "", forecast_of_order(every_verdict())])
 
 
 def tiers_block(kept: Reproduction) -> str:
     """Return a table of what each size of hardware can run: one command, its duration, the number
     to expect."""
     names = [*kept.summary.labels]
-    small, large = names[0], names[-1]
+    small = names[0]
+    large = names[-1]
     twins = make_plan(large, "scaled", False, None).configs
     models = kept.summary.models[: len(twins)]
-    is_of_these = [model.trained.hidden_size for model in models] == [
-        twin.model.hidden_size for twin in twins
-    ]
+    sizes = [twin.model.hidden_size for twin in twins]
+    is_of_these = [model.trained.hidden_size for model in models] == sizes
     minutes = sum(model.train_seconds or 0 for model in models) / 60
     duration = f"{minutes:.0f} minutes of training" if is_of_these else "not timed yet"
     return "\n".join(
@@ -146,7 +146,8 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
     command fails."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
-        begin, end = f"<!--{name}-->", f"<!--/{name}-->"
+        begin = f"<!--{name}-->"
+        end = f"<!--/{name}-->"
         if begin not in readme or end not in readme:
             raise BadInput(f"README has no {begin} and {end}")
         before, rest = readme.split(begin, 1)
@@ -169,12 +170,12 @@ def _output(commands: str) -> str:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():
-            command, environment = line.removeprefix("$ "), {**os.environ, "PATH": path}
+            command = line.removeprefix("$ ")
             done = subprocess.run(
                 command,
                 shell=True,
                 cwd=folder,
-                env=environment,
+                env={**os.environ, "PATH": path},
                 capture_output=True,
                 text=True,
                 check=False,

@@ -101,7 +101,8 @@ def searched_rates(
                 (math.inf if trial.is_diverged else trial.final, trial.config.train.learning_rate)
                 for trial in trials
             )
-        found_rates[arm.name], rates[arm.name] = rate, float(f"{rate * arm.of_rate:.4g}")
+        found_rates[arm.name] = rate
+        rates[arm.name] = float(f"{rate * arm.of_rate:.4g}")
         searched += trials
     return rates, searched
 

@@ -16,7 +16,6 @@ from contextlib import redirect_stderr
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +40,7 @@ from mlm_repro.experiments.forecast.ablation import (
 )
 from mlm_repro.experiments.forecast.trainings import Kept, keep, seeds_of
 from mlm_repro.experiments.reproduce.steps import StepFailed
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.environment import available_cores
 from mlm_repro.lineage.errors import BadInput, Interrupted, UserError
@@ -67,21 +67,24 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
         raise BadInput(f"{name} takes --dataset {needed} times; it was given {len(datasets)}")
     bits_per_nat = _bits_per_nat(datasets)
     digests = [dataset_digest(path) for path in datasets]
-    facts: dict[str, Any] = {"experiment": {"name": name}, "mode": "scaled"}
-    about = facts | {ABLATION: ablation.model_dump(mode="json")}
+    values = ablation.model_dump(mode="json")
+    facts: JSON = {"experiment": {"name": name}, "mode": "scaled"}
     settings = facts | {ABLATION: ablation.model_dump(mode="json", exclude_defaults=True)}
     parents = {f"dataset-{index}": digest for index, digest in enumerate(digests)}
     run = RunDirectory.begin(
-        runs, f"experiment-{slug(name)}-effects", ABLATION, about, parents, settings=settings
+        runs,
+        f"experiment-{slug(name)}-effects",
+        ABLATION,
+        facts | {ABLATION: values},
+        parents,
+        settings=settings,
     )
     if run.is_complete:
         run.link()
         return run
-    trials = [
-        each
-        for arm in ablation.arms
-        for each in trials_of(name, ablation, arm, datasets[arm.dataset])
-    ]
+    trials = []
+    for arm in ablation.arms:
+        trials += trials_of(name, ablation, arm, datasets[arm.dataset])
     trainings = len(ablation.arms) * ablation.seeds
     announce(
         f"{len(trials)} trials of rates and {trainings} trainings, {available_cores()} at a time"
@@ -94,7 +97,7 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
             rates, searched = searched_rates(name, ablation, Kept(run.path), digests)
             forecast = EffectForecast(
                 experiment=name,
-                ablation=ablation.model_dump(mode="json"),
+                ablation=values,
                 datasets=digests,
                 bits_per_nat=bits_per_nat,
                 bigram_nats=[bigram_loss(path) for path in datasets],
@@ -103,13 +106,14 @@ def run_ablation(experiment: Experiment, datasets: Sequence[Path], runs: Path) -
             )
             write_document(run.path / FORECAST, forecast)
         forecast = _seal_forecast(run)
-        configs = [
-            ablation_config(
-                name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset]
-            )
-            for seed in seeds_of(run.path / FORECAST, ablation.seeds)
-            for arm in ablation.arms
-        ]
+        configs = []
+        for seed in seeds_of(run.path / FORECAST, ablation.seeds):
+            configs += [
+                ablation_config(
+                    name, ablation, arm, seed, forecast.rates[arm.name], datasets[arm.dataset]
+                )
+                for arm in ablation.arms
+            ]
         train_all(configs, run.path, runs)
         write_records(run.path / RECORDS, derive_effects(run.path)[1])
         run.complete()

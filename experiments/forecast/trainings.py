@@ -7,12 +7,13 @@ the forecast was written, and a forecast that is edited later no longer matches 
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.engine.batch_schedule import BatchSchedule
 from mlm_repro.engine.config import RunConfig
 from mlm_repro.engine.run.files import METRICS, read_validations, validations_in
 from mlm_repro.experiments.files import FORECAST, KeptRun, read_runs, write_runs
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.config import parse_config
 from mlm_repro.lineage.digest import sha256_file
 from mlm_repro.lineage.errors import IntegrityFailure
@@ -62,18 +63,15 @@ def keep(training: Path, study: Path) -> None:
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
-def read_kept(study: Path) -> list[Trained]:
-    """Read the trainings that a study keeps. Raises IntegrityFailure if one is damaged or
-    contradicts its seal."""
-    return [_read(run) for run in read_runs(study).values()]
-
-
 class Kept:
     """The trainings that a folder keeps, by the name of their configuration."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its
+        seal."""
         self.folder = folder
-        self.trained = {each.config.name: each for each in read_kept(folder)}
+        trained = map(_read, read_runs(folder).values())
+        self.trained = {each.config.name: each for each in trained}
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
@@ -94,12 +92,10 @@ class Kept:
                 )
             # A requested configuration has no dataset, so it lacks the vocabulary that the training
             # took from its own.
-            vocabulary = {
-                name: getattr(training.config.model, name)
-                for name in ("vocab_size", "padded_vocab_size")
-            }
-            asked = config.model.model_copy(update=vocabulary), config.train
-            if (training.config.model, training.config.train) != asked:
+            model = training.config.model
+            vocabulary = model.model_dump(include={"vocab_size", "padded_vocab_size"})
+            asked = config.model.model_copy(update=vocabulary)
+            if (model, training.config.train) != (asked, config.train):
                 raise IntegrityFailure(f"{training.name} was not trained as {FORECAST} says")
             if training.dataset != dataset:
                 raise IntegrityFailure(
@@ -154,6 +150,6 @@ def seeds_of(forecast: Path, count: int) -> list[int]:
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]
 
 
-def origin_of(manifest: Manifest) -> dict[str, Any]:
+def origin_of(manifest: Manifest) -> JSON:
     """Return the fields of a record that name its run, `source` and `digest`."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -320,25 +320,28 @@ def slurm_script(job: Job, out: Path) -> str:
             f"{folder!r} cannot stand in a batch script: name a folder without control characters"
         )
     quoted = folder.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    sizes = [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
     command = [
         "srun",
+        NODES,
         f"--nodes={job.nodes}",
         f"--ntasks={job.ranks}",
         "--kill-on-bad-exit=1",
         "--label",
+        *sizes,
     ]
-    command += [f"--ntasks-per-node={job.ranks_per_node}", f"--cpus-per-task={job.cores_per_rank}"]
     if job.container:
-        command += [f"--container-image={job.container}", f"--container-workdir={Path.cwd()}"]
+        mounts = ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))
         command += [
-            "--container-mounts=" + ",".join(f"{folder}:{folder}" for folder in _mounted(job, out))
+            f"--container-image={job.container}",
+            f"--container-workdir={Path.cwd()}",
+            f"--container-mounts={mounts}",
         ]
     options = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes + job.spare_nodes}",
         "--no-kill",
-        f"--ntasks-per-node={job.ranks_per_node}",
-        f"--cpus-per-task={job.cores_per_rank}",
+        *sizes,
         f"--gpus-per-node={job.ranks_per_node}" if job.gpus else "",
         *(("--exclusive", "--mem=0") if job.exclusive else ()),
         f"--time={job.time_limit}",
@@ -349,7 +352,7 @@ def slurm_script(job: Job, out: Path) -> str:
     ]
     head = [f"#SBATCH {option}" for option in options if option]
     # `-P` keeps Python from importing modules of the folder that the job starts in.
-    words = shlex.join([*command[:1], NODES, *command[1:], job.python, "-P", "-m"])
+    words = shlex.join([*command, job.python, "-P", "-m"])
     return _script(head, "slurm.sh", words.replace(NODES, '--nodelist="$nodes"'), job, out)
 
 
@@ -377,11 +380,8 @@ def torchrun_script(job: Job, out: Path) -> str:
     stop = f"--shutdown-timeout={job.signal_seconds}"
     launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
     meeting = "--standalone" if job.nodes == 1 else MEETING
-    words = (
-        f"{'Once' if job.hosts else 'On every node: NODE_RANK=0 MASTER_ADDR=first-node'} bash"
-        " torchrun.sh"
-    )
-    head = [f"# {words}"] if job.nodes > 1 else []
+    where = "Once" if job.hosts else "On every node: NODE_RANK=0 MASTER_ADDR=first-node"
+    head = [f"# {where} bash torchrun.sh"] if job.nodes > 1 else []
     return _script(head, "torchrun.sh", f"{launcher} {meeting}", job, out)
 
 
@@ -420,28 +420,31 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _script(head: list[str], body: str, launcher: str, job: Job, out: Path) -> str:
     """Return a bash script: the templates' text, filled with this job's values, under the lines of
     `head`."""
-    paths = {"here": Path.cwd(), "run": job.runs.resolve() / job.config().name}
+    names = ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
+    paths = {name: out.resolve() / name for name in names}
     paths |= {
-        name: out.resolve() / name
-        for name in ("failed", "last-failure", "idle", "bad-node-", "flight-", "pid-")
+        "here": Path.cwd(),
+        "run": job.runs.resolve() / job.config().name,
+        "script": out.resolve() / "torchrun.sh",
     }
     model = find_file(job.model, Shipped.MODEL).resolve()
-    runs = f"--runs={job.runs.resolve()}"
     minutes = saved_seconds(job) / 60
     stated = [f"record.checkpoint_minutes={minutes:.4g}"] if math.isfinite(minutes) else []
     options = [
         f"--set={item}"
         for item in (*job.overrides, f"data.dataset={job.dataset.resolve()}", *stated)
     ]
-    words = ["mlm_repro.engine.cli", "run", str(model), *options, runs]
-    values = {name: shlex.quote(str(path)) for name, path in paths.items()}
-    values["train"] = f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}'
-    values |= {
+    runs = job.runs.resolve()
+    words = ["mlm_repro.engine.cli", "run", str(model), *options, f"--runs={runs}"]
+    values = {name: shlex.quote(str(path)) for name, path in paths.items()} | {
+        "train": f'mlm_repro.experiments.launch.rank "$failed" {shlex.join(words)}',
         "hosts": shlex.join(job.host_names()),
-        "script": shlex.quote(str(out.resolve() / "torchrun.sh")),
+        "launcher": launcher,
+        "join_seconds": str(job.join_seconds),
+        "nodes": str(job.nodes),
+        "most": str(ATTEMPTS_WITHOUT_PROGRESS),
+        "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS),
     }
-    values |= {"launcher": launcher, "join_seconds": str(job.join_seconds), "nodes": str(job.nodes)}
-    values |= {"most": str(ATTEMPTS_WITHOUT_PROGRESS), "bound": str(MOST_ATTEMPTS_WITHOUT_PROGRESS)}
     parts = ("attempts.sh", *(["hosts.sh"] if job.hosts and body == "torchrun.sh" else []), body)
     text = "".join((TEMPLATES / name).read_text(encoding="utf-8") for name in parts)
     return "\n".join(["#!/bin/bash", *head, _filled(text, values)])

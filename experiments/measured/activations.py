@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +132,9 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         """Count one holder of a storage more (`by` = 1) or less (`by` = -1). The bytes of a storage
         count once, while it has a holder; a parameter's bytes never count."""
         address = storage.data_ptr()
-        before, self.holders[address] = self.holders[address], self.holders[address] + by
-        if address not in self.parameters and 0 in (before, self.holders[address]):
+        before = self.holders[address]
+        self.holders[address] += by
+        if address not in self.parameters and 0 in (before, before + by):
             self.now += by * storage.nbytes()
             self.peak = max(self.peak, self.now)
 
@@ -177,29 +177,25 @@ def measure_activations() -> list[Line]:
 
 
 def _kept(shape: str) -> list[Line]:
-    measured: dict[tuple[str, int, bool], float] = {}
-    for tp, divided in ((1, False), (TENSOR_RANKS, False), (TENSOR_RANKS, True)):
-        # one rank comes first, in this process: the forked ranks inherit its compiled loops
-        values = (
-            bytes_per_sbh(shape, divided)
-            if tp == 1
-            else run_forked(bytes_per_sbh, tp, shape, divided)[0]
-        )
-        measured |= {
-            (form, tp, divided): value for form, value in zip((*FORMS, "ours"), values, strict=True)
-        }
-    rows = {name: measured[key] for name, key in CONFIGURATIONS.items()}
+    # one rank comes first, in this process: the forked ranks inherit its compiled loops
+    measured = {(1, False): bytes_per_sbh(shape, False)}
+    for divided in (False, True):
+        of_ranks = run_forked(bytes_per_sbh, TENSOR_RANKS, shape, divided)
+        measured[TENSOR_RANKS, divided] = of_ranks[0]
+    rows = {
+        name: measured[tp, divided][FORMS.index(form)]
+        for name, (form, tp, divided) in CONFIGURATIONS.items()
+    }
     s, heads, h = SMALL[shape]
     note = f"autograd's saved tensors in bf16; s {s}, {heads} heads, h {h}: as/h as published"
     rows |= {
-        f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": value
-        for (form, tp, divided), value in measured.items()
-        if form == "ours"
+        f"this engine's layer, t = {tp}{', sequence parallel' if divided else ''}": ours
+        for (tp, divided), (*_, ours) in measured.items()
     }
     unreduced = rows["no parallelism"]
     tensor = rows["tensor parallel"]
-    both = rows[tuple(CONFIGURATIONS)[4]]
-    scores = unreduced - measured["selective", 1, False]
+    both = rows["tensor and sequence parallel, selective recomputation"]
+    scores = unreduced - measured[1, False][FORMS.index("selective")]
     full = rows["full recomputation"]
     stage = SHAPES[shape][3]
     numbers = {
@@ -213,19 +209,20 @@ def _kept(shape: str) -> list[Line]:
             range(1, stage + 1), key=lambda n: stage / n * full + n * unreduced
         ),
     }
-    curve = (
-        lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
-        for name, value in rows.items()
-    )
-    return [*chain(*curve), *lines(shape, numbers, note=note)]
+    curve = []
+    for name, value in rows.items():
+        curve += lines(f"{shape}, {name}", {"kept_bytes_per_element": value}, note=note)
+    return curve + lines(shape, numbers, note=note)
 
 
 def _flops(shape: str) -> list[Line]:
     """Return lines with the FLOP coefficients of an iteration and of recomputation. They come from
     products that torch counts, in a layer of the published shape and in a model of four layers."""
     s, heads, h, _ = SHAPES[shape]
-    config = ModelConfig(num_layers=4, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0)
-    layers = config.num_layers
+    layers = 4
+    config = ModelConfig(
+        num_layers=layers, hidden_size=h, num_heads=heads, seq_length=s, dropout=0.0
+    )
     v = config.padded_vocab_size
     with torch.device("meta"):
         x = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True)

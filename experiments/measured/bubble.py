@@ -22,7 +22,7 @@ from mlm_repro.engine.pipeline.executor import PipelineExecutor
 from mlm_repro.engine.pipeline.lowering import lower
 from mlm_repro.engine.pipeline.schedule import compute_orders
 from mlm_repro.experiments.catalogue import Experiment
-from mlm_repro.experiments.published import Row, position, workload_rows
+from mlm_repro.experiments.published import position, workload_rows
 from mlm_repro.experiments.sealed import Line, lines
 from mlm_repro.experiments.simulator.measurements import workload_of
 from mlm_repro.lineage.progress import announce
@@ -110,12 +110,8 @@ def run_schedule(name: ScheduleName, pp: int, chunks: int, counts: Sequence[int]
     clocks = []
     for count in counts:
         clock = Clock()
-        run_stages(
-            [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)],
-            mesh,
-            name,
-            count,
-        )
+        stages = [TimedStage(mesh.pp.rank == chunk == 0, clock) for chunk in range(chunks)]
+        run_stages(stages, mesh, name, count)
         clocks.append(clock)
     return clocks
 
@@ -126,9 +122,8 @@ def run_stages(
     """Run one iteration of this rank's stages by a schedule, on `count` microbatches of `sequences`
     sequences, without an optimizer step. All ranks of the pipeline take part."""
     tokens = torch.ones(sequences, stages[0].config.seq_length, dtype=torch.long)
-    program = lower(compute_orders(name, mesh.pp.size, len(stages), count), len(stages)).programs[
-        mesh.pp.rank
-    ]
+    orders = compute_orders(name, mesh.pp.size, len(stages), count)
+    program = lower(orders, len(stages)).programs[mesh.pp.rank]
     PipelineExecutor(stages, mesh, False, [PipelineInput(tokens, tokens)] * count).run(program)
 
 
@@ -180,7 +175,7 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
     numbers = []
     for part in experiment.parts:
         name = "gpipe" if "bubble_share" in part.computed else "1f1b"
-        rows: dict[int, list[Row]] = defaultdict(list)
+        rows = defaultdict(list)
         for row in workload_rows(part.workloads):
             if int(row["pp"]) <= MOST_RANKS:
                 rows[int(row["pp"])].append(row)
@@ -190,13 +185,12 @@ def measure_bubbles(experiment: Experiment) -> list[Line]:
                 int(row.get("microbatches") or workload_of(row).microbatches) for row in of_width
             ]
             ranks = run_forked(run_schedule, pp, name, pp, 1, counts)
-            for index, (row, count) in enumerate(zip(of_width, counts, strict=True)):
-                to_ideal = (
-                    max(rank[index].units for rank in ranks) / (count * (FORWARD + BACKWARD)) - 1
-                )
-                value = {
-                    part.computed[0]: to_ideal / (1 + to_ideal) if name == "gpipe" else to_ideal
-                }
-                note = f"{pp} processes with logical clocks, schedule {name}"
-                numbers += lines(values=value, note=note, **position(part, row))
+            note = f"{pp} processes with logical clocks, schedule {name}"
+            for row, count, *clocks in zip(of_width, counts, *ranks, strict=True):
+                slowest = max(clock.units for clock in clocks)
+                bubble = slowest / (count * (FORWARD + BACKWARD)) - 1
+                if name == "gpipe":
+                    bubble /= 1 + bubble
+                values = {part.computed[0]: bubble}
+                numbers += lines(values=values, note=note, **position(part, row))
     return numbers

@@ -71,20 +71,20 @@ def measure_transformer_xl() -> list[Line]:
     tokenizer = Tokenizer.from_gpt2_files(*find_gpt2_vocabulary())
     longer = len(tokenizer.encode(text)) / count_original_tokens(text) - 1
     built = built_parameters(read_run_config(model_file("transformer-xl-75m")).model) / 1e6
-    return [
-        *lines(
+    return (
+        lines(
             "byte-pair encoding",
             {"sequence_length_percent": 100 * longer},
             note="counted in the validation file",
-        ),
-        *lines(
+        )
+        + lines(
             "small configuration, byte pairs",
             {"million_parameters": built},
             note="counted in the built model",
-        ),
-        *lines("words of the validation file", {"unknown_words_percent": _unknown_percent(text)}),
-        *lines("words of the test file", {"unknown_words_percent": _unknown_percent(test)}),
-    ]
+        )
+        + lines("words of the validation file", {"unknown_words_percent": _unknown_percent(text)})
+        + lines("words of the test file", {"unknown_words_percent": _unknown_percent(test)})
+    )
 
 
 def _unknown_percent(text: str) -> float:
@@ -99,13 +99,15 @@ def measure_recipe() -> list[Line]:
     split = load_config(find_file("megatron-2019", Shipped.RECIPE), DataConfig).split
     size = run.model.vocab_size
     tp = run.parallel.tp
-    shares = {"split_ratio": split.train / split.valid}
-    rows = {"padded_vocabulary": padded_vocab_size(size, tp=tp)}
     return lines(
-        f"GPT-2's vocabulary of {size}", rows, "computed", x=tp, note="by the rule of padding"
+        f"GPT-2's vocabulary of {size}",
+        {"padded_vocabulary": padded_vocab_size(size, tp=tp)},
+        "computed",
+        x=tp,
+        note="by the rule of padding",
     ) + lines(
         "training documents for one of validation",
-        shares,
+        {"split_ratio": split.train / split.valid},
         "computed",
         note="as the recipe megatron-2019 has it",
     )

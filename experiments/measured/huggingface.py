@@ -4,6 +4,7 @@ merged back."""
 import tempfile
 from filecmp import cmpfiles
 from itertools import chain
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def measure_huggingface() -> list[Line]:
             files += len(names)
     logits, texts = by_width[1]
     differences = {tp: float(np.abs(by_width[tp][0] - logits).max()) for tp in WIDTHS[1:]}
-    same = [by_width[tp][1][index] == text for tp in WIDTHS[1:] for index, text in enumerate(texts)]
+    same = [list(map(eq, texts, by_width[tp][1])) for tp in WIDTHS[1:]]
     values = {
         "largest_logit_difference": max(differences.values()),
         "identical_generations_percent": 100 * float(np.mean(same)),

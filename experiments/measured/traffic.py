@@ -5,7 +5,6 @@ nor on links.
 """
 
 from collections import Counter
-from itertools import chain
 from typing import Any
 
 import torch
@@ -110,8 +109,8 @@ def iteration(
 ) -> Traffic:
     """Return this rank's traffic of one iteration in fp32, or of its forward passes alone, in
     microbatches of one sequence. All ranks take part; `batch` is over all of them."""
-    ranks = torch.distributed.get_world_size()
-    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=ranks // parallel.tp // parallel.pp)
+    dp = torch.distributed.get_world_size() // parallel.tp // parallel.pp
+    layout = Layout(tp=parallel.tp, pp=parallel.pp, dp=dp)
     mesh = build_mesh(layout, parallel.sequence_parallel)
     partitioned, step = build_step(model, TrainConfig(precision="fp32"), parallel, mesh)
     tokens = torch.zeros(1, model.seq_length + 1, dtype=torch.int64)
@@ -127,19 +126,18 @@ def iteration(
 def of_layer(parallel: ParallelConfig) -> tuple[Traffic, Traffic]:
     """Return the traffic that a layer adds on one tensor-parallel rank, in forward passes alone and
     in a whole iteration."""
-    layers = []
     half = MODEL.model_copy(update={"num_layers": MODEL.num_layers // 2})
-    for trains in (False, True):
+
+    def added(trains: bool) -> Traffic:
         # The models differ by two layers, so embedding and head cancel in the difference.
-        deep, shallow = (iteration(model, parallel, 1, trains) for model in (MODEL, half))
-        layer = Traffic()
-        for counter, more, fewer in (
-            (layer.calls, deep.calls, shallow.calls),
-            (layer.bytes, deep.bytes, shallow.bytes),
-        ):
-            counter.update({key: (more[key] - fewer[key]) // 2 for key in more})
-        layers.append(layer)
-    return layers[0], layers[1]
+        deep = iteration(MODEL, parallel, 1, trains)
+        shallow = iteration(half, parallel, 1, trains)
+        for more, fewer in ((deep.calls, shallow.calls), (deep.bytes, shallow.bytes)):
+            for key in more:
+                more[key] = (more[key] - fewer[key]) // 2
+        return deep
+
+    return added(False), added(True)
 
 
 def measure_traffic() -> list[Line]:
@@ -150,8 +148,8 @@ def measure_traffic() -> list[Line]:
         f"{MODEL.num_layers} layers of {MODEL.hidden_size}, sequences of {MODEL.seq_length}, gloo,"
         " fp32"
     )
-    parts = (_tensor(), _sequence(), _pipeline(), _interleaved(), _batches())
-    return [line | {"note": note} for line in chain(*parts)]
+    numbers = _tensor() + _sequence() + _pipeline() + _interleaved() + _batches()
+    return [line | {"note": note} for line in numbers]
 
 
 def _tensor() -> list[Line]:
@@ -212,13 +210,9 @@ def _interleaved() -> list[Line]:
     numbers = []
     plain = _passed_on(ParallelConfig(pp=4), model)[1]
     for chunks in (2, 4):
-        value = (
-            _passed_on(ParallelConfig(pp=4, chunks=chunks, schedule="interleaved"), model)[1]
-            / plain
-        )
-        numbers += lines(
-            "interleaved", {"border_traffic_ratio": value}, x=float(chunks), x_name="chunks"
-        )
+        parallel = ParallelConfig(pp=4, chunks=chunks, schedule="interleaved")
+        values = {"border_traffic_ratio": _passed_on(parallel, model)[1] / plain}
+        numbers += lines("interleaved", values, x=float(chunks), x_name="chunks")
     return numbers
 
 
@@ -252,14 +246,19 @@ def measure_sent_bytes() -> list[Line]:
     with Progress("zero", len(LAYOUTS), "layouts") as progress:
         for name, parallel in LAYOUTS.items():
             for batch in BATCHES:
-                sent = [rank.sent for rank in run_forked(iteration, RANKS, MODEL, parallel, batch)]
-                measured = sum(sent) / RANKS
+                ranks = run_forked(iteration, RANKS, MODEL, parallel, batch)
+                measured = sum(rank.sent for rank in ranks) / RANKS
                 # The first batch has one microbatch a rank, for which the ratios of ZeRO's stages
                 # are stated.
                 with_one_microbatch.setdefault(name, measured)
-                note = f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32"
-                position = {"x": float(batch), "x_name": "global_batch", "note": note}
-                numbers += lines(name, {"sent_megabytes": measured / 1e6}, "scaled", **position)
+                numbers += lines(
+                    name,
+                    {"sent_megabytes": measured / 1e6},
+                    "scaled",
+                    x=float(batch),
+                    x_name="global_batch",
+                    note=f"{RANKS} ranks, {parameter_count(MODEL):,} parameters in fp32",
+                )
             progress.advance()
     for stage, series in STAGES.items():
         ratio = with_one_microbatch[f"ZeRO stage {stage}"] / with_one_microbatch["data parallel"]

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from mlm_repro.engine.config import RunConfig
-from mlm_repro.experiments.files import EVALUATIONS_APART
 from mlm_repro.experiments.reproduce.plan import Plan
 from mlm_repro.lineage.errors import Interrupted, UserError
 from mlm_repro.lineage.processes import (
@@ -34,34 +33,15 @@ def say_step(number: int, count: int, what: str) -> None:
         print(f"\nstep {number} of {count}: {what}", flush=True)
 
 
-def words_step(runs: Path) -> Step:
-    """Return the step that counts the words of WikiText-103's published test file."""
-    return ["mlm-experiment", "run", "2019/words", "--runs", shown(runs)]
-
-
-def data_step(plan: Plan, runs: Path) -> Step:
-    """Return the step that builds the dataset."""
-    return ["mlm-data", "run", shown(plan.recipe), "--runs", str(runs)]
-
-
 def train_step(plan: Plan, config: RunConfig, dataset: Path, runs: Path) -> Step:
     """Return the step that trains one of the plan's models: a twin directly, a published size
     through its launch file."""
     if plan.size is None:
         return ["bash", shown(launch_folder(config, runs) / "torchrun.sh")]
-    published = config.name.split("-")[0]
-    options = [
-        f"--set={setting}" for setting in (*plan.overrides(config), f"data.dataset={dataset}")
-    ]
-    return [
-        "mlm-train",
-        "run",
-        shown(model_file(published)),
-        "--twin",
-        *options,
-        "--runs",
-        str(runs),
-    ]
+    model = shown(model_file(config.name.split("-")[0]))
+    settings = (*plan.overrides(config), f"data.dataset={dataset}")
+    options = (f"--set={setting}" for setting in settings)
+    return ["mlm-train", "run", model, "--twin", *options, "--runs", str(runs)]
 
 
 def evaluation_step(plan: Plan, task: str, checkpoint: Path, out: Path) -> Step:
@@ -75,18 +55,6 @@ def evaluation_name(model: str, task: str) -> str:
     """Return the name of an evaluation's result in a reproduction: model and task with a hyphen
     between them."""
     return f"{model}-{task}"
-
-
-def evaluation_file(reproduction: Path, model: str, task: str) -> Path:
-    """Return the file that an evaluation writes its result to; `join_evaluations` later joins all
-    of them."""
-    return reproduction / EVALUATIONS_APART / f"{evaluation_name(model, task)}.json"
-
-
-def report_step(reproduction: Path, runs: Path) -> Step:
-    """Return the step that builds the page of a reproduction, with the runs of experiments in
-    `runs`."""
-    return ["mlm-report", "build", shown(reproduction), str(runs)]
 
 
 def launch_folder(config: RunConfig, runs: Path) -> Path:

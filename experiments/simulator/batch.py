@@ -64,7 +64,7 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
     """Predict every row, in order; the second value is True if the cost model was fitted on the
     row. A row that names no valid cluster or workload gets the reason alone."""
     predictions = [(Prediction(), False)] * len(rows)
-    by_cluster: dict[tuple[str, str], list[tuple[int, Workload]]] = defaultdict(list)
+    by_cluster = defaultdict(list)
     clusters = {}
     for index, row in enumerate(rows):
         name = ((row["cluster"] or "").strip(), (row.get("software") or "").strip())
@@ -84,7 +84,7 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
 
 
 def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
-    fits = "false" if p.reason else "true"
+    fits = str(not p.reason).lower()
     if not p.seconds:
         return ("",) * 9 + (fits, p.reason)
     numbers = (
@@ -94,13 +94,11 @@ def _cells(p: Prediction, fitted: bool) -> tuple[str, ...]:
         p.tflops_per_gpu,
         p.memory_bytes / 2**30,
     )
-    chance = f"{p.probability_fits:.4f}"
-    known = "true" if fitted else "false"
     return (
         *(f"{number:.6g}" for number in numbers),
         str(p.memory_bytes),
-        chance,
-        known,
+        f"{p.probability_fits:.4f}",
+        str(fitted).lower(),
         p.extrapolated,
         fits,
         p.reason,

@@ -73,12 +73,14 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
     """Return the seconds of one transformer layer's forward and backward pass, with the host's work
     and its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
     tokens = w.b * w.s
-    elements = w.b * w.s * w.h * machine.element_bytes
+    elements = tokens * w.h * machine.element_bytes
+    widened = matmul_seconds(machine, tokens, w.f / w.t, w.h)
+    narrowed = matmul_seconds(machine, tokens, w.h, w.f / w.t)
     linears = (
         matmul_seconds(machine, tokens, 3 * w.h / w.t, w.h)
         + matmul_seconds(machine, tokens, w.h, w.h / w.t)
-        + matmul_seconds(machine, tokens, w.f / w.t, w.h)
-        + matmul_seconds(machine, tokens, w.h, w.f / w.t)
+        + widened
+        + narrowed
     )
     inner = w.width * w.heads / w.t
     read = w.b * w.keys_length
@@ -87,8 +89,8 @@ def layer_passes(machine: Machine, w: Workloads) -> Passes:
         matmul_seconds(machine, read, 3 * inner, w.h)
         + matmul_seconds(machine, w.keys_length, inner, w.h)
         + matmul_seconds(machine, tokens, w.h, inner)
-        + matmul_seconds(machine, tokens, w.f / w.t, w.h)
-        + matmul_seconds(machine, tokens, w.h, w.f / w.t)
+        + widened
+        + narrowed
     )
     linears = np.where(w.xl == 1, recurrent, linears)
     # By content, and by distance.

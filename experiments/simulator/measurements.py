@@ -8,12 +8,13 @@ Workloads and others' measurements lie in `experiments/published`, published val
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlm_repro.engine.costs import parameter_count
 from mlm_repro.experiments.catalogue import every_claim, find_experiment, read_rows
 from mlm_repro.experiments.published import HERE, published_rows, published_value
 from mlm_repro.experiments.simulator.workload import Workload, checked_config, flops_of
+from mlm_repro.lineage.atomic import JSON
 from mlm_repro.lineage.errors import BadInput
 
 COLUMNS = (
@@ -78,7 +79,7 @@ def megatron_2019() -> list[Observation]:
     """Return the numbers that the 2019 paper prints in Figures 1 and 5 and Tables 2, 7 and 8, as
     Observations. The first one is on a single GPU."""
     return observed(
-        *(f"2019/{name}" for name in ("figure-1", "figure-5", "table-2", "table-7", "table-8"))
+        "2019/figure-1", "2019/figure-5", "2019/table-2", "2019/table-7", "2019/table-8"
     )
 
 
@@ -89,13 +90,14 @@ def v100_rows() -> list[Observation]:
     Ratios refer to the first one, which has no weight in the fit.
     """
     first, *rest = megatron_2019()
-    tables = {"2019/table-2", "2019/table-7", "2019/table-8"}
-    rows = [
-        row
-        for row in rest
-        if row.experiment in tables and row.workload.gpus > 1 and row.workload.heads != 32
+    return [
+        first,
+        *(
+            row
+            for row in rest
+            if "table" in row.experiment and row.workload.gpus > 1 and row.workload.heads != 32
+        ),
     ]
-    return [first, *rows]
 
 
 @cache
@@ -147,10 +149,14 @@ def timed(*names: str) -> list[Observation]:
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):
-            source = row.get("source") or name
-            seconds = float(row["iteration_ms"]) / 1e3
             observations.append(
-                Observation(source, workload_of(row), "iteration_seconds", seconds, row["cluster"])
+                Observation(
+                    row.get("source") or name,
+                    workload_of(row),
+                    "iteration_seconds",
+                    float(row["iteration_ms"]) / 1e3,
+                    row["cluster"],
+                )
             )
     return observations
 
@@ -161,7 +167,7 @@ def workload_of(row: dict[str, str]) -> Workload:
     Raises BadInput naming a column that has no default and is empty, or is not a whole number of at
     most a billion.
     """
-    values: dict[str, Any] = {}
+    values = JSON()
     for name in COLUMNS:
         cell = (row.get(name) or "").strip()
         if name in ("recompute", "family") and cell:
@@ -239,11 +245,12 @@ def observed(*names: str) -> list[Observation]:
     rows = []
     for experiment in map(find_experiment, names):
         for part in experiment.parts:
-            for row in published_rows(experiment, part) if part.simulated else ():
-                value = published_value(row, part.simulated[0]).value
-                rows.append(
-                    Observation(
-                        experiment.name, workload_of(row), part.simulated[0], value, row["cluster"]
+            for quantity in part.simulated[:1]:
+                for row in published_rows(experiment, part):
+                    value = published_value(row, quantity).value
+                    rows.append(
+                        Observation(
+                            experiment.name, workload_of(row), quantity, value, row["cluster"]
+                        )
                     )
-                )
     return rows

@@ -208,8 +208,8 @@ def format_plan(
     run: ResolvedRun,
     cluster: Cluster,
     choices: Sequence[Choice],
-    price: float = 0.0,
-    days: float = 0.0,
+    price: float,
+    days: float,
 ) -> str:
     """Return the first `SHOWN` layouts as a table with the time of the whole run, and a line on
     failures; every number is simulated.
@@ -227,18 +227,18 @@ def format_plan(
     interval = cluster.interval(gpus, beyond)
     known = fitted_workloads(cluster.software)
     fitted = sum(choice.workload in known for choice in choices)
-    score = interval.score
-    coverage = interval.coverage
-    scored = (
-        f" (score {score:.2f}, of one share of the peak {interval.baseline:.2f}; less is better)"
-        if score
-        else ""
-    )
-    tried = f", which held {coverage:.0%} of them{scored}," if coverage is not None else ""
+    scored = tried = stores = ""
+    if interval.score:
+        scored = (
+            f" (score {interval.score:.2f}, of one share of the peak {interval.baseline:.2f}; less"
+            " is better)"
+        )
+    if interval.coverage is not None:
+        tried = f", which held {interval.coverage:.0%} of them{scored},"
+    if cluster.constants.fused_attention.value:
+        stores = " (--dry-run adds the scores that attention stores on a processor)"
     flops_per_token = flops_of(first.workload._replace(recompute="none")) / per_iteration
     whose_times = "transformer-xl" if model.family == "transformer-xl" else "GPT-2"
-    fused = cluster.constants.fused_attention.value
-    stores = " (--dry-run adds the scores that attention stores on a processor)" if fused else ""
     lines = [
         (
             f"{run.config.name}: {run.parameters:,} parameters, {run.tokens:,} tokens in batches of"

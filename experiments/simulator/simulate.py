@@ -220,7 +220,7 @@ def _memory(machine: Machine, workload: Workload, config: RunConfig) -> Predicti
 def _prepared(rows: tuple[Workload, ...]) -> tuple[Workloads, list[Walk]]:
     """Return the workloads as columns, and in groups whose pipelines are walked together."""
     # Walking workloads of one schedule together made calibration three times as fast.
-    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    alike = defaultdict(list)
     for index, row in enumerate(rows):
         alike[row.pp, row.chunks, row.microbatches, row.layers].append(index)
     walks = []
