@@ -106,8 +106,8 @@ def load_reproduction(directory: Path) -> Reproduction:
         is_proven = record.kind == "published" or record.digest or record.source in runs
         if not (is_proven and record.source.strip()):
             raise IntegrityFailure(
-                f"line {number} of {RECORDS} has no source, or its source {record.source!r} is no run"
-                " of this reproduction and it has no digest"
+                f"line {number} of {RECORDS} has no source, or its source {record.source!r} is no"
+                " run of this reproduction and it has no digest"
             )
     results = {
         name: parse_document(values, Result, f"{name} in {EVALUATIONS}")
