@@ -21,7 +21,8 @@ from mlm_repro.lineage.numbers import csv_cell
 AGAINST = "against.json"
 """The record that `mlm-verify against` keeps in its run."""
 MOST = 1e9
-"""Largest share of a tolerance that it states; also stated for NaN."""
+"""Largest share of a tolerance that it states; also stated for any difference where none is
+allowed."""
 
 Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
@@ -35,7 +36,7 @@ class Series(Config):
     """The quantity, such as `rate`."""
     unit: str = ""
     samples: Annotated[list[int | FiniteFloat], Field(min_length=1)]
-    """One sample for each round."""
+    """One sample for each round; in a comparison of engines one for each iteration."""
     kind: Literal["measured", "computed"] = "measured"
     """computed: a limit, a bound or a closed form."""
 
@@ -45,7 +46,8 @@ class Ratio(Config):
 
     name: Name
     value: NotNegative
-    """The median of the rounds, unless the notes say otherwise."""
+    """The median of the rounds, unless the notes say otherwise; of a tolerance the largest share
+    that a difference takes."""
     rounds: list[NotNegative] = Field(default_factory=list)
     goal: Positive | None = None
     less_is_better: bool = False
@@ -69,7 +71,8 @@ class Case(Config):
     missing: dict[Name, str] = Field(default_factory=dict)
     """Contenders that were not measured, with the reason."""
     losses: dict[str, list[FiniteFloat | None]] = Field(default_factory=dict)
-    """Losses of each iteration, by contender; None for a loss that is not a number."""
+    """Losses of each iteration of the first round, by contender; None for one that is NaN or
+    infinite."""
     setting: JSON = Field(default_factory=dict)
     """The task's shape, batch, number of requests and the like."""
 
@@ -78,7 +81,7 @@ class Benchmark(Config):
     """All cases of one run, with the machine that they were measured on."""
 
     benchmark: Name
-    """The benchmark's name on the command line."""
+    """Name of the benchmark, such as `train`."""
     title: Name
     cases: Annotated[list[Case], Field(min_length=1)]
     disagreements: list[str] = Field(default_factory=list)
@@ -88,7 +91,8 @@ class Benchmark(Config):
     setting: JSON = Field(default_factory=dict)
     """Settings that all cases share."""
     load_average: list[FiniteFloat] = Field(default_factory=list)
-    """The machine's load average during the run."""
+    """The machine's load averages over one minute before the run and after it; empty if they were
+    not noted."""
     environment: Environment = Environment()
 
 
@@ -115,8 +119,10 @@ class Table:
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
     """Return a ratio with the goal 1: the largest share of the allowed distances that the distances
     take, at most `MOST`."""
-    pairs = zip(distances, allowed, strict=True)
-    shares = [distance / most if most else MOST * bool(distance) for distance, most in pairs]
+    shares = [
+        distance / most if most else MOST * bool(distance)
+        for distance, most in zip(distances, allowed, strict=True)
+    ]
     return Ratio(name=name, value=min(max(shares), MOST), goal=1.0, less_is_better=True)
 
 

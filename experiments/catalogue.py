@@ -91,7 +91,7 @@ class Claim(Config):
     series: str
     """Row or curve."""
     x: FiniteFloat | None
-    """Position on the x axis, for a curve."""
+    """Position on the x axis; None where the series has no axis."""
     quantity: str
     value: Decimal
     """The number with the digits that were printed."""
@@ -240,11 +240,12 @@ class Part(Config):
     workloads: str
     """Name of a set in the `*-runs.csv` files of `experiments/published`."""
     x: str = ""
-    """Column of the x axis."""
+    """Column of the x axis; empty without an axis."""
     baseline: str = ""
     """Set whose first row ratios refer to; empty for this set."""
     simulated: tuple[str, ...] = ()
-    """Quantities derived from an iteration's time, the one that fits use first."""
+    """Quantities derived from the time of an iteration or of a layer, the one that fits use
+    first."""
     computed: tuple[str, ...] = ()
     """Quantities in closed form."""
 
@@ -257,7 +258,8 @@ class Arithmetic(Config):
     of: tuple[str, ...]
     """Ids of the numbers that it is made of; `*` stands for any characters."""
     over: str = ""
-    """Ids of the numbers that those are divided by, at the same x."""
+    """Ids of the numbers by which those are divided, or which are subtracted, at the same x but in
+    `ends`; `*` stands for any characters. Empty if there are none."""
     how: Literal["each", "ends", "spread", "place", "power", "difference", "sum"] = "each"
     """The quotient at each x; the quotient of the largest of each; the largest over the least of
     each series; the x of the largest; the number to the power `exponent`; the difference; the sum.
@@ -338,13 +340,13 @@ class Effect(Config):
     """Arm whose quantity comes first in the difference; `less` is the arm that is subtracted."""
     less: str
     quantity: Literal["validation_loss", "bits_per_byte"] = "validation_loss"
-    """Quantity at the end of training, in nats per token or bits per byte."""
+    """Validation loss in nats per token, or in bits per byte."""
     share: float = Field(default=1.0, gt=0, le=1)
     """Fraction of training at which the quantity is read; 1 is the end."""
     above: FiniteFloat | None = None
-    """The difference is claimed to be greater than this."""
+    """The difference is claimed to be greater than this; None without such a bound."""
     below: FiniteFloat | None = None
-    """The difference is claimed to be less than this."""
+    """The difference is claimed to be less than this; None without such a bound."""
 
     @property
     def better(self) -> tuple[str, ...]:
@@ -381,8 +383,8 @@ class Ablation(Config):
     search_share: float = Field(default=0.2, gt=0, le=1)
     """Length of a trial over that of a training."""
     finder: tuple[float, float] | None = None
-    """Ends of a learning-rate finder's sweep over as many iterations, which gives the rate in place
-    of trials."""
+    """Lowest and highest rate of a learning-rate finder's sweep over as many iterations, which
+    gives the rate in place of trials; None if trials give it."""
     seeds: int = Field(default=5, ge=5, le=8)
     """Number of seeds for every arm; the forecast's digest gives them."""
     level: float = Field(default=0.95, gt=0, lt=1)
@@ -496,9 +498,10 @@ class Erratum(Config):
     text: str
     command: str
     found: str
-    """The first finder."""
+    """Who found it first, with the date and the place where they said so; `here` if nobody else is
+    known."""
     answered: str
-    """An author's answer in public."""
+    """An author's answer in public, or that none is known."""
     claims: tuple[str, ...]
     """Ids of the printed numbers; `*` stands for any characters."""
 

@@ -57,13 +57,15 @@ class KeptRun(FileSchema, extra="forbid"):
     """Name of the run in the study."""
     manifest: JSON | None = None
     seal: JSON | None = None
-    """Completion marker of the run; None for a training whose loss stopped being a number."""
+    """Completion marker of the run; None for a training whose loss stopped being a number, and for
+    one that the first release kept."""
     summary: JSON | None = None
     metrics: list[JSON] = Field(default_factory=list)
     """A training's metrics: its validations and, in a reproduction, means over blocks of
     iterations."""
     refused: list[JSON] | None = None
-    """Content of the run's not_run.json: the rows that could not run, with reasons."""
+    """Content of not_run.json, which only earlier versions wrote: the rows that could not run, with
+    reasons; None without that file."""
     timeline: JSON | None = None
     """Content of timeline.json, which only the first release wrote: when each microbatch of one
     iteration was computed."""
@@ -284,7 +286,7 @@ class EffectForecast(FileSchema):
     """The ablation of experiment.toml at that time: arms, effects, length, number of seeds,
     analysis."""
     datasets: list[str]
-    """Digests."""
+    """Digest of each dataset, in the order in which they were given."""
     bits_per_nat: list[Finite]
     """Bits per byte for each nat per token, for the validation text of each dataset; 0 if its card
     does not say."""
@@ -292,7 +294,7 @@ class EffectForecast(FileSchema):
     """Loss of bigrams counted in each dataset's training text, in nats per token of its validation
     text; empty in forecasts of earlier versions."""
     rates: dict[str, Positive]
-    """Learning rate of each arm."""
+    """Learning rate of each arm, by the arm's name."""
     searched: dict[str, str]
     """Digests of the trial trainings by name; empty for a trial that diverged."""
 

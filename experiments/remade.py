@@ -262,8 +262,8 @@ def trainings(run: Path) -> Comparisons:
             yield from ending(done, validations_in(copy.metrics), model.name)
             if copy.manifest and copy.seal:  # which the first release did not keep
                 config = parse_config(copy.manifest["config"], RunConfig, model.name)
-                facts = facts_of(config, done)
-                yield as_said(model, facts, f"{SUMMARY}: {model.name}", f"{RUNS} gives")
+                where = f"{SUMMARY}: {model.name}"
+                yield as_said(model, facts_of(config, done), where, f"{RUNS} gives")
                 yield Remade(f"{SUMMARY}: twin_rule", summary.twin_rule, twin_rule(config))
                 yield Remade(f"{RUNS}: seal of {name}", copy.seal["digest"], parents[name])
         if not is_sealed(place):

@@ -150,9 +150,8 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
     The records of models come smallest first. A pair is left out unless both models were trained
     with the same seeds, at least two.
     """
-    ends = _by_model(records, END)
     findings = []
-    for (small, smaller), (large, less) in pairwise(ends.items()):
+    for (small, smaller), (large, less) in pairwise(_by_model(records, END).items()):
         if len(smaller) > 1 and smaller.keys() == less.keys():
             effect = Effect(claim=f"{EXPERIMENT}/{large}", of=small, less=large, above=0.0)
             # The logarithm of a ratio of perplexities is a difference of losses in nats.

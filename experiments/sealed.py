@@ -75,10 +75,10 @@ def gather(made: Sequence[RunDirectory], runs: Path) -> RunDirectory:
         study.link()
         return study
     write_runs(study.path, {run.path.name: KeptRun.of(run.path) for run in made}.values())
-    in_order = sorted(made, key=lambda run: run.path.name)
+    in_order = sorted(run.path for run in made)
     write_records(
         study.path / RECORDS,
-        chain.from_iterable(read_records(run.path / RECORDS) for run in in_order),
+        chain.from_iterable(read_records(path / RECORDS) for path in in_order),
     )
     study.complete()
     return study

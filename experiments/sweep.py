@@ -23,7 +23,8 @@ class SweptRecipe:
 
     settings: tuple[str, ...]
     losses: dict[str, float | None]
-    """Final validation loss by seed, in nats; None for a training that diverged. Seeds that are not
+    """Final validation loss in nats per token, by the setting of the seed, such as `train.seed=1`,
+    which is empty if the seed does not vary; None for a training that diverged. Seeds that are not
     trained yet are missing."""
 
     @property

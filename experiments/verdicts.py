@@ -88,9 +88,12 @@ class Verdict:
     scale: Scale
     """Empty where it was not tried."""
     record: Record | None
+    """The number that was compared with the claim; None if there is none, or if it means
+    nothing."""
     reason: str
+    """Why the outcome is this one, in words."""
     baselines: Mapping[str, Range] = field(default_factory=dict)
-    """Predictions by simpler rules."""
+    """Predictions by simpler rules, by the rule's name; empty unless the number is simulated."""
     beside: tuple[Record, ...] = field(default=(), compare=False)
     """The other records at the claim's place; of a kind that is worked out only what is worked
     out."""
@@ -124,7 +127,7 @@ class Results:
     """Records of several runs, with the runs that were left out and the findings of ablations."""
 
     records: tuple[Record, ...]
-    """Newest run first."""
+    """All but the published ones, of the newest run first."""
     left_out: tuple[str, ...]
     """A sentence for each directory with records that was never finished."""
     findings: "dict[str, Finding]"
@@ -436,8 +439,10 @@ def format_verdicts(verdicts: Sequence[Verdict]) -> str:
 
     A last line counts the outcomes.
     """
-    heads = ("claim", "published", "ours", "kind", "verdict", "scale", "reason")
-    rows = [heads, *(_cells(verdict) for verdict in verdicts)]
+    rows = [
+        ("claim", "published", "ours", "kind", "verdict", "scale", "reason"),
+        *map(_cells, verdicts),
+    ]
     return "\n".join([*aligned(rows), "", f"{len(verdicts)} claims: {count_outcomes(verdicts)}"])
 
 

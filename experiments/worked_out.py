@@ -42,11 +42,13 @@ class Worked(NamedTuple):
     predictions of simpler rules."""
 
     record: Record
-    """The digest is of what it was worked out of: numbers of one workload are one prediction."""
+    """The digest of a simulated number is of what it was worked out of: numbers of one workload are
+    one prediction. A computed number has none."""
     range: Range
-    """The ends between which the rounding of the printed digits leaves a computed number."""
+    """The ends between which the rounding of the printed digits leaves a computed number; a
+    simulated number has no width here."""
     baselines: Mapping[str, Range]
-    """Predictions by simpler rules."""
+    """Predictions by simpler rules, by the rule's name; empty for a computed number."""
 
 
 class WorkedOut(NamedTuple):

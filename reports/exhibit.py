@@ -31,13 +31,13 @@ class Exhibit:
     panels: Sequence[Panel] = ()
     """Panels of its figure; empty if it has no figure."""
     alt: str = ""
-    """Text alternative of the figure."""
+    """Text alternative of the figure; empty if it has no figure."""
     tables: Sequence[Table] = ()
     """Tables on the page."""
     notes: Sequence[str] = ()
     """Sentences on the measurement."""
     missing: str = ""
-    """Sentence on a missing part."""
+    """Sentence that says that no run was given; empty if one was."""
     column: bool = False
     """True for a figure of column width, two of which stand beside each other on a wide page."""
 

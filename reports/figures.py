@@ -32,8 +32,11 @@ class Point:
     x: float
     value: float
     low: float | None = None
+    """Lower end of its interval, or the least of several numbers; `high` is the upper end. None
+    without an interval."""
     high: float | None = None
     count: int = 1
+    """How many numbers `value` is the mean of."""
 
     @classmethod
     def mean(cls, x: float, values: Sequence[float]) -> "Point":
@@ -183,9 +186,14 @@ def _plot(axes: "Axes", panel: Panel) -> None:
                     "markersize": 5,
                 }
         every = 1 if line["linestyle"] == "none" else max(1, count // 9)
-        x_values = [point.x for point in layer.points]
-        values = [point.value for point in layer.points]
-        axes.plot(x_values, values, color=color, marker=marker, markevery=every, **line)
+        axes.plot(
+            [point.x for point in layer.points],
+            [point.value for point in layer.points],
+            color=color,
+            marker=marker,
+            markevery=every,
+            **line,
+        )
         ranges = [
             (point.x, point.value, point.low, point.high)
             for point in layer.points

@@ -30,7 +30,7 @@ class Reproduction:
     scores: ReproductionScores | None
     """None if an earlier version made the run."""
     evaluations: dict[str, Result]
-    """Results by file stem."""
+    """Results by model and protocol, with a hyphen between them."""
 
     @property
     def name(self) -> str:

@@ -47,7 +47,7 @@ class Sources(FileSchema):
     """sources.json of a report: its other inputs, by paths relative to the reproduction."""
 
     runs: list[str] = Field(default_factory=list)
-    """Runs of experiments and engines."""
+    """Runs of experiments and engines, and a reproduction that is kept with the code."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Inputs:
 
     reproduction: Path
     runs: Sequence[Path] = ()
-    """Runs of experiments and engines."""
+    """Runs of experiments and engines, and a reproduction that is kept with the code."""
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
@@ -95,7 +95,7 @@ class Report:
     sections: Mapping[str, Exhibit]
     """Exhibits that have a section of their own, by its title."""
     origins: tuple[Origin, ...]
-    """Origins: the reproduction, then the runs of experiments."""
+    """The reproduction, then the other runs that have numbers on the page."""
     left_out: tuple[str, ...]
     """A sentence for each run that was never finished."""
     inputs: Inputs

@@ -69,12 +69,13 @@ class Training:
     ledger: Ledger | None
     card: DataCard | None
     evaluations: dict[str, Result]
-    """Results of its checkpoints by the stem of the file beside the run."""
+    """Results of its checkpoints by the stem of the file beside the run, with the task if the file
+    has several."""
     samples: Sequence[JSON]
     """Prompts with the continuations by its checkpoints."""
     state: str
     note: str
-    """Sentence on the datasets that are not shown."""
+    """Sentence on the datasets that are not shown; empty if there are none."""
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
@@ -137,7 +138,6 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
             f"Points are means of {curves[0].repeats} iterations, the band their least and"
             " greatest."
         )
-    alt = f"Line chart of {label} over iterations. {caption[0]}"
     return Exhibit(
         name,
         title,
@@ -145,7 +145,7 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
         Table((), ()),
         "",
         [Panel(curves, "iteration", label)],
-        alt,
+        f"Line chart of {label} over iterations. {caption[0]}",
         column=True,
     )
 

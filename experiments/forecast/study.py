@@ -180,10 +180,9 @@ def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
             directory = _directory_of(config, runs)
             keep(directory, folder)
             loss = read_validations(directory)[-1].loss
-            passed = format_duration(time.monotonic() - start)
             print(
                 f"{directory.name}: validation loss {loss:.3f}"
-                f" ({done} of {len(waiting)}, {passed})",
+                f" ({done} of {len(waiting)}, {format_duration(time.monotonic() - start)})",
                 flush=True,
             )
     except BaseException as error:

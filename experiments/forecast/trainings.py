@@ -33,10 +33,13 @@ class Trained(NamedTuple):
     dataset: str
     """Digest of its dataset."""
     digest: str
+    """Digest of the completed training; empty if it is not finished."""
     losses: dict[int, float]
-    """Loss on a fixed part of the validation text by tokens trained on, from 0."""
+    """Loss in nats per token on a fixed part of the validation text, by the tokens trained on, from
+    0."""
     final: float
-    """Loss on the whole validation text at the end."""
+    """Last validation loss in nats per token: of a training that finished, on the whole validation
+    text; NaN if nothing was validated."""
     is_finished: bool
     """False if its loss became NaN or infinite."""
 

@@ -376,9 +376,17 @@ def torchrun_script(job: Job, out: Path) -> str:
 
     SIGTERM and Ctrl-C stop the ranks after the iteration in progress, with a checkpoint.
     """
-    sizes = [f"--nnodes={job.nodes}", f"--nproc-per-node={job.ranks_per_node}"]
-    stop = f"--shutdown-timeout={job.signal_seconds}"
-    launcher = shlex.join([job.python, "-P", "-m", "torch.distributed.run", *sizes, stop])
+    launcher = shlex.join(
+        [
+            job.python,
+            "-P",
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={job.nodes}",
+            f"--nproc-per-node={job.ranks_per_node}",
+            f"--shutdown-timeout={job.signal_seconds}",
+        ]
+    )
     meeting = "--standalone" if job.nodes == 1 else MEETING
     where = "Once" if job.hosts else "On every node: NODE_RANK=0 MASTER_ADDR=first-node"
     head = [f"# {where} bash torchrun.sh"] if job.nodes > 1 else []

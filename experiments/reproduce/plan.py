@@ -231,9 +231,15 @@ def twin_rule(config: RunConfig) -> str:
 
 def training_job(config: RunConfig, runs: Path, dataset: Path = Path()) -> Job:
     """Return the job that trains a published model on this machine's GPUs."""
-    here = {"nodes": 1, "ranks_per_node": default_ranks(config), "cluster": "", "overrides": ()}
-    job = load_config(manifest_file(config.name), Job)
-    return job.model_copy(update={"runs": runs, "dataset": dataset, **here})
+    here = {
+        "runs": runs,
+        "dataset": dataset,
+        "nodes": 1,
+        "ranks_per_node": default_ranks(config),
+        "cluster": "",
+        "overrides": (),
+    }
+    return load_config(manifest_file(config.name), Job).model_copy(update=here)
 
 
 def manifest_file(name: str) -> Path:

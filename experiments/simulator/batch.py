@@ -76,8 +76,9 @@ def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
             predictions[index] = Prediction(reason=str(error)), False
     # The rows of a cluster are simulated in one call: the cost model works on arrays.
     for name, workloads in by_cluster.items():
-        predicted = simulate(clusters[name], [workload for _, workload in workloads])
-        known = fitted_workloads(clusters[name].software)
+        cluster = clusters[name]
+        known = fitted_workloads(cluster.software)
+        predicted = simulate(cluster, [workload for _, workload in workloads])
         for (index, workload), prediction in zip(workloads, predicted, strict=True):
             predictions[index] = prediction, workload in known
     return predictions

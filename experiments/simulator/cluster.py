@@ -75,7 +75,8 @@ class SoftwareConstants(Config, Generic[Number]):
     memory_efficiency: Number
     """Share of the memory bandwidth that element-wise operations reach."""
     host_layer_seconds: Number
-    """Host time to start the operations of one layer's forward pass; backward takes twice that."""
+    """Host time to start the operations of one layer's forward pass; backward takes twice that, and
+    three times where the whole layer is computed again."""
     host_collective_seconds: Number
     """Host time to start one collective."""
     host_microbatch_seconds: Number
@@ -86,9 +87,11 @@ class SoftwareConstants(Config, Generic[Number]):
     """p in (host^p + device^p)^(1/p), the time of a pass: 1 where one waits for the other, ∞ where
     they overlap."""
     collective_slowdown: Number
-    """Time of a collective beside computation over its time alone."""
+    """Time of a tensor-parallel collective inside a node, beside computation, over its time
+    alone."""
     gradient_overlap: Number
-    """Share of the last backward pass that hides gradient reduction."""
+    """Share of the last backward pass that hides gradient reduction; under ZeRO 3 the share of the
+    shorter of computation and communication that the longer one hides."""
     flash_efficiency: Number = unmeasured(0.3)
     """Share of the peak that fused attention reaches, counting only the products that a causal mask
     leaves."""
@@ -119,7 +122,8 @@ class ErrorInterval(Config):
     high: FiniteFloat
     source: str
     coverage: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of held-out measurements inside the interval; None if it was not tested."""
+    """Share of held-out measurements inside an interval that was made without them; None if it was
+    not tested."""
     score: NonNegativeFloat | None = None
     """Mean interval score of held-out measurements, in logarithms (Gneiting and Raftery 2007,
     Section 6.2): the interval's width, plus 20 times the distance by which a measurement lies

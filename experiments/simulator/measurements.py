@@ -57,11 +57,12 @@ class Observation(NamedTuple):
     experiment: str
     workload: Workload
     quantity: str
-    """iteration_seconds, tflops_per_gpu or days_per_epoch; relative to the set's first row also
-    speedup or scaling_percent."""
+    """A key of `QUANTITIES`; `RATIOS` refer to the first row of the observations that are fitted or
+    compared together."""
     value: float
+    """Published or measured number, in the quantity's unit."""
     cluster: str = ""
-    """The cluster that it was measured on."""
+    """Name of the cluster that it was measured on."""
 
     @property
     def source(self) -> str:

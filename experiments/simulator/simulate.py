@@ -84,9 +84,10 @@ class Walk(NamedTuple):
     """Workloads of equal depth and schedule, whose pipelines are walked together."""
 
     places: NDArray[np.int64]
+    """Indices of the workloads."""
     order: "Order"
     layers: NDArray[np.int64]
-    """Layers of every stage."""
+    """Number of layers of every stage, [stages]."""
 
 
 def iteration_parts(machine: Machine, workloads: Sequence[Workload]) -> Parts:
