@@ -108,8 +108,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Return the table as CSV text: a line of heads, then the rows. A text that a spreadsheet
-        would take for a formula gets an apostrophe."""
+        """The table as CSV text: a line of heads, then the rows. A text that a spreadsheet would
+        take for a formula gets an apostrophe."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -117,8 +117,8 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return a ratio with the goal 1: the largest share of the allowed distances that the distances
-    take, at most `MOST`."""
+    """Return a ratio with the goal 1, of which less is better: the largest share of its allowed
+    distance that a distance takes, at most `MOST`."""
     shares = [
         distance / most if most else MOST * bool(distance)
         for distance, most in zip(distances, allowed, strict=True)
@@ -127,8 +127,8 @@ def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) ->
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file cannot be read or is not JSON, BadInput if
-    the JSON is not a record."""
+    """Return the record in a file. Raises IntegrityFailure if the file cannot be read or is not
+    JSON, BadInput if the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
@@ -148,5 +148,5 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 
 def named(values: JSON) -> str:
-    """Join the names and values of a setting with commas."""
+    """Return the names and values of a setting as one text: `name value, name value`."""
     return ", ".join(f"{name} {value}" for name, value in values.items())

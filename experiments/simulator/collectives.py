@@ -39,8 +39,8 @@ def tensor_all_reduce_seconds(machine: Machine, w: Workloads, sent_bytes: Floats
 
 
 def stage_message_seconds(machine: Machine, w: Workloads) -> Floats:
-    """Return the seconds to send one activation, or its gradient, to the next pipeline stage; 0 if
-    there is one stage.
+    """Return the seconds to send a microbatch's activation, or its gradient, to the next pipeline
+    stage; 0 if there is one stage.
 
     With the scatter/gather optimisation (2021 paper, Section 4.1) each rank sends b·s·h/t elements.
     On several nodes all ranks of a node send through its adapters at once.
