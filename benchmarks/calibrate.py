@@ -236,7 +236,8 @@ def published_values(observations: Sequence[Observation]) -> Floats:
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Return the weight of each row in the A100 fit."""
+    """Return the weight of each row in the A100 fit: by nodes for an iteration's seconds, one
+    weight for published figures."""
     return np.array(
         [
             (
@@ -539,8 +540,8 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """Return the range that covers 90 % of every source's measurements, and all the intervals
-    `within`.
+    """Return the interval that covers 90 % of the measurements of each source, predicted by a fit
+    without it, and also every interval `within`.
 
     Each A100 and H100 source is predicted by a fit on the other sources of its cluster; each V100
     row by a fit of the software's constants on the other rows, with the A100 fit's constants for

@@ -273,7 +273,7 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
 
 
 def one_sample(case: Case, contender: str) -> float:
-    """Return the median of a contender's first series."""
+    """Return the median of the samples in a contender's first series of a case."""
     return median(next(row.samples for row in case.series if row.contender == contender))
 
 

@@ -153,10 +153,13 @@ def _serve(pipe: Connection) -> None:
 
 
 class ItemRecord:
-    """Record of the items measured now and, in the same folder, before."""
+    """Measures items and keeps their record, together with the items that the record in the same
+    folder has from before."""
 
     def __init__(self, out: Path | None, deadline: float | None) -> None:
-        """Continue the record in `out`, if it holds one; `deadline` is in seconds from now."""
+        """Continue the record in the folder `out`, which is made if it is not there; without a
+        folder nothing is written. `deadline` is in seconds from now. Raises BadInput if the folder
+        cannot be made."""
         self.out = out
         self.worker = Worker()
         self._ends = time.monotonic() + (deadline or float("inf"))

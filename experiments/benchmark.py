@@ -29,7 +29,7 @@ NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 class Series(Config):
-    """The samples of one quantity of one contender in one case."""
+    """The samples of one measured or computed quantity of a contender in a case."""
 
     contender: Name
     measure: Name
@@ -55,7 +55,7 @@ class Ratio(Config):
 
     @property
     def is_reached(self) -> bool:
-        """Return True if the value reaches the goal, or if there is no goal."""
+        """True if the value reaches the goal, or if there is no goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.less_is_better else self.value >= self.goal
@@ -140,7 +140,8 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a line `key: value` for each setting that all cases share."""
+    """Return a line `key: value` for each setting that all cases share, dicts as names and
+    values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

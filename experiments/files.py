@@ -72,8 +72,8 @@ class KeptRun(FileSchema, extra="forbid"):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Return the line of a run's directory: its name and, where they exist, its manifest,
-        completion marker and summary.
+        """Return a line with what a run's directory has: its name and, where they exist, its
+        manifest, completion marker and summary.
 
         `more` sets further fields, or the name.
         """
@@ -86,11 +86,11 @@ class KeptRun(FileSchema, extra="forbid"):
         return cls(**{"name": run.name, **here, **more})
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
-        """Compare manifest, summary, not_run.json and `others` (contents by file name) with the
-        completion marker; the metrics are not compared.
+        """Check that manifest, summary, not_run.json and `others` (contents by file name) are those
+        of the completion marker; the metrics are not checked.
 
         Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
-        Without a marker nothing is compared.
+        Without a marker nothing is checked.
         """
         if self.seal is None:
             return

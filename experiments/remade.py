@@ -224,8 +224,8 @@ def forecast(run: Path) -> Comparisons:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Return the published records, sorted and without source and note, then the other records in
-    their order."""
+    """Return the published records, sorted by content and without source and note, then the other
+    records in their order."""
     bare = [
         record.model_copy(update={"source": "", "note": ""})
         for record in records
@@ -364,7 +364,7 @@ def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Return the values of records, by a text of series, quantity, kind and x."""
+    """Return a dict of the records' values by a text of series, quantity, kind and x."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 

@@ -331,8 +331,8 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return sentences that explain the counts: what the outcomes mean, how good the predictions
-    are, and what was not tried."""
+    """Return sentences that explain the verdicts' counts: what the outcomes mean, how good the
+    predictions are, and what was not tried."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         (
@@ -385,8 +385,8 @@ class Skill(NamedTuple):
 
 
 def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
-    """Return the skill of the cost model and of each simpler rule, by name; empty if no prediction
-    has baselines."""
+    """Return by name the skill of the cost model and of each simpler rule in the verdicts'
+    predictions; empty if no prediction has baselines."""
     facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:

@@ -52,8 +52,8 @@ class Claims(tuple[Verdict, ...]):
         ]
 
     def by(self, what: str) -> "dict[str, Claims]":
-        """Return the claims grouped by `experiment`, `paper`, `reason`, `needs` or `outcome`, in
-        the order of each group's first claim."""
+        """Return the claims grouped by the verdict's field that `what` names, such as `experiment`,
+        `reason`, `needs` or `outcome`, or by `paper`, in the order of each group's first claim."""
         groups = defaultdict(list)
         for verdict in self:
             name = verdict.claim.paper if what == "paper" else getattr(verdict, what)

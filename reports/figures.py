@@ -27,7 +27,8 @@ points get a band."""
 
 @dataclass(frozen=True)
 class Point:
-    """A number at an x, or the mean of several."""
+    """A number at an x, with its interval if it has one, or the mean of `count` numbers with the
+    least and the greatest."""
 
     x: float
     value: float

@@ -40,7 +40,7 @@ def build_report(report: Report, out: Path | None = None) -> Path:
 
 
 def write_report(report: Report, directory: Path) -> None:
-    """Write the report into an empty directory: index.html, each exhibit's figure and data in
+    """Write a report's files into an empty directory: index.html, each exhibit's figure and data in
     `figures`, and sources.json."""
     exhibits = report.all_exhibits
     drawings = render_all(exhibits)

@@ -79,8 +79,8 @@ def follow_theme(svg: str) -> str:
 
 @contextmanager
 def figure_style(salt: str) -> Iterator[None]:
-    """Apply the Matplotlib settings of style.toml inside the block; `salt` makes the element names
-    of a drawing unique."""
+    """Context manager: the Matplotlib settings of style.toml hold inside the block. The names of a
+    drawing's elements follow from `salt`, another for each drawing."""
     import matplotlib
 
     named = {name: LIGHT.get(str(value), value) for name, value in STYLE["figures"].items()}

@@ -107,7 +107,7 @@ def tiers_block(kept: Reproduction) -> str:
 
 def engines_block(_: Reproduction) -> str:
     """Return a sentence on the distance between the losses of the kept trainings in Megatron-Core
-    and ours."""
+    and ours; the argument is not used."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 

@@ -245,6 +245,6 @@ def _lines(arms: dict[str, list[Trained]], rates: dict[str, float]) -> Iterator[
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a file's name: each run of other characters than word characters and
-    dots becomes a hyphen."""
+    """Return a name as part of a file's name: each run of characters other than letters, digits,
+    underscores and dots becomes a hyphen."""
     return re.sub(r"[^\w.]+", "-", name)

@@ -161,8 +161,8 @@ def _seal_forecast(run: RunDirectory) -> EffectForecast:
 
 
 def train_all(configs: Sequence[RunConfig], folder: Path, runs: Path) -> None:
-    """Train each configuration below `runs`, one to a core, print a line for each, and keep the
-    outcomes in `folder`. A training that diverges is an outcome.
+    """Train each configuration below `runs`, one to a core, wait for all, print a line for each,
+    and keep the outcomes in the ablation's `folder`. A training that diverges is an outcome.
 
     Trainings that are kept there already are skipped. Raises Interrupted if a training was stopped
     or killed and StepFailed if one failed, after stopping the others.
@@ -245,8 +245,8 @@ def _directory_of(config: RunConfig, runs: Path) -> Path:
 
 
 def _train(config: RunConfig, runs: Path) -> None:
-    """Train on one rank. A loss that is not finite ends the training with a message and without an
-    error."""
+    """Train on one rank below `runs`. A loss that is not finite ends the training with a printed
+    message and without an error."""
     try:
         train(resolve(config, 1), runs)
     except NotFinite as error:
@@ -254,8 +254,8 @@ def _train(config: RunConfig, runs: Path) -> None:
 
 
 def _begin_alone() -> None:
-    """Prepare a forked process for trainings on one thread, in quiet mode, that ends with its
-    parent."""
+    """Set up this process, which was forked for trainings: one thread, quiet mode, handlers of
+    stops, and an end with its parent."""
     end_with_parent(signal.SIGTERM)
     torch.set_num_threads(1)
     os.environ[QUIET] = "1"

@@ -195,8 +195,8 @@ def predicted_iteration(job: Job) -> Prediction | None:
 
 
 def failures_of(job: Job) -> Failures:
-    """Return the job's mean time between failures, and the times that its checkpoints and restarts
-    take, in seconds."""
+    """Return the job's mean time between failures, and how long its checkpoints and restarts take,
+    all in seconds."""
     config = job.config()
     dp = layout_of(config, job.ranks).dp
     written = written_bytes(config.model, config.train.precision, config.parallel, dp)
@@ -290,8 +290,8 @@ def describe_job(job: Job) -> str:
 
 
 def write_launch_files(job: Job, out: Path) -> tuple[Path, Path]:
-    """Write `slurm.sh` and `torchrun.sh` into `out`, and `jobset.yaml` if the job has a container.
-    Return the paths of the two scripts.
+    """Write `slurm.sh` and `torchrun.sh` into the folder `out`, and `jobset.yaml` if the job has a
+    container. Return the paths of the two scripts, in this order.
 
     Raises BadInput if they cannot be written, or for a job that no script can carry.
     """

@@ -66,7 +66,8 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, clock: Clock) -> torch.Tensor:
-        """Advance the clock by a forward pass, and count one more activation in flight."""
+        """Advance the clock to the input's time, if that is later, and by a forward pass, and count
+        one more activation in flight. Return a tensor that carries the new time."""
         ctx.clock = clock
         clock.in_flight += 1
         clock.peak = max(clock.peak, clock.in_flight)
@@ -74,7 +75,8 @@ class Tick(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Advance the clock by a backward pass, and count one activation less in flight."""
+        """Advance the clock to the gradient's time, if that is later, and by a backward pass, and
+        count one activation less in flight. Return a gradient that carries the new time."""
         ctx.clock.in_flight -= 1
         return ctx.clock.pass_on(BACKWARD, gradient), None
 

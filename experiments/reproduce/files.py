@@ -94,8 +94,8 @@ class ReproductionSummary(FileSchema):
 
     @property
     def limits(self) -> str:
-        """Return a sentence on what models of this size can and cannot show; empty if the target's
-        sizes are equal or unknown."""
+        """A sentence on what models of this size can and cannot show; empty if the target's sizes
+        are equal or unknown."""
         if not (sizes := self._sizes):
             return ""
         return (

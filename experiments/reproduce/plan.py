@@ -171,8 +171,8 @@ def make_plan(
 
 
 def model_name(training: str) -> str:
-    """Return the name under which a reproduction keeps a training: its model's name, followed by
-    the seed if it is not the recipe's own."""
+    """Return the name under which a reproduction keeps the training of this name: its model's name,
+    followed by the seed if it is not the recipe's own."""
     return training.partition("-")[0] + "".join(training.partition(SEED_MARK)[1:])
 
 

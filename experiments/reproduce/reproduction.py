@@ -388,7 +388,8 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
 
 
 def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
-    """Return the fields of a model's summary that its training's configuration and summary give."""
+    """Return those fields of a model in summary.json that its training's configuration and summary
+    give: the shape, seed, tokens and times."""
     facts = done.model_dump(include={"seed", "tokens", "train_seconds", "tokens_per_second"})
     return facts | {"trained": shape_of(config)}
 
@@ -412,7 +413,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return the shape, size and length of training of a recipe's model."""
+    """Return the shape and size of a recipe's model, and the length and learning rate of its
+    training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()

@@ -175,7 +175,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         elif cell:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
-            raise BadInput(f"{name} is empty")
+            raise BadInput(f"{name} is empty and has no default")
     return Workload(**values)
 
 
@@ -185,7 +185,7 @@ def _whole(name: str, cell: str) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer() or abs(number) > LARGEST_CELL:
-        raise BadInput(f"{name} = {cell!r} is not a whole number below a billion")
+        raise BadInput(f"{name} = {cell!r} is not a whole number of at most a billion")
     return int(number)
 
 

@@ -135,8 +135,8 @@ def planned_run(run: ResolvedRun, cluster: Cluster, choice: Choice) -> RunConfig
 
 
 def goodput(run: ResolvedRun, cluster: Cluster, choice: Choice, seconds: float) -> str:
-    """Return a sentence on the time and attempts of a training with failures that takes `seconds`
-    without them."""
+    """Return a sentence on how long a training in the chosen layout takes with failures, and in how
+    many attempts, if it takes `seconds` without them."""
     w = choice.workload
     config = planned_run(run, cluster, choice)
     failures = Failures.of(

@@ -55,7 +55,7 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
         "'two' is not a whole number",
         "micro_batch is empty",
         "",
-        "'1e12' is not a whole number below a billion",
+        "'1e12' is not a whole number of at most a billion",
     ]
     for row, reason in zip(found, reasons, strict=True):
         assert reason in row["reason"]
