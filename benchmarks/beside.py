@@ -33,8 +33,8 @@ TIMES = {"thread time": None, "wall time": None, "wall time with a core": GOAL}
 
 
 def measure(rounds: int) -> Benchmark:
-    """Train in a process of its own; a round is ten iterations beside a checkpoint, between ten
-    before and ten after."""
+    """Train in a process of its own; in each of the rounds ten iterations run beside a checkpoint's
+    writing, between ten before and ten after without. Return the record with both times."""
     ends = apart("training", _ends_of_iterations, EVERY * (2 * rounds + 2))
     case = Case(name=f"a checkpoint every {EVERY} iterations")
     blocks = [
@@ -73,17 +73,19 @@ def measure(rounds: int) -> Benchmark:
 
 
 def _waited_for_a_core() -> float:
-    """Seconds in which this thread could go on and no core was free; 0 where the system does not
-    say."""
+    """Return the seconds so far in which this thread could go on and no core was free; 0 where the
+    system does not say."""
     path = Path("/proc/thread-self/schedstat")
     return int(path.read_text().split()[1]) / 1e9 if path.exists() else 0.0
 
 
 def _ends_of_iterations(iterations: int) -> list[tuple[float, float, float, float]]:
-    """Processor time of this thread, time of the wall, the same without waits for a core, and what
-    saving took of the first, as each iteration ends.
+    """Train, and return for the end of each iteration four readings in seconds: processor time of
+    this thread, time of the wall, the same without waits for a core, and what saving took of the
+    first.
 
-    Every other ten iterations end in a save. Memory is kept as `mlm-train` keeps it.
+    Every twentieth iteration ends in a save. Memory is kept as `mlm-train` keeps it. For a process
+    of its own: the trainer's class is changed.
     """
     keep_large_buffers()
     torch.set_num_threads(1)

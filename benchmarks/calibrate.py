@@ -92,8 +92,9 @@ def fit(
     weights: Floats,
     **how: Any,
 ) -> Machine:
-    """Return the machine with the constants fitted to weighted log errors; `how` goes to
-    `least`."""
+    """Return the machine with the named constants fitted to weighted log errors of its predictions
+    of the observations. `constants` has `start`, `low` and `high` of each; the fit starts from the
+    machine's own values. `how` goes to `least`."""
     values = published_values(observations)
 
     def errors(trial: Machine) -> Floats:
@@ -104,7 +105,7 @@ def fit(
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
     """Return the machine with the latency and bandwidth of all-reduces inside a node, fitted on
-    timed all-reduces."""
+    timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:
@@ -117,7 +118,7 @@ def fit_node(machine: Machine, measured: Floats) -> Machine:
 
 
 def started(machine: Machine, constants: Mapping[str, Any]) -> Machine:
-    """Return the machine with the constants where their fit starts."""
+    """Return the machine with each of the named constants at its `start`."""
     return machine.replaced(**{name: constant["start"] for name, constant in constants.items()})
 
 
@@ -127,8 +128,9 @@ def least(
     errors: Callable[[Machine], Floats],
     scale: float = SOFT,
 ) -> Machine:
-    """Return the machine with the constants that, within their bounds, minimize `errors` under a
-    soft L1 loss."""
+    """Return the machine with the named constants that, within `low` and `high` of each, minimize
+    `errors` under a soft L1 loss; `scale` is the error from which it grows linearly. The search
+    starts from the machine's own values."""
     low, high = (
         np.array([constant[side] for constant in constants.values()]) for side in ("low", "high")
     )
@@ -153,7 +155,8 @@ def least(
 
 
 def zero_3() -> list[Observation]:
-    """Return the rows of ZeRO-3 in the 2021 paper's Table 2."""
+    """Return the rows of ZeRO-3 in the 2021 paper's Table 2, with "ZeRO-3" added to their
+    experiment's name."""
     return [
         row._replace(experiment="2021/table-2, ZeRO-3")
         for row in observed("2021/table-2")
@@ -162,8 +165,8 @@ def zero_3() -> list[Observation]:
 
 
 def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
-    """Return ranks, bytes and seconds of NCCL all-reduces inside one server of these GPUs, [3, n];
-    by default of all numbers of ranks."""
+    """Return ranks, bytes and seconds of vTrain's NCCL all-reduces inside one server of these GPUs,
+    [3, n]; by default those of all numbers of ranks."""
     timed = [
         (int(row["ranks"]), int(row["bytes"]), float(row["nanoseconds"]) * 1e-9)
         for row in read_rows(HERE / "vtrain-all-reduce.csv")
@@ -174,7 +177,7 @@ def all_reduces(gpu: str, ranks: int | None = None) -> Floats:
 
 @cache
 def datasheet(cluster: str) -> dict[str, float]:
-    """Return the constants of a cluster that come from a datasheet."""
+    """Return by name the values of a cluster's constants that come from a datasheet."""
     return {
         name: constant.value
         for name, constant in load_cluster(cluster).constants
@@ -183,12 +186,13 @@ def datasheet(cluster: str) -> dict[str, float]:
 
 
 def simulated_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the simulator's iteration times."""
+    """Return the seconds of an iteration of each workload on the machine, as the simulator predicts
+    them."""
     return iteration_parts(machine, workloads).total
 
 
 def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
-    """Return the iteration times if every GPU reached its peak."""
+    """Return the seconds of an iteration of each workload if every GPU reached its peak."""
     return (
         np.array([flops_of(workload) / workload.gpus for workload in workloads])
         / machine.matmul_flops_per_second
@@ -198,8 +202,9 @@ def ideal_seconds(machine: Machine, workloads: Sequence[Workload]) -> Floats:
 def predicted(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return the rule's values of the observed quantities, in order. The datasheet of a row's own
-    cluster replaces the machine's."""
+    """Return the values that a rule predicts for the observed quantities, in order; the rule gives
+    seconds of an iteration. If an observation names a cluster, constants of that cluster's
+    datasheet replace the machine's. A quantity that is relative refers to the first observation."""
     workloads = [observation.workload for observation in observations]
     seconds = np.empty(len(observations))
     clusters = np.array([observation.cluster for observation in observations])
@@ -218,19 +223,21 @@ def predicted(
 def time_ratios(
     machine: Machine, observations: Sequence[Observation], rule: Rule = simulated_seconds
 ) -> Floats:
-    """Return measured over predicted time; for a ratio, relative to the first row."""
+    """Return for each observation its measured over its predicted time, above 1 if it was slower
+    than predicted. A ratio's refers to the first row."""
     ratios = published_values(observations) / predicted(machine, observations, rule)
     falls = [row.quantity not in ("iteration_seconds", "days_per_epoch") for row in observations]
     return np.where(falls, 1 / ratios, ratios)
 
 
 def published_values(observations: Sequence[Observation]) -> Floats:
-    """Return the measured or published values in order."""
+    """Return the measured or published value of each observation."""
     return np.array([observation.value for observation in observations])
 
 
 def weights_of(rows: Sequence[Observation]) -> Floats:
-    """Return the weight of each row in the A100 fit."""
+    """Return the weight of each row in the A100 fit: by nodes for an iteration's seconds, one
+    weight for published figures."""
     return np.array(
         [
             (
@@ -251,8 +258,9 @@ def held_out(
     keys: Sequence[Hashable],
     refit: Callable[[Sequence[Observation]], Machine],
 ) -> HeldOut:
-    """Predict the rows of each key by a machine that is fitted on all other rows, including rows
-    without a key."""
+    """Return a record (fields of `HELD_OUT`) of each row that has a key: the rows of one key are
+    predicted by a machine that `refit` fits on all other rows, including those without a key.
+    `keys` has each row's key, None for none; `title` is shown with the progress."""
     held = np.zeros(len(rows), HELD_OUT)
     ratio = np.array([row.quantity in RATIOS for row in rows])
     every = dict.fromkeys(key for key in keys if key is not None)
@@ -270,8 +278,9 @@ def held_out(
 
 
 def interval_of(held: HeldOut, source: str) -> ErrorInterval:
-    """Return the range of 90 % of measurements. Its coverage and score are those that each fold
-    gets from the others' range."""
+    """Return the interval that 90 % of the rows' ratios of measured to predicted time lie in. Its
+    coverage and score are those that each fold gets from the others' interval; the baseline is the
+    score of one share of the peak for all."""
     (coverage, score), (_, baseline) = (
         _tried(held["fold"], held[rule]) for rule in ("ratio", "constant")
     )
@@ -287,7 +296,8 @@ def interval_of(held: HeldOut, source: str) -> ErrorInterval:
 
 
 def _tried(folds: Floats, ratios: Floats) -> tuple[float, float]:
-    """Return coverage and mean score of each fold's measurements by the range of the others."""
+    """Return coverage and mean interval score of all ratios, each judged by the interval of the
+    other folds' ratios."""
     inside = np.empty(len(ratios))
     scores = np.empty(len(ratios))
     for number in np.unique(folds):
@@ -344,7 +354,8 @@ NOTES = [
 
 
 class Fit(NamedTuple):
-    """A cluster and a software whose constants are fitted together."""
+    """A cluster and a software whose constants are fitted together, with the rows and how to
+    fit."""
 
     cluster: str
     software: str
@@ -360,7 +371,8 @@ class Fit(NamedTuple):
 
 
 def calibrate(out: Path) -> Benchmark:
-    """Fit the clusters and their software, write their files below `out`, and return every error.
+    """Fit the clusters and their software, write their files of constants below `out`, say of each
+    whether the shipped one is the same, and return a record of every error.
 
     The files have the names of those below `FITTED`. Raises BadInput if `out` cannot be a folder.
     """
@@ -401,7 +413,8 @@ def calibrate(out: Path) -> Benchmark:
 
 
 def a100_fit() -> Fit:
-    """Return the fit of Megatron of 2021 on A100s."""
+    """Return how Megatron of 2021 on A100s is fitted, and on which rows. Nothing but the times of
+    all-reduces is fitted yet."""
     rows = a100_rows()
     alone = fit_node(machine_of(load_cluster(A100)), all_reduces("a100"))
     start = started(alone, CONSTANTS)
@@ -430,8 +443,9 @@ def a100_fit() -> Fit:
 
 
 def h100_fit(a100: Machine) -> Fit:
-    """Return the fit of Megatron-Core and FSDP on H100s, in which each source has one weight.
-    Constants that are neither fitted nor stated are the A100s'."""
+    """Return how Megatron-Core and FSDP on H100s are fitted; each source of rows has the same
+    weight. `a100` is the fitted A100 machine: constants that are neither fitted nor stated are
+    its."""
     names = [name for name in (*CONSTANTS, *NODE_CONSTANTS) if name not in STATED]
     moved = {name: getattr(a100, name) for name in names} | {"network_share": 1.0}
     start = started(machine_of(load_cluster(H100, CORE)).replaced(**moved), MODERN)
@@ -450,8 +464,8 @@ def h100_fit(a100: Machine) -> Fit:
 
 
 def v100_fit(a100: Machine) -> Fit:
-    """Return the fit of Megatron of 2019 on V100s, from the A100 fit's constants. Ratios refer to
-    the first row, which has no weight."""
+    """Return how Megatron of 2019 on V100s is fitted, from the constants of `a100`, the fitted A100
+    machine. Ratios refer to the first row, which has no weight."""
     rows = v100_rows()
     apart = [row for row in megatron_2019() if "figure" in row.experiment and row.value != 100]
     shared = {name: getattr(a100, name) for name in CONSTANTS}
@@ -480,8 +494,8 @@ def v100_fit(a100: Machine) -> Fit:
 
 
 def deepspeed_fit(a100: Machine) -> Fit:
-    """Return the fit of Megatron-DeepSpeed on A100s: the A100 fit's constants, and the host time
-    that its pipeline adds to each microbatch."""
+    """Return how Megatron-DeepSpeed on A100s is fitted: all constants are those of `a100`, the
+    fitted A100 machine, but for the host time that its pipeline adds to each microbatch."""
     rows = deepspeed_rows()
     fitted = "host_microbatch_seconds"
     sources = {name: TRANSFERRED for name in CONSTANTS if name in SoftwareConstants.model_fields}
@@ -501,8 +515,9 @@ def deepspeed_fit(a100: Machine) -> Fit:
 
 
 def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]:
-    """Return the intervals of runs on one node and on several, and of ratios if there are any. If a
-    fold has few rows of either, both intervals are over all rows."""
+    """Return by name the intervals of runs on one node (`one_node`) and on several
+    (`several_nodes`), and of ratios (`ratio`) if there are any, from the first way in `held`. Both
+    of the first are over all rows if either has few, or none in some fold."""
     way, fold = next(iter(held.items()))
     rows = _left_out(fit, way)
     node = machine_of(load_cluster(fit.cluster)).gpus_per_node
@@ -525,8 +540,8 @@ def intervals(fit: Fit, held: Mapping[str, HeldOut]) -> dict[str, ErrorInterval]
 def widest(
     a100: HeldOut, h100: HeldOut, v100: HeldOut, within: Iterable[ErrorInterval]
 ) -> ErrorInterval:
-    """Return the range that covers 90 % of every source's measurements, and all the intervals
-    `within`.
+    """Return the interval that covers 90 % of the measurements of each source, predicted by a fit
+    without it, and also every interval `within`.
 
     Each A100 and H100 source is predicted by a fit on the other sources of its cluster; each V100
     row by a fit of the software's constants on the other rows, with the A100 fit's constants for
@@ -557,7 +572,9 @@ def _union(ends: Floats) -> tuple[float, float]:
 
 
 def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) -> dict[str, str]:
-    """Return the texts, by path, that the cluster's and the software's own files extend.
+    """Return the texts of the fitted files by their path below `FITTED`: the software's constants,
+    intervals and reach, and the cluster's constants if any was fitted. The cluster's and the
+    software's own files extend them.
 
     The H100 fit also gives the constants that are transferred to clusters without measurements.
     """
@@ -579,8 +596,8 @@ def files(fit: Fit, machine: Machine, intervals: Mapping[str, ErrorInterval]) ->
 
 
 def reach(fit: Fit) -> dict[str, list[Any]]:
-    """Return the processors of a fit's rows, and the minimum and maximum of their nodes, positions
-    and parameters."""
+    """Return the ranges of a fit's rows: under `processors` the processor, and under `nodes`, `seq`
+    (positions) and `parameters` the minimum and the maximum."""
     cluster = load_cluster(fit.cluster)
     workloads = [row.workload for row in fit.rows]
     node = cluster.constants.gpus_per_node.value
@@ -597,7 +614,8 @@ def reach(fit: Fit) -> dict[str, list[Any]]:
 def _constants(
     sources: Mapping[str, tuple[str, str]], machine: Machine, of: type[Config]
 ) -> list[str]:
-    """Return the lines of a file with the fitted constants that `of` has."""
+    """Return the lines of a file with the machine's values of those constants of `sources` that the
+    model `of` has, each with its kind and source."""
     lines = ["# Written by `python -m benchmarks calibrate`.", "[constants]"]
     for name in of.model_fields:
         if name in sources:
@@ -610,7 +628,7 @@ def _constants(
 
 
 def rounded(value: float) -> float:
-    """Return the value to the four digits that are kept."""
+    """Return the value rounded to the four significant digits that are kept."""
     return float(f"{value:.4g}")
 
 
@@ -621,8 +639,9 @@ def _left_out(fit: Fit, way: str) -> list[Observation]:
 def _errors(
     fit: Fit, machine: Machine, held: Mapping[str, HeldOut], span: Mapping[str, ErrorInterval]
 ) -> list[Series]:
-    """Return, as series, the relative errors of the predictions in each set, table or figure, held
-    out or apart, and the coverage and score of the intervals."""
+    """Return, as series, the mean, median and bias of the relative errors of predicted times in
+    each set of rows, left out or apart; coverage of the rows apart; and coverage and score of each
+    interval in `span`."""
     errors_of = defaultdict(list)
     inside = defaultdict(list)
     for way, fold in held.items():

@@ -42,7 +42,8 @@ rank."""
 
 
 def huggingface(config: ModelConfig) -> torch.nn.Module:
-    """Return transformers' GPT2LMHeadModel, with its own initial values."""
+    """Return a new GPT2LMHeadModel of transformers with this model's sizes and transformers' own
+    initial values. Needs the extra `bench`."""
     transformers = import_extra("transformers", "bench")
     settings = transformers.GPT2Config(
         **FORMATS["gpt2"].their_config(config), bos_token_id=0, eos_token_id=0
@@ -52,7 +53,8 @@ def huggingface(config: ModelConfig) -> torch.nn.Module:
 
 
 def adamw(model: torch.nn.Module, train: TrainConfig, fused: bool = False) -> torch.optim.AdamW:
-    """Return torch's optimizer as such programs set it: parameters of one dim are not decayed."""
+    """Return torch's AdamW over a model's parameters with a recipe's settings, as such programs set
+    it: parameters of one dim are not decayed."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
@@ -78,13 +80,13 @@ class TrainingSize:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of one iteration over all ranks."""
+        """The tokens of one iteration over all ranks."""
         return self.train.global_batch_size * self.model.seq_length
 
     @property
     def setting(self) -> JSON:
-        """Return the model and the recipe where they differ from their defaults, and the
-        warm-up."""
+        """Settings for a record: under `model` and `train` the values that differ from the
+        defaults, and the iterations of `warm_up`."""
         return {
             "model": self.model.model_dump(exclude_defaults=True),
             "train": self.train.model_dump(exclude_defaults=True),
@@ -92,8 +94,8 @@ class TrainingSize:
         }
 
     def batch(self, iteration: int) -> NDArray[np.int64]:
-        """Return the token ids of an iteration's global batch, [B, s + 1]: few words are frequent,
-        as in text."""
+        """Return invented token ids of an iteration's global batch, [B, s + 1]; a few words are
+        frequent, as in text. The recipe's seed and the iteration fix them."""
         generator = np.random.default_rng([self.train.seed, iteration])
         uniform = generator.random((self.train.global_batch_size, self.model.seq_length + 1))
         return (self.model.vocab_size**uniform - 1).astype(np.int64)
@@ -101,7 +103,7 @@ class TrainingSize:
 
 @dataclass(frozen=True)
 class Timed:
-    """Timed iterations of one round, in processes of their own."""
+    """Timed iterations of one round of a contender."""
 
     seconds: list[float]
     """Time of every iteration after the warm-up."""
@@ -113,7 +115,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class OurLayout:
-    """This engine on one rank."""
+    """This engine on one rank, as a contender."""
 
     name: str
     microbatches: int = 1
@@ -123,15 +125,17 @@ class OurLayout:
     is_tuned: bool = True
 
     def build(self, size: TrainingSize) -> Step:
-        """Return a step on this rank's device."""
+        """Build a new model with its optimizer on this rank's device, and return a function that
+        trains it for an iteration."""
         return self.steps(self.training(size), size)
 
     def training(self, size: TrainingSize) -> TrainingStep:
-        """Return the model with its optimizer, on this rank's device."""
+        """Return a new model with its optimizer, on this rank's device."""
         return build_step(size.model, size.train, ParallelConfig(), serial_mesh(local_device()))[1]
 
     def steps(self, training: TrainingStep, size: TrainingSize) -> Step:
-        """Return a step of a model that was built already; the batch may have another size."""
+        """Return a function that trains a model which was built already for an iteration; the batch
+        of `size` may differ from the one that it was built for."""
         train = size.train
         mesh = training.mesh
         microbatch = train.global_batch_size // self.microbatches
@@ -176,7 +180,7 @@ class _Block(nn.Module):
 
 
 class NanoGPTModel(nn.Module):
-    """nanoGPT's model, called with token ids and targets [b, s] for the mean loss."""
+    """nanoGPT's model, called with token ids and targets [b, s]; returns their mean loss."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -208,7 +212,8 @@ class Peer:
     is_compiled: bool = False
 
     def build(self, size: TrainingSize) -> Step:
-        """Return a step of the model."""
+        """Build the model on this process's device, and return a function that trains it for an
+        iteration. Seeds torch's generator."""
         network = GPT2(size.model, serial_mesh())
         network.initialize(size.train.seed)
         train = size.train
@@ -251,8 +256,10 @@ def time_contender(
     clock: Callable[[], float] = time.perf_counter,
     training: TrainingStep | None = None,
 ) -> Timed:
-    """Run the iterations of one round, with the model `training` if it is given, else with a new
-    one."""
+    """Train the iterations of one round, those of the warm-up included, and return their times and
+    losses. An engine's contender goes on with the model `training`, if given; else a new one is
+    built before the clock runs. `clock` gives seconds. A tuned contender changes this process's
+    allocator."""
     if contender.is_tuned:
         keep_large_buffers()
     memory = PeakMemory(local_device())
@@ -273,8 +280,8 @@ def time_contender(
 def in_turn(
     name: str, rounds: int, measurements: Mapping[K, Callable[[], Any]]
 ) -> dict[K, list[Any]]:
-    """Take every measurement in each round, so that other work on the machine falls on each
-    alike."""
+    """Take every measurement once in each round, so that other work on the machine falls on all
+    alike; return the values of each by its key, one for each round. Shows progress under `name`."""
     taken = defaultdict[K, list[Any]](list)
     with Progress(name, rounds * len(measurements), "measurements") as progress:
         for _ in range(rounds):
@@ -286,8 +293,8 @@ def in_turn(
 
 
 def apart(name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Return a function's result in a new process. Raises UserError with the measurement's name if
-    the function fails."""
+    """Run a function in a new process that is forked from this one, and return its result; it may
+    take ten minutes. Raises UserError with `name`, the measurement's, if it fails."""
     try:
         (result,) = run_forked(function, 1, *arguments, timeout_seconds=600.0)
     except RanksFailed as error:

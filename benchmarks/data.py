@@ -75,8 +75,8 @@ NOTES = [
 
 @dataclass(frozen=True)
 class StageRivals:
-    """A stage by plain libraries and by ours: two functions of texts that return an answer for
-    each. The answers should be equal."""
+    """A stage by plain libraries and by ours: two functions that take texts and return a list with
+    an answer for each. The answers should be equal."""
 
     name: str
     library: str
@@ -89,9 +89,11 @@ class StageRivals:
 
 
 def measure(corpus: Path, rounds: int) -> Benchmark:
-    """Measure every stage, then the whole pipeline `rounds` times.
+    """Measure every stage on a corpus, a file of JSON lines, then the whole pipeline `rounds`
+    times; return the record.
 
-    Raises BadInput if no documents are left at some stage.
+    Raises BadInput if fewer than two documents are left for some stage, UserError if the pipeline
+    fails.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     size = corpus.stat().st_size if corpus.is_file() else 0
@@ -170,10 +172,11 @@ def measure(corpus: Path, rounds: int) -> Benchmark:
 def measure_stages(
     texts: Sequence[str], tokenizer: Path, test_sets: tuple[Path, ...]
 ) -> tuple[list[Case], Counter[str]]:
-    """Measure each stage on the documents that the stage before kept; return the cases and the
-    final documents.
+    """Measure each stage on the documents that the stage before kept; return the cases, and the
+    final documents, each with its count. `tokenizer` is a directory; without test sets nothing is
+    decontaminated.
 
-    Raises BadInput if no documents are left on the way.
+    Raises BadInput if fewer than two documents are left for a stage.
     """
     cases: list[Case] = []
 
@@ -219,9 +222,11 @@ def measure_stages(
 
 
 def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[Any]]:
-    """Run both functions in turn on each block of the texts; return the case and our answers.
+    """Run both functions in turn on each block of the texts and compare their answers; return the
+    case and our answers.
 
-    Both are called with one text first, which loads tables and compiles and is not counted.
+    Both are called with the first two texts before, which loads tables and compiles and is not
+    counted.
     """
     bounds = np.linspace(0, len(texts), min(stage.blocks, len(texts)) + 1).astype(int)
     stage.plain(texts[:2])
@@ -268,19 +273,19 @@ def measure_stage(stage: StageRivals, texts: Sequence[str]) -> tuple[Case, list[
 
 
 def one_sample(case: Case, contender: str) -> float:
-    """Return the median of a contender's first series."""
+    """Return the median of the samples in a contender's first series of a case."""
     return median(next(row.samples for row in case.series if row.contender == contender))
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> Path:
-    """Write a .jsonl file and return its path."""
+    """Write texts into a .jsonl file and return its path."""
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
 def choose_vocabulary() -> tuple[Tokenizer, str, str]:
-    """Return GPT-2's vocabulary or, without its files, the bytes alone; with the recipe's section
-    for it, and its name."""
+    """Return a tokenizer, the lines for it in a recipe's section `tokenizer`, and its name in
+    words: GPT-2's or, without its files, the bytes alone."""
     try:
         return Tokenizer.from_gpt2_files(*find_gpt2_vocabulary()), 'kind = "gpt2"', "GPT-2's"
     except DataMissing:  # any text trains the bytes and the end of a text
@@ -292,8 +297,9 @@ def choose_vocabulary() -> tuple[Tokenizer, str, str]:
 def run_pipeline(
     vocabulary: str, folder: Path, corpus: Path, workers: int = 1
 ) -> tuple[float, float, Path]:
-    """Run `mlm-data run`; return the processor seconds of all its processes, the seconds by the
-    clock, and its dataset.
+    """Run `mlm-data run` on a corpus, a .jsonl file, in a new directory of `folder`; return the
+    processor seconds of all its processes, the seconds by the clock, and the dataset's directory.
+    `vocabulary` is the text of the recipe's section `tokenizer`.
 
     Raises UserError with its last line if it fails.
     """
@@ -312,7 +318,7 @@ def run_pipeline(
 
 
 def texts_of(dataset: Path) -> Counter[str]:
-    """Return every document of the dataset's splits, with its count."""
+    """Return the text of every document in a dataset's directory, with its count."""
     return Counter(
         json.loads(line)["text"]
         for path in sorted((dataset / "documents").glob("**/*.jsonl"))
@@ -321,12 +327,12 @@ def texts_of(dataset: Path) -> Counter[str]:
 
 
 def cleaning() -> StageRivals:
-    """Return the stage that cleans texts: ftfy with its default settings, and ours."""
+    """Return the rivals that clean texts: ftfy with its default settings, and ours."""
     return StageRivals("clean", "ftfy.fix_text", 10, _each(ftfy.fix_text), _each(fix_text("NFC")))
 
 
 def encoding(directory: Path) -> StageRivals:
-    """Return the stage that encodes texts: Hugging Face tokenizers on the directory's
+    """Return the rivals that encode texts: Hugging Face tokenizers on the directory's
     `tokenizer.json`, a thousand documents at a time on one thread, and ours."""
     tokenizer = Tokenizer.load(directory)
     backend = Backend.from_file(str(directory / "tokenizer.json"))
@@ -344,7 +350,8 @@ def encoding(directory: Path) -> StageRivals:
 
 
 def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
-    """Return a function that searches as `Ngrams.search` does, with sets of strings."""
+    """Return a function that finds the n-grams in a text as `Ngrams.search` does, as (position,
+    n-gram), with sets of strings."""
     longest = ngrams.lengths[0]
     shortest = ngrams.lengths[-1]
     prefixes = {" ".join(ngram.split(" ", shortest)[:shortest]) for ngram in ngrams.ngrams}
@@ -366,8 +373,9 @@ def reference_search(ngrams: Ngrams) -> Callable[[str], list[tuple[int, str]]]:
 
 
 def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> StageRivals:
-    """Return the stage that finds every match of a test set's n-grams with its position: sets of
-    strings, and ours."""
+    """Return the rivals that find every match of the test sets' n-grams in a text with its
+    position: sets of strings, and ours. `words` and `min_words` are the words of the longest and of
+    the shortest n-gram."""
     ngrams = ngrams_of_files(test_sets, words, min_words)
     plain = _each(reference_search(ngrams))
     ours = _each(lambda text: [*ngrams.search(text)])
@@ -375,8 +383,8 @@ def decontamination(test_sets: tuple[Path, ...], words: int, min_words: int) -> 
 
 
 def deduplication(config: DeduplicateConfig) -> StageRivals:
-    """Return the stage that names the survivor of each document that goes, else -1: datasketch's
-    signatures and index with sets of strings, and ours.
+    """Return the rivals that name for each text the index of the survivor if it goes as a
+    duplicate, else -1: datasketch's signatures and index with sets of strings, and ours.
 
     Ours takes all three steps as well: fingerprints, links, and decisions by component.
     """

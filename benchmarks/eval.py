@@ -81,7 +81,8 @@ RIVALRIES: tuple[tuple[str, str, Precision, float, tuple[int, ...]], ...] = (
 
 
 def pretrained() -> dict[str, Callable[[], Any]]:
-    """Return a function for each model of transformers' own that loads it."""
+    """Return by name a function for each model that transformers implements, which loads and
+    returns it; SmolLM2 only where its package is installed."""
 
     def llama() -> Any:
         library = import_extra("transformers", "bench")
@@ -104,7 +105,8 @@ def pretrained() -> dict[str, Callable[[], Any]]:
 
 
 def measure(rounds: int) -> Benchmark:
-    """Measure time and memory of scoring, in `rounds` rounds."""
+    """Measure time and memory of scoring beside the rivals, in `rounds` rounds, and return the
+    record. Changes this process's allocator and threads."""
     import_extra("transformers", "bench")
     loaders = pretrained()
     announce(f"{4 + 2 * len(loaders)} comparisons of {rounds} rounds on one core")
@@ -141,8 +143,8 @@ def measure(rounds: int) -> Benchmark:
 
 
 def compare_memory(name: str, load: Callable[[], Any]) -> Case:
-    """Measure the memory that scoring a window adds to the loaded model, for each contender in a
-    process of its own."""
+    """Measure the bytes that scoring a window adds to the loaded model, for each contender in a
+    process of its own; return the case. `load` returns transformers' model."""
     window = sliding_requests(CONTEXT, 1)
     added = {who: apart(name, _added_bytes, load, build, window) for who, build in SCORERS.items()}
     return Case(
@@ -168,8 +170,9 @@ def _added_bytes(
 
 
 def sliding_requests(context: int, count: int, stride: int = STRIDE) -> list[Request]:
-    """Return full windows over random tokens of every vocabulary here; few of these are frequent,
-    as in text."""
+    """Return `count` requests of full windows, each `stride` tokens on from the last, with the last
+    `stride` scored, over random tokens of every vocabulary here; a few of these are frequent, as in
+    text."""
     draws = np.random.default_rng(0).random(context + 1 + stride * count)
     tokens = (VOCABULARY**draws - 1).astype(np.int64)
     return [
@@ -187,8 +190,9 @@ def compare(
     batch_sizes: Sequence[int] = (1,),
     tolerance: float = TOLERANCES["fp32"],
 ) -> tuple[Case, list[str]]:
-    """Time ours and a rival with the fastest of its batch sizes. Return the case, and a sentence if
-    an answer differs."""
+    """Time two scorers on the requests, ours first in `scorers` and then a rival's with the fastest
+    of its batch sizes. Return the case, and a list with a sentence if their losses differ by more
+    than `tolerance`, relatively, or a verdict does."""
     (_, our_score), (rival, their_score) = scorers.items()
     expected = our_score(requests, None)
     tried = {size: cpu_seconds(their_score, requests, size) for size in batch_sizes}
@@ -219,7 +223,8 @@ def compare_times(
     rounds: int,
     setting: dict[str, Any],
 ) -> Case:
-    """Time ours and a rival in turn; ours should be `goal` times faster."""
+    """Time two functions, ours first and then a rival's, in turn in each round, and return the
+    case; ours should be `goal` times faster."""
     taken = in_turn(name, rounds, {who: partial(cpu_seconds, run) for who, run in runs.items()})
     seconds = {who: [taken_seconds for taken_seconds, _ in many] for who, many in taken.items()}
     mine, theirs = seconds.values()
@@ -232,14 +237,16 @@ def compare_times(
 
 
 def initial_network(config: ModelConfig, dtype: torch.dtype) -> GPT2:
-    """Return a model with the initial weights of one fixed seed."""
+    """Return a model in a number format with the initial weights of one fixed seed, for
+    evaluation."""
     network = GPT2(config, serial_mesh()).eval()
     network.initialize(1234)
     return network.to(dtype)
 
 
 def scoring_model(network: GPT2) -> ScoringModel:
-    """Return the network as an evaluation uses it: a copy with packed weights."""
+    """Return the network as an evaluation uses it: a new model with the same initial weights,
+    packed. The network must come from `initial_network`."""
     config = network.config
     dtype = next(network.parameters()).dtype
     packed = initial_network(config, dtype)
@@ -248,15 +255,15 @@ def scoring_model(network: GPT2) -> ScoringModel:
 
 
 def ours(model: ScoringModel, requests: Sequence[Request], batch_size: int | None) -> Answers:
-    """Score with this engine in this process."""
+    """Score requests with this engine in this process; None as batch size lets it choose."""
     scores = score(model, requests, batch_size, workers=1)
     return np.stack([scores.nll, scores.all_greedy], axis=1)
 
 
 @torch.inference_mode()
 def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> Answers:
-    """Run Megatron-LM's loop: float logits and log-softmax at every position, then the scored
-    positions alone.
+    """Score requests by Megatron-LM's loop: float logits and log-softmax at every position, then
+    the scored positions alone.
 
     Requests of one batch have the same length.
     """
@@ -278,7 +285,7 @@ def plain_loop(network: GPT2, requests: Sequence[Request], batch_size: int) -> A
 
 
 def transformers_model(network: GPT2) -> Any:
-    """Return transformers' model with the network's weights, in fp32."""
+    """Return transformers' model with the network's weights, in fp32, for evaluation."""
     model = huggingface(network.config)
     weights = named_as_theirs(dict(network.named_parameters()), network.config)
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
@@ -287,8 +294,8 @@ def transformers_model(network: GPT2) -> Any:
 
 @torch.inference_mode()
 def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int = 1) -> Answers:
-    """Run the loop of transformers' page: full logits of each window, and the softmax of the scored
-    positions."""
+    """Score requests by the loop of transformers' page, one window at a time whatever `batch_size`
+    is: logits of each position, and the softmax of the scored ones."""
     answers = []
     for request in requests:
         tokens = torch.from_numpy(request.tokens)
@@ -301,7 +308,8 @@ def transformers_loop(model: Any, requests: Sequence[Request], batch_size: int =
 
 
 def packed_pretrained(model: Any) -> Scorer:
-    """Return our scorer for transformers' model, with its weights packed."""
+    """Return our scorer for a model of transformers; the weights are packed, which changes the
+    model."""
     mine = PretrainedModel(model)
     mine.pack_weights()
     sizes = model.config.vocab_size, CONTEXT, mine.hidden_size

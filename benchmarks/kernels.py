@@ -51,7 +51,8 @@ class KernelShape:
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A kernel's tensors with a gradient, and its other arguments."""
+    """A kernel's name, the tensors that it gives a gradient to, and its other arguments, which come
+    after them."""
 
     name: str
     tensors: list[torch.Tensor]
@@ -61,7 +62,8 @@ class KernelCase:
 def kernel_cases(
     shape: KernelShape, dtype: torch.dtype, device: torch.device | None = None
 ) -> dict[str, KernelCase]:
-    """Return by name every kernel that has a gradient, on a device, by default this process's."""
+    """Return by name a case for every kernel that has a gradient, with random tensors of the shape
+    and format on a device, by default this process's. Seeds torch's generator."""
     device = device or local_device()
     s, b, n, d, v = shape.s, shape.b, shape.n, shape.d, shape.v
     h = n * d
@@ -91,7 +93,7 @@ def kernel_cases(
 
 
 def run_pass(function: Callable[..., torch.Tensor], case: KernelCase) -> None:
-    """Run forward and, with gradients, backward; gradients are not added to old ones."""
+    """Run a kernel forward and backward on a case's tensors; the gradients are dropped."""
     outputs = all_of(function(*case.tensors, *case.others))
     torch.autograd.grad(outputs, case.tensors, [output.detach() for output in outputs])
 
@@ -101,7 +103,8 @@ def all_of(outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tens
 
 
 def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
-    """Time each pass of ours, the reference and torch.compile."""
+    """Time forward and backward of a case's kernel on a kind of device ("cpu" or "cuda"), of its
+    reference and of the reference under torch.compile."""
     functions = {
         OURS: implementation(case.name, device),
         "reference": implementation(case.name, REFERENCE),
@@ -113,9 +116,11 @@ def time_kernel(case: KernelCase, device: str, rounds: int) -> Times:
 
 
 def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Time every run in turn after a warm-up; only the first must not fail.
+    """Call every function in turn, once a round after a warm-up; the first must not fail, another
+    is dropped when it does.
 
-    Returns seconds by name, and why others could not be measured: out of memory, not compiled.
+    Returns the seconds of each round by name, and by name why others could not be measured: out of
+    memory, not compiled.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     missing = {}
@@ -135,9 +140,11 @@ def time_in_turn(runs: Mapping[str, Callable[[], object]], rounds: int) -> Times
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Return the seconds of a run by the processor's clock or by a GPU's own.
+    """Run a function and return the seconds of one run, by the processor's clock or by the GPU's
+    own.
 
-    A GPU is given several runs while it still multiplies something else.
+    On a GPU it runs several times in a row, queued while the GPU still multiplies something else;
+    the mean is returned.
     """
     device = local_device()
     if device.type == "cpu":
@@ -156,7 +163,8 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None) -> Case:
-    """Return a case with everybody's seconds, compared with the first contender's."""
+    """Return a case of the times, one series for each contender, and the ratio of every other's to
+    the first's. `goals` has by contender what that ratio should reach."""
     seconds, missing = times
     (first, ours), *others = seconds.items()
     return Case(
@@ -173,7 +181,8 @@ def times_case(name: str, times: Times, goals: Mapping[str, float] | None = None
 
 
 def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
-    """Run torch's own attention, with a mask of its own: [s, b, n·d] from [s, b, n, 3, d]."""
+    """Return torch's own causal attention, [s, b, n·d], of [s, b, n, 3, d]; only the probability of
+    `mask` is used: torch draws its own."""
     query, key, value = qkv.permute(3, 1, 2, 0, 4).unbind(0)
     mixed = F.scaled_dot_product_attention(
         query, key, value, dropout_p=mask.probability, is_causal=True
@@ -182,11 +191,11 @@ def _torch_attention(qkv: torch.Tensor, mask: DropoutMask) -> torch.Tensor:
 
 
 def measure_rates(shape: KernelShape) -> list[Case]:
-    """Measure the rates of a layer's products at widths of 355m to 175b over 1 to 8 ranks, of
-    attention, and of copying.
+    """Measure on this process's GPU the rates of a layer's products at widths of 355m to 175b over
+    1 to 8 ranks, of attention, and of copying; return a case for each of the three.
 
-    The planner's constants are taken from them. A weight's gradient is also added to fp32, by its
-    product and afterwards.
+    The planner's constants are taken from them. Products for a weight's gradient are also measured
+    with the sum into fp32, within the product and after it.
     """
     rows = shape.s * shape.b
     device = local_device()
@@ -233,8 +242,9 @@ def _add_afterwards(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> No
 
 
 def compare_kernels(shape: KernelShape) -> list[Case]:
-    """Time attention beside other tiles and torch's, with its own mask and without; norms and GeLU
-    beside torch."""
+    """Time on this process's GPU attention beside itself with other tiles and without dropout, and
+    beside torch's, which draws its own mask; norms and GeLU beside their references and
+    torch.compile. Return a case for each of the three."""
     from mlm_repro.engine.kernels.gpu import attention
 
     every = kernel_cases(shape, torch.bfloat16)

@@ -11,8 +11,8 @@ Medians = dict[tuple[str, str], float]
 
 
 def tables(result: Benchmark) -> list[Table]:
-    """Make the tables: ratios with their goals, one for each measure, contenders that were not
-    measured."""
+    """Return the tables of a record: "ratios" with their goals, one of medians for each measure and
+    unit, "not measured" with the reasons; none that would be empty."""
     rows = []
     measures: dict[tuple[str, str], Medians] = {}
     missing = []
@@ -38,7 +38,8 @@ def tables(result: Benchmark) -> list[Table]:
 
 
 def sentences(result: Benchmark) -> list[str]:
-    """Sum up the record: goals reached and missed, other work on the machine, the machine."""
+    """Return sentences that sum up the record: goals reached, goals missed, load of the machine,
+    and the machine. One that has nothing to say is left out."""
     lines = []
     aimed = 0
     missed = []
@@ -60,7 +61,8 @@ def sentences(result: Benchmark) -> list[str]:
 
 
 def show_benchmark(result: Benchmark) -> None:
-    """Print the shared settings, the tables, their summary and the method."""
+    """Print the title, the shared settings, the tables, then as a list their summary, the
+    disagreements and the method."""
     print(result.title, *setting_lines(result), sep="\n")
     for table in tables(result):
         print(f"\n{table.title}", *aligned([table.heads, *table.rows]), sep="\n")
@@ -71,8 +73,8 @@ def show_benchmark(result: Benchmark) -> None:
 
 
 def _measure_table(medians: Medians, measure: str, unit: str) -> Table:
-    """Return medians by case and contender: a row for each case, or for each contender if that is
-    narrower."""
+    """Return a table of one measure's medians: cases down and contenders across, or the other way
+    round if there are more contenders than cases."""
     cases, contenders = (list(dict.fromkeys(key[part] for key in medians)) for part in (0, 1))
     head = "case"
     down = cases

@@ -29,7 +29,7 @@ NotNegative = Annotated[NonNegativeFloat, Field(allow_inf_nan=False)]
 
 
 class Series(Config):
-    """The samples of one quantity of one contender in one case."""
+    """The samples of one measured or computed quantity of a contender in a case."""
 
     contender: Name
     measure: Name
@@ -55,7 +55,7 @@ class Ratio(Config):
 
     @property
     def is_reached(self) -> bool:
-        """Return True if the value reaches the goal, or if there is no goal."""
+        """True if the value reaches the goal, or if there is no goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.less_is_better else self.value >= self.goal
@@ -108,8 +108,8 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """Return the table as CSV text: a line of heads, then the rows. A text that a spreadsheet
-        would take for a formula gets an apostrophe."""
+        """The table as CSV text: a line of heads, then the rows. A text that a spreadsheet would
+        take for a formula gets an apostrophe."""
         buffer = io.StringIO()
         rows = ([csv_cell(cell) for cell in row] for row in (self.heads, *self.rows))
         csv.writer(buffer, lineterminator="\n").writerows(rows)
@@ -117,8 +117,8 @@ class Table:
 
 
 def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) -> Ratio:
-    """Return a ratio with the goal 1: the largest share of the allowed distances that the distances
-    take, at most `MOST`."""
+    """Return a ratio with the goal 1, of which less is better: the largest share of its allowed
+    distance that a distance takes, at most `MOST`."""
     shares = [
         distance / most if most else MOST * bool(distance)
         for distance, most in zip(distances, allowed, strict=True)
@@ -127,8 +127,8 @@ def share_of(name: str, distances: Sequence[float], allowed: Sequence[float]) ->
 
 
 def read_benchmark(path: Path) -> Benchmark:
-    """Read a record. Raises IntegrityFailure if the file cannot be read or is not JSON, BadInput if
-    the JSON is not a record."""
+    """Return the record in a file. Raises IntegrityFailure if the file cannot be read or is not
+    JSON, BadInput if the JSON is not a record."""
     return parse_config(read_values(path), Benchmark, path.name)
 
 
@@ -140,7 +140,8 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a line `key: value` for each setting that all cases share."""
+    """Return a line `key: value` for each setting that all cases share, dicts as names and
+    values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()
@@ -148,5 +149,5 @@ def setting_lines(result: Benchmark) -> list[str]:
 
 
 def named(values: JSON) -> str:
-    """Join the names and values of a setting with commas."""
+    """Return the names and values of a setting as one text: `name value, name value`."""
     return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -68,7 +68,8 @@ ABOUT = 0.1
 
 
 class Tolerance(Config):
-    """Claims from which a measurement may differ by more than rounding, and by how much."""
+    """How much more than by rounding a measurement may differ from claims, which claims, and
+    why."""
 
     claims: tuple[str, ...]
     """Ids; `*` stands for any characters."""
@@ -110,22 +111,23 @@ class Claim(Config):
 
     @property
     def paper(self) -> str:
-        """Return the claim's paper, as a key of `PAPERS`."""
+        """The claim's paper, as a key of `PAPERS`."""
         return self.id.split("/")[0]
 
     @property
     def asked(self) -> str:
-        """Return the text of everything that decides whether a number agrees with the claim: its
-        class, value, unit, tolerance and sentence."""
+        """A text of all that decides whether a number agrees with the claim: its class, value,
+        unit, tolerance and sentence."""
         return f"{self.says} {self.value} {self.unit} {self.allowed.tolerance} {self.sentence}"
 
     @property
     def citation(self) -> str:
-        """Return where the claim is printed: the document, and its table, figure or section."""
+        """Where the claim is printed: the document, and its table, figure or section."""
         return f"{self.source} {self.where}"
 
     def record(self, experiment: str, x_name: str) -> Record:
-        """Return the published number as a record of the experiment; `x_name` names the x axis."""
+        """Return the published number as a record of the experiment of this name; `x_name` names
+        the x axis."""
         return Record(
             experiment=experiment,
             series=self.series,
@@ -141,33 +143,32 @@ class Claim(Config):
 
     @property
     def relation(self) -> str:
-        """Return the relation that our number must have to the published value: =, <= or >=."""
+        """The relation that our number must have to the published value: =, <= or >=."""
         return SAYS[self.says]["relation"]
 
     @property
     def is_direction(self) -> bool:
-        """Return True if the claim says only which of two quantities is larger, without a
-        number."""
+        """True if the claim says only which of two quantities is larger, without a number."""
         return not self.value and self.says in ("at least", "at most")
 
     @property
     def published(self) -> str:
-        """Format the published value with its unit, after a word such as "about"; a direction is ">
-        0" or "< 0"."""
+        """The published value as text with its unit, after a word such as "about"; a direction is
+        "> 0" or "< 0"."""
         if self.is_direction:
             return "> 0" if self.says == "at least" else "< 0"
         return f"{SAYS[self.says]['before']}{self.value:f} {self.unit}".rstrip()
 
     @cached_property
     def allowed(self) -> Tolerance:
-        """Return the tolerance of a measurement that answers the claim: the first in
-        tolerances.toml that names it, else the rounding of the printed digits."""
+        """The tolerance of a measurement that answers the claim: the first in tolerances.toml that
+        names it, else the rounding of the printed digits."""
         return next((each for each in every_tolerance() if matches(self, each.claims)), DIGITS)
 
     @property
     def printed(self) -> Range:
-        """Return the range of numbers that round to the printed digits; an exact count is its own
-        range, and "about" allows a tenth either way."""
+        """The range of numbers that round to the printed digits; an exact count is its own range,
+        and "about" allows a tenth either way."""
         value = float(self.value)
         read = as_range(value) if self.allowed.tolerance == "exact" else Range.printed(self.value)
         if self.says == "about":
@@ -199,7 +200,7 @@ class Claim(Config):
         """Return True if the number, or one in the range, can have the claimed relation to the
         published value.
 
-        Rounding counts in its favour, and so does the tolerance if it was measured.
+        Rounding counts in its favour, and so does the tolerance if the number was measured.
         """
         ours = as_range(number)
         low, high = self.bounds(measured)
@@ -270,7 +271,8 @@ class Arithmetic(Config):
     """Numerator and denominator of a power."""
 
     def worked_out(self, says: Says) -> Range:
-        """Return the number that follows from the printed digits of the claims.
+        """Return the number that follows from the printed digits of the claims, with the range that
+        rounding allows. `says` is the class of the claim that it answers.
 
         Of several results, the classes "at least" and "for all" take the least, other classes the
         largest.
@@ -350,16 +352,15 @@ class Effect(Config):
 
     @property
     def better(self) -> tuple[str, ...]:
-        """Return the name of the arm that is claimed to have the lower loss, as a tuple; both names
-        if the claim says no such thing."""
+        """The name of the arm that is claimed to have the lower loss, as a tuple; both names if the
+        claim says no such thing."""
         if self.above is not None and self.above >= 0:
             return (self.less,)
         return (self.of,) if self.below is not None and self.below <= 0 else (self.of, self.less)
 
     @property
     def claimed(self) -> str:
-        """Return the claimed range of the difference in words: `above 0`, `above -0.05 and below
-        0.05`."""
+        """The claimed range of the difference in words: `above 0`, `above -0.05 and below 0.05`."""
         ends = (("above", self.above), ("below", self.below))
         return " and ".join(f"{side} {end:g}" for side, end in ends if end is not None)
 
@@ -424,7 +425,7 @@ class Experiment(Config):
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """Return the claims that the experiment answers, in the catalogue's order."""
+        """The claims that the experiment answers, in the catalogue's order."""
         return tuple(claim for claim in every_claim() if matches(claim, self.expected.claims))
 
     def produces(self, quantity: str) -> bool:
@@ -442,7 +443,7 @@ def every_claim() -> tuple[Claim, ...]:
 
 
 def load_claims(folder: Path) -> tuple[Claim, ...]:
-    """Return the claims in the folder's CSV files, by file name and row.
+    """Return the claims in the folder's CSV files, in the order of file names and rows.
 
     Raises BadInput if a file cannot be read, and with file and line if a row is not a valid claim.
     """
@@ -456,7 +457,7 @@ def load_claims(folder: Path) -> tuple[Claim, ...]:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file as dictionaries by column name.
+    """Return the rows of a CSV file as dicts by column name.
 
     Raises BadInput if it cannot be read.
     """
@@ -521,7 +522,8 @@ class Errata(Config):
 
 
 def matches(claim: Claim, patterns: Iterable[str]) -> bool:
-    """Return True if one of the patterns matches the claim's id; `*` stands for any characters."""
+    """Return True if one of the patterns matches the claim's whole id; `*` stands for any
+    characters."""
     return _expression(tuple(patterns)).match(claim.id) is not None
 
 
@@ -558,7 +560,7 @@ def load_experiments() -> Mapping[str, Experiment]:
     before words. Their files are read once."""
 
     def natural(experiment: Experiment) -> list[int | str]:
-        """Return a sort key that puts figure-6 before figure-11, and years before names."""
+        """Return an experiment's sort key, which puts figure-6 before figure-11."""
         return [
             int(part) if part.isdigit() else part for part in re.split(r"(\d+)", experiment.name)
         ]
@@ -573,7 +575,8 @@ def load_experiments() -> Mapping[str, Experiment]:
 
 
 def find_experiment(name: str) -> Experiment:
-    """Return the experiment of this name. Raises BadInput if there is none."""
+    """Return the experiment of this name, such as "2021/figure-11". Raises BadInput if there is
+    none."""
     experiments = load_experiments()
     if name not in experiments:
         every = f"`mlm-experiment list` shows the {len(experiments)} there are"

@@ -246,7 +246,9 @@ def run_(
 
     chosen = _chosen(name, every)
     if limit and [experiment.measures for experiment in chosen] != ["released"]:
-        raise BadInput("--limit is for experiments on released weights")
+        raise BadInput(
+            "--limit goes with the name of an experiment on released weights, such as gpt2/released"
+        )
     check_place("--runs", runs / MANIFEST, "")
     run_named(chosen, runs, limit)
 

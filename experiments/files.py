@@ -72,8 +72,8 @@ class KeptRun(FileSchema, extra="forbid"):
 
     @classmethod
     def of(cls, run: Path, **more: Any) -> Self:
-        """Return the line of a run's directory: its name and, where they exist, its manifest,
-        completion marker and summary.
+        """Return a line with what a run's directory has: its name and, where they exist, its
+        manifest, completion marker and summary.
 
         `more` sets further fields, or the name.
         """
@@ -86,11 +86,11 @@ class KeptRun(FileSchema, extra="forbid"):
         return cls(**{"name": run.name, **here, **more})
 
     def check_seal(self, others: Mapping[str, bytes] | None = None) -> None:
-        """Compare manifest, summary, not_run.json and `others` (contents by file name) with the
-        completion marker; the metrics are not compared.
+        """Check that manifest, summary, not_run.json and `others` (contents by file name) are those
+        of the completion marker; the metrics are not checked.
 
         Raises IntegrityFailure if one differs from the sealed content, or if the marker was edited.
-        Without a marker nothing is compared.
+        Without a marker nothing is checked.
         """
         if self.seal is None:
             return
@@ -106,7 +106,8 @@ class KeptRun(FileSchema, extra="forbid"):
 
 
 def read_runs(study: Path) -> dict[str, KeptRun]:
-    """Return the runs that a study keeps, by name; empty if it keeps no runs yet.
+    """Return the runs that the study in this directory keeps, by name; empty if it keeps no runs
+    yet.
 
     Without runs.jsonl, the first release's folder of trainings is read. Raises IntegrityFailure if
     a line is damaged or two lines have one name.
@@ -154,14 +155,15 @@ def _by_name(lines: Sequence[NamedT]) -> dict[str, NamedT]:
     named = {line.name: line for line in lines}
     if len(named) < len(lines):
         raise IntegrityFailure(
-            f"{len(lines)} lines have {len(named)} names: one of them stands there twice"
+            f"{len(lines)} lines of {RUNS} or {EVALUATIONS} have only {len(named)} names: one name"
+            " stands there twice"
         )
     return named
 
 
 def join_evaluations(study: Path) -> None:
-    """Write all results of a study into evaluations.jsonl, then delete the folders of single
-    results."""
+    """Write all results of a reproduction into its evaluations.jsonl, then delete the folders of
+    single results."""
     results = sorted(read_evaluations(study).items())
     write_lines(
         study / EVALUATIONS, (KeptEvaluation(name=name, result=result) for name, result in results)
@@ -178,8 +180,8 @@ class RateSweep(FileSchema):
 
     @property
     def lowest_rate(self) -> float | None:
-        """Return the rate at the lowest smoothed loss before divergence; None if the loss never
-        fell below its start."""
+        """The rate at the lowest smoothed loss before divergence; None if the smoothed loss was
+        lowest at its start."""
         average = 0.0
         smoothed = []
         for count, loss in enumerate(self.losses, 1):
@@ -205,8 +207,8 @@ class Comparison(FileSchema):
     high: Finite
 
     def sentence(self, names: Sequence[str]) -> str:
-        """Return the difference in words, without a full stop. Mentions it if the interval contains
-        zero."""
+        """Return the difference in words, without a full stop; they mention it if the interval
+        contains zero. `names` are the models' by index."""
         least = -self.high
         size = -self.difference
         most = -self.low
@@ -257,13 +259,12 @@ class ReproductionScores(FileSchema):
 
     @property
     def quantity(self) -> str:
-        """Return the name of the quantity whose records hold the bits per byte of each model and
-        seed."""
+        """The name of the quantity whose records hold the bits per byte of each model and seed."""
         return f"{self.text.removesuffix('-perplexity')}_bits_per_byte"
 
     def sentences(self, labels: Mapping[str, str]) -> list[str]:
-        """Return a sentence for each paired difference, under the models' labels, and one on the
-        articles and seeds of the intervals.
+        """Return a sentence for each paired difference, and one on the articles and seeds of the
+        intervals. `labels` has the names to show, by model.
 
         Empty if nothing is compared.
         """
@@ -300,7 +301,7 @@ class EffectForecast(FileSchema):
 
     @property
     def made_of(self) -> dict[str, str]:
-        """Return the digests of the trials of learning rates that did not diverge, by name."""
+        """The digests of the trials of learning rates that did not diverge, by name."""
         return {trial: digest for trial, digest in self.searched.items() if digest}
 
 

@@ -50,9 +50,9 @@ def simulated_values(
 def layer_values(
     name: str, machine: Machine, workload: Workload, first: Workload, interval: ErrorInterval
 ) -> JSON:
-    """Return a record's fields, with the ends of its interval, for a simulated quantity of one
-    layer: milliseconds of a pass, or the percentage by which both passes take longer than the first
-    workload's."""
+    """Return a record's fields for a simulated quantity of one layer, one of `LAYER`, with the ends
+    of its interval: milliseconds of a pass, or the percentage by which both passes take longer than
+    the first workload's."""
     forward, backward = layer_passes(machine, Workloads.of([workload]))
     first_forward, first_backward = layer_passes(machine, Workloads.of([first]))
     total = float((forward + backward)[0])

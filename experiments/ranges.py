@@ -12,8 +12,8 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Range:
-    """A number with the lowest and the highest value that rounding allows. Arithmetic returns the
-    widest range."""
+    """A number with the lowest and the highest value that rounding allows. Sums, differences,
+    products and quotients of ranges and plain numbers are ranges, as wide as the ends allow."""
 
     value: float
     low: float
@@ -28,7 +28,8 @@ class Range:
     def _joined(
         self, operation: Callable[[float, float], float], other: "Range | float"
     ) -> "Range":
-        """Return what the operation gives for this number and the other, and at their ends."""
+        """Return the range of an operation on this number and the other, a range or a plain number:
+        the operation on both values, and its least and greatest result at their ends."""
         b = as_range(other)
         corners = list(starmap(operation, product((self.low, self.high), (b.low, b.high))))
         return Range(operation(self.value, b.value), min(corners), max(corners))

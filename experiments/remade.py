@@ -91,8 +91,8 @@ OF_TEXT = "*evaluations*: *num_*, *data_*, *blocks, *perplexity_standard_error"
 
 
 def models(run: Path) -> Comparisons:
-    """Yield comparisons of the summary with the manifest, the data card, and the published models
-    that the target and the recipes give; the card's counts are compared too."""
+    """Yield comparisons for a reproduction of its summary with the manifest, the data card, and the
+    published models that the target and the recipes give; and of the data card's own counts."""
     summary = _summary(run)
     manifest = _manifest(run)
     config = manifest.config
@@ -126,8 +126,8 @@ def models(run: Path) -> Comparisons:
 
 
 def evaluations(run: Path) -> Comparisons:
-    """Yield comparisons of every evaluation: its checkpoint, tokenizer, kind, derived numbers and,
-    as far as its text is on this machine, its counts."""
+    """Yield comparisons of every evaluation of a reproduction: its checkpoint, tokenizer, kind,
+    derived numbers and, as far as its text is on this machine, its counts."""
     summary = _summary(run)
     kind = "scaled" if summary.mode == "scaled" else "measured"
     results = results_of(run, summary)
@@ -155,9 +155,9 @@ def evaluations(run: Path) -> Comparisons:
 def _counted_again(
     run: Path, result: PerplexityResult | ClozeResult, model: ReproducedModel, where: str
 ) -> Comparisons:
-    """Compare an evaluation's counts with the ones that its text and tokenizer give, and its number
-    of right answers with the kept answers. Whatever is not on this machine is reported as
-    absent."""
+    """Yield comparisons of an evaluation's counts with the ones that its text and tokenizer give,
+    and of its number of right answers with the kept answers. Whatever is not on this machine is
+    yielded as absent. `where` names the evaluation in sentences."""
     training = training_place(model.run, run.parent)
     config = _manifest(run).config
     limit = config["examples" if isinstance(result, ClozeResult) else "windows"]
@@ -191,9 +191,9 @@ def _counted_again(
 
 
 def records(run: Path) -> Comparisons:
-    """Compute scores and records again and compare them with the run's files. The published claims'
-    wording is not compared. If the run keeps no metrics, records along a curve are reported as
-    absent."""
+    """Yield comparisons of a reproduction's scores and records with those that are derived again
+    from its files. The published claims' wording is not compared. If the run keeps no metrics,
+    records along a curve are yielded as absent."""
     summary = _summary(run)
     if (run / SCORES).is_file():
         scores = read_document(run / SCORES, ReproductionScores)
@@ -211,8 +211,8 @@ def records(run: Path) -> Comparisons:
 
 
 def forecast(run: Path) -> Comparisons:
-    """Compare the forecast with the digest that it was sealed with, and the trials that it names
-    with the manifest's parents."""
+    """Yield comparisons of a forecast with the digest that it was sealed with, and of the trials
+    that it names with the manifest's parents."""
     yield Remade(
         f"{FORECAST}: digest", sha256_file(run / FORECAST), _manifest(run).config["sha256"]
     )
@@ -224,8 +224,8 @@ def forecast(run: Path) -> Comparisons:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """Return the published records, sorted and without source and note, then the other records in
-    their order."""
+    """Return the published records, sorted by content and without source and note, then the other
+    records in their order."""
     bare = [
         record.model_copy(update={"source": "", "note": ""})
         for record in records
@@ -244,9 +244,9 @@ def _summary(run: Path) -> ReproductionSummary:
 
 
 def trainings(run: Path) -> Comparisons:
-    """Compare the summary and the kept curves with the training run of every model, and the data
-    card and ledger with its dataset. A training that is not on this machine is reported as
-    absent."""
+    """Yield comparisons of a reproduction's summary and kept curves with the training run of every
+    model, and of its data card and ledger with the training's dataset. A training that is not on
+    this machine is yielded as absent."""
     summary = _summary(run)
     parents = _manifest(run).parents
     models = {model.run.rpartition("-")[0]: model for model in summary.models}
@@ -297,8 +297,9 @@ def trainings(run: Path) -> Comparisons:
 
 
 def numbers(run: Path) -> Comparisons:
-    """Compare the records with the digest that the run was begun with, and simulated ones with
-    their values computed again. Raises IntegrityFailure for a damaged run."""
+    """Yield comparisons of an experiment's records with the digest that the run was begun with, and
+    of simulated ones with their values computed again. Raises IntegrityFailure for a damaged
+    run."""
     load_results([run])
     refused = read_values(run / NOT_RUN) if (run / NOT_RUN).is_file() else []
     yield from _begun_with(run, _manifest(run), read_records(run / RECORDS), refused)
@@ -306,9 +307,9 @@ def numbers(run: Path) -> Comparisons:
 
 
 def study(run: Path) -> Comparisons:
-    """Compare the records of each run that a study of experiments keeps with what that run was
-    sealed with, and simulated ones with their values computed again. Raises IntegrityFailure for a
-    damaged study."""
+    """Yield comparisons of the records of each run that a study of experiments keeps with what that
+    run was sealed with, and of simulated ones with their values computed again. Raises
+    IntegrityFailure for a damaged study."""
     load_results([run])
     records = read_records(run / RECORDS)
     due = {}
@@ -344,8 +345,8 @@ def _begun_with(
 
 
 def _numbers_again(run: Path) -> Comparisons:
-    """Compute the records of every simulated experiment again and compare them with the stored
-    ones. Measured ones are reported as absent."""
+    """Yield comparisons of the records of every simulated run, the given one or those of a study,
+    with records computed again. Measured ones are yielded as absent."""
     for part in parts_of(run):
         config = part.manifest["config"]
         experiment = load_experiments().get(config["experiment"]["name"])
@@ -357,20 +358,20 @@ def _numbers_again(run: Path) -> Comparisons:
 
 
 def made_again(experiment: Experiment, mode: str) -> list[Record] | None:
-    """Return an experiment's records, computed again, if `mode` is "simulate"; else None, because
-    this machine would have to measure them."""
+    """Return an experiment's records, computed again, if the `mode` of its run is "simulate"; else
+    None, because this machine would have to measure them."""
     return [each.record for each in worked_out(experiment).numbers] if mode == "simulate" else None
 
 
 def values_of(records: Iterable[Record]) -> dict[str, float]:
-    """Return the values of records, by a text of series, quantity, kind and x."""
+    """Return a dict of the records' values by a text of series, quantity, kind and x."""
     return {f"{x.series} {x.quantity} ({x.kind}) at {x.x}": x.value for x in records}
 
 
 def ablation(run: Path) -> Comparisons:
-    """Derive an ablation's records again from its kept trainings, and compare the kept trainings
-    with their runs, as far as those are on disk. A training without a seal is not compared. Raises
-    IntegrityFailure if records or forecast disagree with the trainings."""
+    """Check that an ablation's records follow from its kept trainings, and yield comparisons of the
+    kept trainings with their runs, as far as those are on disk. A training without a seal is not
+    compared. Raises IntegrityFailure if records or forecast disagree with the trainings."""
     load_results([run])
     for name, kept_run in read_runs(run).items():
         place = run.parent / name

@@ -41,8 +41,8 @@ class Finding(NamedTuple):
 
 
 def text_score(result: PerplexityResult) -> TextScore:
-    """Return a result's bits per byte, and the inputs of its error: the loss of each scored
-    article, to six digits, and its words.
+    """Return a result's bits per byte, and what its error follows from: loss and words of each
+    article with a scored token, losses to six digits.
 
     An article that was scored in part counts the same share of its words.
     """
@@ -61,10 +61,10 @@ def compared(
 ) -> Comparison:
     """Return the difference in bits per byte between two models on a text, with a 90 % interval.
 
-    `scores[model][seed]` are the models' scores; `smaller` and `larger` are indices of models. The
-    interval is over articles, resampled in pairs. With several seeds, the standard error of the
-    mean seed difference is added in quadrature, and Student's t is used with the degrees of freedom
-    of Welch and Satterthwaite.
+    `scores[model][seed]` are the models' scores, on the same articles; `smaller` and `larger` are
+    indices of models. The interval is over articles, resampled in pairs. With several seeds, the
+    standard error of the mean seed difference is added in quadrature, and Student's t is used with
+    the degrees of freedom of Welch and Satterthwaite.
     """
     pair = scores[larger], scores[smaller]
     words = np.array(pair[0][0].words)
@@ -95,7 +95,8 @@ def compared(
 
 
 def paired_reach(differences: Sequence[float], level: float) -> float:
-    """Return half the width of the t interval of the mean of paired differences, at least two."""
+    """Return half the width of the t interval, of this level, of the mean of paired differences.
+    There must be two or more."""
     count = len(differences)
     return float(
         stdtrit(count - 1, (1 + level) / 2) * np.std(differences, ddof=1) / math.sqrt(count)
@@ -103,10 +104,10 @@ def paired_reach(differences: Sequence[float], level: float) -> float:
 
 
 def found(effect: Effect, level: float, differences: Sequence[float], about: JSON) -> Finding:
-    """Return the mean of the paired differences, one for each seed, with its t interval and its
-    verdict on the claim.
+    """Return the finding on an effect: the mean of the paired differences, one for each seed, with
+    its t interval of this level, and the verdict on the claim.
 
-    `about` holds the fields of the record that name its experiment, run and kind.
+    `about` has the fields of the record that name its experiment, run and kind.
     """
     middle = np.mean(differences)
     reach = paired_reach(differences, level)
@@ -147,8 +148,8 @@ def order_findings(records: Iterable[Record]) -> list[Finding]:
     """Compare the final validation losses of models that are neighbours in size, seed by seed;
     return a finding for each pair.
 
-    The records of models come smallest first. A pair is left out unless both models were trained
-    with the same seeds, at least two.
+    The records of models must come smallest first. A pair is left out unless both models were
+    trained with the same seeds, at least two.
     """
     findings = []
     for (small, smaller), (large, less) in pairwise(_by_model(records, END).items()):
@@ -172,7 +173,7 @@ def order_verdict(
     measures, in every seed and beyond chance. Without `scores` there is one measure, the validation
     perplexity.
 
-    `labels` give the names that the sentence uses.
+    The records of models must come smallest first; `labels` gives the names that the sentence uses.
     """
     quantities = {END: "validation perplexity"}
     if scores:
@@ -212,7 +213,7 @@ def order_verdict(
 
 
 def _by_model(records: Iterable[Record], quantity: str) -> dict[str, dict[int, Record]]:
-    """Return our records of a quantity, by model and seed."""
+    """Return the records of a quantity that were made here with a seed, by model and seed."""
     models = defaultdict[str, dict[int, Record]](dict)
     for record in records:
         is_ours = record.kind != "published" and record.quantity == quantity

@@ -19,7 +19,7 @@ SEED = "train.seed"
 
 @dataclass(frozen=True)
 class SweptRecipe:
-    """One combination of settings, over its seeds."""
+    """One combination of settings other than the seed, with its loss for each seed."""
 
     settings: tuple[str, ...]
     losses: dict[str, float | None]
@@ -35,8 +35,8 @@ class SweptRecipe:
 
 
 def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return every combination of `["train.learning_rate=1e-3,3e-3", "train.seed=1,2"]` as words
-    for `--set`.
+    """Return every combination of the values in texts such as `["train.learning_rate=1e-3,3e-3",
+    "train.seed=1,2"]`, each a tuple of `key=value` words for `--set`.
 
     Raises BadInput for a text without values or a key that is named twice.
     """
@@ -55,13 +55,14 @@ def combinations(vary: Sequence[str]) -> list[tuple[str, ...]]:
 def sweep(
     recipe: str, vary: Sequence[str], fixed: Sequence[str], runs: Path, part: tuple[int, int]
 ) -> list[SweptRecipe]:
-    """Train the combinations that are not complete below `runs`. With a `part` (I, N), only every
-    Nth combination is trained, from the Ith on.
+    """Train a recipe at the combinations of `vary` that are not complete below `runs`, one after
+    the other, each with `mlm-train`; `fixed` has overrides for all. `part` is (I, N): only every
+    Nth combination is trained, from the Ith on, counted from 1.
 
-    Returns all recipes, best first; complete trainings of other parts count. A training of this
-    part that diverges is a result; one of another part counts as not trained. Raises BadInput for a
-    recipe or a setting that cannot be trained, before the first training, and StepFailed for a
-    training that fails otherwise.
+    Returns a SweptRecipe for each combination without its seed, best first; complete trainings of
+    other parts count. A training of this part that diverges is a result; one of another part counts
+    as not trained. Raises BadInput for a recipe or a setting that cannot be trained, before the
+    first training, and StepFailed for a training that fails otherwise.
     """
     trainings = [(words, read_run(recipe, [*fixed, *words])) for words in combinations(vary)]
     for _, run in trainings:
@@ -92,8 +93,10 @@ def sweep(
 
 
 def format_swept(swept: Sequence[SweptRecipe]) -> Iterator[str]:
-    """Yield a line for each recipe: its mean loss, and its difference from the best with a paired t
-    interval over the seeds; or that a training of it diverged, or that none is complete yet."""
+    """Yield a line for each recipe of `swept`, best first as `sweep` returns them: its mean loss,
+    and its difference from the first recipe over the seeds that both have, with a paired t interval
+    if these are several. The line says instead if a training of it diverged, or none is complete
+    yet."""
     best = swept[0]
     for recipe in swept:
         losses = [loss for loss in recipe.losses.values() if loss is not None]

@@ -78,7 +78,7 @@ Rows = dict[tuple[str, str, Kind], list[Record]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A published claim, the outcome of checking it here, and the record and reason behind that
+    """A published claim, the outcome of checking it here, and the number and the reason behind that
     outcome."""
 
     experiment: str
@@ -100,14 +100,14 @@ class Verdict:
 
     @property
     def needs(self) -> str:
-        """Return what it would take to try an untried claim, such as "a cluster"; empty for other
+        """What it would take to try an untried claim, such as "a cluster"; empty for other
         claims."""
         return group_of(self.claim, NEEDS) or "a cluster" if self.outcome == "not-tried" else ""
 
     @property
     def fact(self) -> str:
-        """Return a text that is equal for verdicts that hold or fail together, because they are
-        about one workload, one sentence or one exhibit."""
+        """A text that is equal for verdicts that hold or fail together, because they are about one
+        workload, one sentence or one exhibit."""
         if self.scale == "simulated" and self.record:
             return str(self.record.digest)
         return (
@@ -118,7 +118,7 @@ class Verdict:
 
     @property
     def is_against(self) -> bool:
-        """Return True if a number contradicts the claim. A number at reduced scale never does."""
+        """True if a number contradicts the claim. A number at reduced scale never does."""
         return self.outcome == "contradicted" and self.scale != "reduced"
 
 
@@ -135,7 +135,7 @@ class Results:
 
 
 def load_results(folders: Iterable[Path]) -> Results:
-    """Return the records of the sealed runs that are in `folders`, or are one of them, with the
+    """Read the sealed runs that are in `folders`, or are one of them. Return their records, the
     unfinished runs and the ablations' findings.
 
     Raises IntegrityFailure if a sealed file was changed, a run has a kind of number that it cannot
@@ -178,7 +178,8 @@ def load_results(folders: Iterable[Path]) -> Results:
 
 
 class RunNumbers(NamedTuple):
-    """The records of a sealed run, or of one of the runs that a study keeps, with its manifest."""
+    """The records of a sealed run, or of one of the runs that a study keeps, with its manifest.
+    `path` is the run's or the study's directory."""
 
     path: Path
     manifest: JSON
@@ -187,14 +188,15 @@ class RunNumbers(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the run's directory: the manifest's name, a hyphen and the first eight
-        digits of its identity."""
+        """The name of the run's directory: the manifest's name, a hyphen and the first eight digits
+        of its identity."""
         return f"{self.manifest['name']}-{self.manifest['identity'][:8]}"
 
 
 def runs_in(folders: Iterable[Path]) -> list[Path]:
-    """Return the directories that have records, resolved and each once: the folders themselves,
-    runs inside them, and runs of experiments inside these. Links inside a folder are left out.
+    """Return the directories with a file of records, resolved and each once: the folders
+    themselves, runs inside them, and runs of experiments inside these. Links inside a folder are
+    left out.
 
     Raises BadInput if a folder does not exist.
     """
@@ -210,7 +212,8 @@ def runs_in(folders: Iterable[Path]) -> list[Path]:
 
 
 def parts_of(path: Path) -> Iterator[RunNumbers]:
-    """Yield the records of a sealed run, or of each run that a sealed study keeps.
+    """Yield the manifest and the records of a sealed run's directory or, for a study, those of each
+    run that it keeps; published records are left out.
 
     Raises IntegrityFailure if a record belongs to a run that the study does not keep.
     """
@@ -278,7 +281,7 @@ def unanswered(experiments: Iterable[Experiment]) -> list[Verdict]:
 
 
 def named(outcome: str) -> str:
-    """Return the outcome with spaces instead of hyphens."""
+    """Return the outcome's name with spaces instead of hyphens."""
     return outcome.replace("-", " ")
 
 
@@ -298,8 +301,8 @@ def totals(verdicts: Iterable[Verdict], by_paper: bool = False) -> Table:
 
 
 def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
-    """Count the verdicts with this outcome as independent facts and, in brackets, claims: `3 (5)`;
-    empty if there are none.
+    """Return a count of the verdicts with this outcome as a text: independent facts and, in
+    brackets, claims, as in `3 (5)`; empty if there are none.
 
     Predictions that came true are counted as `3 of 4 (5 of 7)`, out of all predictions.
     """
@@ -314,8 +317,8 @@ def counted(verdicts: Sequence[Verdict], outcome: Outcome) -> str:
 
 
 def format_summary(verdicts: Sequence[Verdict]) -> str:
-    """Format two tables that count verdicts, by scale and by paper and scale, then the sentences of
-    `headlines`."""
+    """Return a text: two tables that count verdicts, by scale and by paper and scale, then the
+    sentences of `headlines`."""
     return "\n\n".join(
         [
             *(
@@ -328,8 +331,8 @@ def format_summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def headlines(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return sentences that explain the counts: what the outcomes mean, how good the predictions
-    are, and what was not tried."""
+    """Return sentences that explain the verdicts' counts: what the outcomes mean, how good the
+    predictions are, and what was not tried."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     said = [
         (
@@ -382,8 +385,8 @@ class Skill(NamedTuple):
 
 
 def skills(verdicts: Iterable[Verdict]) -> dict[str, Skill]:
-    """Return the skill of the cost model and of each simpler rule, by name; empty if no prediction
-    has baselines."""
+    """Return by name the skill of the cost model and of each simpler rule in the verdicts'
+    predictions; empty if no prediction has baselines."""
     facts: dict[str, Verdict] = {}
     for verdict in verdicts:
         if verdict.outcome in ("predicted", "missed") and verdict.baselines:
@@ -410,7 +413,8 @@ def _skill(values: Sequence[float], ranges: Sequence[Range]) -> Skill:
 
 
 def skill_sentence(skill: Mapping[str, Skill]) -> str:
-    """Return a sentence that compares the predictions of the cost model and of simpler rules."""
+    """Return a sentence that compares the predictions of the cost model with those of simpler
+    rules, from their skills by name, the cost model's among them."""
     ours = skill[COST_MODEL]
     beside = "; ".join(
         f"{name} {rule.inside}, {rule.error:.0f} %, {rule.score:.0f}"
@@ -434,8 +438,8 @@ def interval(record: Record | None) -> Range:
 
 
 def format_verdicts(verdicts: Sequence[Verdict]) -> str:
-    """Format a table with a row for each verdict: claim, published value, our number, its kind,
-    outcome, scale, reason.
+    """Return a table as text with a row for each verdict: claim, published value, our number, its
+    kind, outcome, scale, reason.
 
     A last line counts the outcomes.
     """
@@ -447,8 +451,8 @@ def format_verdicts(verdicts: Sequence[Verdict]) -> str:
 
 
 def count_outcomes(verdicts: Iterable[Verdict]) -> str:
-    """Count the verdicts by outcome in words, the commonest first: `3 confirmed, 1 missed`; `no
-    claims` without verdicts."""
+    """Return the counts of the verdicts by outcome as a text, the commonest first: `3 confirmed, 1
+    missed`; `no claims` without verdicts."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     return (
         ", ".join(f"{number} {named(outcome)}" for outcome, number in counts.most_common())

@@ -62,7 +62,7 @@ class WorkedOut(NamedTuple):
 
 def work_out(experiment: Experiment) -> WorkedOut:
     """Compute and simulate every quantity that the experiment names, for each of its workloads, and
-    work out its arithmetic."""
+    its arithmetic; return the numbers."""
     numbers = []
     refused = []
     about: Line = {"experiment": experiment.name, "source": ""}
@@ -104,8 +104,8 @@ def _worked_out(name: str) -> WorkedOut:
 
 
 def _simulated(part: Part, rows: Sequence[Row]) -> Iterator[tuple[Line, Any, Mapping[str, Range]]]:
-    """Yield, for each workload, a line for each of its simulated quantities, or one line with the
-    reason why it cannot run.
+    """Yield, for each workload, an item for each of its simulated quantities, or one for the reason
+    why it cannot run.
 
     An item has the line, the inputs of its digest, and the baselines' predictions by name.
     """
@@ -149,7 +149,8 @@ def _predict(row: Row) -> tuple[Workload, Prediction]:
 
 
 def _slowest(name: str, workload: Workload) -> float:
-    """Return the seconds that a baseline's rule predicts for an iteration at 1 TFLOP/s per GPU."""
+    """Return the seconds of the workload's iteration at 1 TFLOP/s per GPU by the rule of the
+    baseline of this name."""
     lost = (workload.pp - 1) / (workload.chunks * workload.microbatches) if name == BUBBLE else 0.0
     return flops_of(workload) / (workload.gpus * 1e12) * (1 + lost)
 
@@ -157,9 +158,10 @@ def _slowest(name: str, workload: Workload) -> float:
 @cache
 def rates_of(software: str, name: str) -> tuple[float, float, float]:
     """Return the median, the 5th and the 95th percentile of the rates, in TFLOP/s per GPU, that a
-    baseline's rule needs to give the published numbers that a fit has seen.
+    baseline's rule needs to give the published numbers on which the software's constants are
+    fitted.
 
-    Ratios are left out, because they state no rate.
+    Ratios are left out, because they state no rate. There must be such a number.
     """
     rates = []
     for row in fitted_rows(software):

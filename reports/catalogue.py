@@ -28,7 +28,7 @@ class ExperimentNumbers:
 
     @cached_property
     def every(self) -> list[Record]:
-        """Return the published numbers as records, then the records of numbers made here."""
+        """The published numbers as records, then the records of numbers made here."""
         experiment = self.experiment
         x_name = self.x_name
         return [
@@ -41,13 +41,14 @@ class ExperimentNumbers:
 
     @property
     def texts(self) -> list[str]:
-        """Return the printed digits of the published numbers, then the numbers made here with their
-        intervals."""
+        """The text of each number of `every`: printed digits of a published one, value and interval
+        of one made here."""
         return [*(str(claim.value) for claim in self.experiment.claims), *map(_text, self.records)]
 
     @property
     def x_name(self) -> str:
-        """Return the name of the position on the x axis; empty if there is no position."""
+        """The name of the position on the x axis, the first that the experiment or a record has;
+        empty if there is none."""
         names = (
             *(part.x for part in self.experiment.parts),
             *(record.x_name for record in self.records),
@@ -56,13 +57,13 @@ class ExperimentNumbers:
 
     @property
     def x_label(self) -> str:
-        """Return the label of the x axis."""
+        """The label of the x axis."""
         return AXES["positions"].get(self.x_name, self.x_name.replace("_", " "))
 
 
 def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
-    """Return an experiment's exhibit: the published table or figure, with simulated, computed and
-    measured numbers over it, or these alone if the experiment answers no claim."""
+    """Return an experiment's exhibit: the published table or figure with our numbers over it, or
+    ours alone if the experiment answers no claim."""
     experiment = numbers.experiment
     quantity = _drawn(numbers)
     command = f"mlm-experiment run {experiment.name}"
@@ -87,7 +88,8 @@ def catalogue_exhibit(numbers: ExperimentNumbers) -> Exhibit:
 
 
 def drawn_layers(numbers: ExperimentNumbers, quantity: str) -> list[Layer]:
-    """Return the layers of a quantity; models have the same colours in every figure."""
+    """Return the layers of a quantity's numbers that have an x; a model has the same colour in
+    every figure."""
     rows = [row for row in numbers.every if row.quantity == quantity and row.x is not None]
     series = dict.fromkeys(row.series for row in rows)
     models = () if {*MODELS}.isdisjoint(series) else MODELS
@@ -100,8 +102,9 @@ def named(quantity: str) -> str:
 
 
 def _drawn(numbers: ExperimentNumbers) -> str:
-    """Return the quantity to draw: one that is published, then one that has our numbers, then the
-    one with the most points. Empty for a table, and if no quantity has two points."""
+    """Return the quantity to draw, the first of those with two points by this order: one that is
+    published, one that has our numbers, the one with the most points. Empty for a table, and if no
+    quantity has two points."""
     drawn = dict.fromkeys(
         (row.quantity, row.series, row.x) for row in numbers.every if row.x is not None
     )
@@ -118,7 +121,8 @@ def _drawn(numbers: ExperimentNumbers) -> str:
 
 def _table(numbers: ExperimentNumbers, without: str) -> Table:
     """Return a table with a row for each series and x with a published number, and a column for
-    each published quantity, except `without`, and kind."""
+    each pair of a published quantity, other than `without`, and a kind of number. x has a column
+    only if any row has one."""
     quantities = [claim.quantity for claim in numbers.experiment.claims]
     texts = defaultdict(list)
     shown = [row for row in numbers.every if row.quantity in quantities and row.quantity != without]
@@ -148,8 +152,8 @@ def _text(record: Record) -> str:
 
 
 def _repeats(layers: Iterable[Layer]) -> list[str]:
-    """Return sentences on the number of runs behind each measured, counted and scaled point, one
-    for each of these kinds that is drawn."""
+    """Return sentences on how many runs are behind each point of our layers, one for each kind that
+    is drawn of measured, counted and scaled."""
     sentences = []
     counts = defaultdict[str, set[int]](set)
     for layer in layers:
@@ -165,7 +169,7 @@ def _repeats(layers: Iterable[Layer]) -> list[str]:
 
 
 def _arms(numbers: ExperimentNumbers) -> list[str]:
-    """Return sentences on an ablation: its question, its training, the end of each arm and the
+    """Return sentences on an ablation: its question, the end of each arm after training, and the
     verdict on each effect; empty if no effect was tried."""
     ablation = numbers.experiment.ablation
     tried = [item for item in numbers.claims if item.scale == "reduced"]

@@ -37,18 +37,18 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """Return the name of the run's own directory, also if a study keeps the run."""
+        """The name of the run's own directory, also if a study keeps the run."""
         return f"{self.manifest.name}-{self.manifest.identity[:8]}"
 
     @property
     def experiment(self) -> str:
-        """Return the name of the experiment that its numbers belong to; a reproduction and a
-        comparison of engines have no such name."""
+        """The name of the experiment that its numbers belong to. Fails for a reproduction and a
+        comparison of engines, which have none."""
         return str(self.manifest.config["experiment"]["name"])
 
 
 def seeds_of(records: Iterable[Record]) -> tuple[int, ...]:
-    """Return the sorted seeds of some records."""
+    """Return the seeds of some records, sorted, each once."""
     return tuple(sorted({record.seed for record in records if record.seed is not None}))
 
 
@@ -93,9 +93,9 @@ def kind_of(path: Path) -> str:
 
 
 def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
-    """Return the results of the sealed runs, and an Origin for each run that has numbers, is a
-    reproduction or compares two engines. A run without a seal is only named, in `left_out` of the
-    results.
+    """Read the runs in these directories. Return the results of the sealed ones, and an Origin for
+    each run that has numbers, is a reproduction or compares two engines. A run without a seal is
+    only named, in `left_out` of the results.
 
     Raises IntegrityFailure or BadInput for a damaged run, and IntegrityFailure for a number that
     belongs to another run or experiment or has no digest.
@@ -129,8 +129,8 @@ def load_experiment_runs(paths: Sequence[Path]) -> tuple[Results, list[Origin]]:
 
 
 def _origins(path: Path) -> list[Origin]:
-    """Return the run's own origin, or one for each run that a study of experiments keeps. A
-    comparison of engines is checked first."""
+    """Return a run's own origin or, for a study of experiments, one for each run that it keeps. A
+    comparison of engines is checked first, its seal and its record."""
     manifest = read_document(path / MANIFEST, Manifest)
     if manifest.kind == AGAINST:
         check_seal(path)
@@ -144,8 +144,8 @@ def _origins(path: Path) -> list[Origin]:
 
 
 def _newest(folder: Path) -> list[Path]:
-    """Return the runs of experiments and engines in a folder: the links to them, and each run whose
-    name has no link."""
+    """Return the newest runs of experiments and engines in a folder: the links, and each run of
+    whose name there is no link."""
     here = []
     for start in ("experiment-*", f"{EXPERIMENTS}*", f"{AGAINST}-*"):
         here += [path for path in sorted(folder.glob(start)) if path.is_dir()]

@@ -27,7 +27,8 @@ points get a band."""
 
 @dataclass(frozen=True)
 class Point:
-    """A number at an x, or the mean of several."""
+    """A number at an x, with its interval if it has one, or the mean of `count` numbers with the
+    least and the greatest."""
 
     x: float
     value: float
@@ -60,19 +61,18 @@ class Layer:
 
     @property
     def final(self) -> float:
-        """Return the value of the layer's last point."""
+        """The value of the layer's last point."""
         return self.points[-1].value
 
     @property
     def repeats(self) -> int:
-        """Return the largest number of values, such as runs or iterations, that are averaged in one
-        of the layer's points."""
+        """The largest number of values, such as runs or iterations, that are averaged in one of the
+        layer's points."""
         return max(point.count for point in self.points)
 
     @property
     def has_marker(self) -> bool:
-        """Return True if the layer's points have markers; a limit is drawn as a line without
-        them."""
+        """True if the layer's points have markers; a limit is drawn as a line without them."""
         return LINES[self.kind]["markersize"] > 0
 
 
@@ -89,17 +89,17 @@ class Panel:
 
     @property
     def has_curves(self) -> bool:
-        """Return True if the panel's x is the iteration of a training and all layers are of one
-        kind of number; the key then names models alone."""
+        """True if the panel's x is the iteration of a training and all layers are of one kind of
+        number; the key then names models alone."""
         return self.x_label == "iteration" and len({layer.kind for layer in self.layers}) == 1
 
 
 def layers_of(numbers: Iterable[Record], order: Sequence[str]) -> list[Layer]:
-    """Return one layer for each kind and series whose numbers have an x, published first, then by
-    `order`, which names every series.
+    """Return a layer for each kind and series of the records that have an x, published first, then
+    by `order`, which names every series.
 
-    Several of our numbers at an x become their mean with its spread; of several published numbers
-    the first counts.
+    Several of our numbers at an x become their mean with minimum and maximum; of several published
+    numbers the first counts.
     """
     by_series: dict[tuple[str, Kind], dict[float, list[Record]]] = {}
     for number in numbers:
@@ -166,8 +166,8 @@ def draw(panels: Sequence[Panel], column: bool = False) -> "Figure":
 
 
 def _plot(axes: "Axes", panel: Panel) -> None:
-    """Draw every layer over x, with intervals as whiskers or as a band; x is logarithmic if its
-    values multiply.
+    """Draw every layer of a panel over x, with intervals as whiskers or as a band; x is logarithmic
+    if its values multiply.
 
     Perplexities are on a logarithmic axis, and so are losses that differ by more than a factor of
     four. Other axes begin at zero, or below negative values, except a loss's, because zero means

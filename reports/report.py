@@ -52,7 +52,8 @@ class Sources(FileSchema):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a report: a reproduction, and the runs that the page shows beside it."""
+    """What a report is made of: the directory of a reproduction, and of the runs that the page
+    shows beside it."""
 
     reproduction: Path
     runs: Sequence[Path] = ()
@@ -60,8 +61,8 @@ class Inputs:
 
     @classmethod
     def of_built(cls, reproduction: Path) -> "Inputs":
-        """Return the inputs of a report that was built. Raises IntegrityFailure if sources.json is
-        damaged or missing."""
+        """Return the inputs of the report that was built in a reproduction's directory. Raises
+        IntegrityFailure if its sources.json is damaged or missing."""
         sources = read_document(reproduction / REPORT / SOURCES, Sources)
         return cls(
             reproduction, [Path(os.path.normpath(reproduction / name)) for name in sources.runs]
@@ -69,14 +70,12 @@ class Inputs:
 
     @property
     def sources(self) -> Sources:
-        """Return the content of sources.json: the paths of the runs, relative to the
-        reproduction."""
+        """The content of sources.json: the paths of the runs, relative to the reproduction."""
         return Sources(runs=[os.path.relpath(path, self.reproduction) for path in self.runs])
 
     @property
     def command(self) -> str:
-        """Return the command that builds the report again, with paths relative to the parent of the
-        folder of runs."""
+        """The command line that builds the report again in the parent of the folder of runs."""
         above = self.reproduction.parent.parent
         folders = dict.fromkeys(os.path.relpath(path.parent, above) for path in self.runs)
         return shlex.join(
@@ -105,27 +104,27 @@ class Report:
 
     @property
     def all_exhibits(self) -> list[Exhibit]:
-        """Return the exhibits in the order of the page."""
+        """Every exhibit that the page shows, in its order."""
         parts = chain.from_iterable(paper.parts for paper in self.papers)
         drawn = [part.exhibit for part in parts if part.exhibit]
         return [*self.exhibits.values(), *drawn, *self.sections.values()]
 
     @property
     def groups(self) -> list[Group]:
-        """Return the claims, grouped in the page's sections of outcomes."""
+        """The claims, grouped in the page's sections of outcomes."""
         return group_claims(self.claims)
 
     @property
     def headlines(self) -> list[str]:
-        """Return sentences on what the counts hide, and on verdicts that could have failed, from
-        the files beside the runs."""
+        """Sentences on what the counts of outcomes hide, and on how many verdicts could have
+        failed, from the files beside the runs."""
         beside = dict.fromkeys(path.parent / VERDICTS for path in self.inputs.runs)
         scores = [read_document(path, VerdictScore).sentence for path in beside if path.is_file()]
         return [*headlines(self.claims), *scores]
 
     @property
     def findings(self) -> list[tuple[str, str, str]]:
-        """Return each finding in short: the id of its part, its name and a sentence."""
+        """Each finding in short: the id of its part of the page, its name and a sentence."""
         short = [("reproduction", "This run", order_of(self.reproduction))]
         if self.kept:
             place = f"run-{Origin.of(self.kept).name}"
@@ -139,7 +138,7 @@ class Report:
 
     @property
     def homes(self) -> dict[str, str]:
-        """Return the name of the run on the page for each source that a record names."""
+        """The name, on the page, of the run behind each source that a record names."""
         own, *others = (origin.name for origin in self.origins)
         return {record.source: own for record in self.reproduction.records} | {
             name: name for name in others
@@ -147,8 +146,9 @@ class Report:
 
 
 def assemble(inputs: Inputs) -> Report:
-    """Read the inputs and assemble the page. Raises Fault if two exhibits have one name, and
-    BadInput or IntegrityFailure as `load_reproduction` and `load_experiment_runs` do."""
+    """Read a report's inputs, judge the claims by them, and return the content of its page. Raises
+    Fault if two exhibits have one name, and BadInput or IntegrityFailure as `load_reproduction` and
+    `load_experiment_runs` do."""
     reproduction = load_reproduction(inputs.reproduction)
     results, run_origins = load_experiment_runs(inputs.runs)
     origins = (Origin.of(reproduction), *run_origins)
@@ -204,8 +204,8 @@ def _position(record: Record) -> tuple[str, str, str, str, float | None]:
 def _drawn(
     experiments: Mapping[str, Experiment], claims: Claims, every: Sequence[Record]
 ) -> dict[str, Exhibit]:
-    """Return each experiment's exhibit, by the experiment's name, with the records of `every` that
-    belong to it; one without records says so. Experiments that a reproduction answers are left
+    """Return an exhibit of each experiment, by the experiment's name, with the records of `every`
+    that belong to it; one without records says so. Experiments that a reproduction answers are left
     out."""
     by_experiment = claims.by("experiment")
     drawn = {}

@@ -19,12 +19,14 @@ TWINS = ("bits_per_byte", "accuracy", "log_likelihood")
 
 
 def reproduction_exhibits(reproduction: Reproduction) -> dict[str, Exhibit]:
-    """Return the exhibits by name; those without numbers are left out."""
+    """Return a reproduction's exhibits by name, in the order of the page; those without numbers are
+    left out."""
     return {exhibit.name: exhibit for exhibit in (*_curves(reproduction), *_tables(reproduction))}
 
 
 def by_kind(curves: Sequence[Layer]) -> list[Panel]:
-    """Return a panel of perplexity curves for each kind, published last."""
+    """Return a panel of perplexity curves over iterations for each kind of number, published last.
+    `curves` has the published ones first."""
     kinds = dict.fromkeys(curve.kind for curve in reversed(curves))
     return [
         Panel(
@@ -116,8 +118,8 @@ def evaluations_exhibit(
     command: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Exhibit:
-    """Return an exhibit of results by protocol, with the models in this order and under their
-    labels."""
+    """Return an exhibit of the results, given by file stem, by protocol, with the models in this
+    order and under their labels, by default their names."""
     return Exhibit(
         "evaluations",
         "Evaluations by convention",
@@ -129,8 +131,8 @@ def evaluations_exhibit(
 
 
 def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
-    """Return an exhibit of the documents that each stage kept, and of reasons for dropping the
-    others."""
+    """Return an exhibit of how many documents each stage of the data pipeline kept, and how many it
+    dropped for which reason."""
     return Exhibit(
         "data-ledger",
         "What each stage kept and dropped",
@@ -142,7 +144,8 @@ def ledger_exhibit(ledger: Ledger, command: str = "") -> Exhibit:
 
 
 def _labelled(records: Sequence[Record], reproduction: Reproduction) -> list[Layer]:
-    """Return the curves by kind and series; the names of trained models include their sizes."""
+    """Return the records as curves by kind and series; labels that include their sizes replace the
+    names of trained models."""
     labels = reproduction.summary.labels
     return [
         layer
@@ -165,13 +168,14 @@ def _means(curves: Sequence[Layer], sentence: str) -> str:
 
 
 def order_of(reproduction: Reproduction) -> str:
-    """Return a sentence on the order of the sizes in a reproduction."""
+    """Return a sentence on the order of the model sizes in a reproduction's results."""
     return order_verdict(reproduction.records, reproduction.scores, reproduction.summary.labels)
 
 
 def twins_table(reproduction: Reproduction) -> Table:
-    """Return a table with a row for each model, of the quantities that mean something at its size,
-    and a row for an even guess over the vocabulary, if its size is known.
+    """Return a table with a row for each model that was trained here, of the quantities that mean
+    something at its size, and a last row for an even guess over the vocabulary, if its size is
+    known.
 
     Several seeds are shown as their mean, minimum and maximum.
     """

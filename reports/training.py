@@ -79,8 +79,8 @@ class Training:
 
     @property
     def exhibits(self) -> dict[str, Exhibit]:
-        """Return the curves if an iteration is recorded, and the evaluations and the data's ledger
-        if there are any, by name."""
+        """The page's exhibits by name: the curves if an iteration is recorded, the evaluations and
+        the data's ledger if there are any."""
         return {exhibit.name: exhibit for exhibit in self._exhibits()}
 
     def _exhibits(self) -> Iterator[Exhibit]:
@@ -102,7 +102,7 @@ class Training:
 
     @property
     def listed(self) -> list[Table]:
-        """Return a table of iterations, evenly spread up to the last if there are many, and one of
+        """A table of iterations, evenly spread and with the last if there are many, and one of
         validations; a table without rows is left out."""
         # Counted from the end, so that the last iteration is always shown.
         shown = self.steps[:: -(len(self.steps) // LISTED + 1)][::-1]
@@ -118,8 +118,9 @@ class Training:
 
 
 def binned(name: str, steps: Sequence[Step], key: str) -> Layer:
-    """Return a curve of at most `SHOWN` points; more iterations become means with minimum and
-    maximum, each at its last iteration. Iterations without a value are left out."""
+    """Return a curve over iterations of the steps' field `key`, with at most `SHOWN` points; if
+    there are more steps, each point is the mean of a block, with minimum and maximum, at its last
+    iteration. Steps without a value are left out."""
     valued = [step for step in steps if getattr(step, key) is not None]
     apart = -(-len(valued) // SHOWN) or 1
     points = []
@@ -150,7 +151,8 @@ def _curve(name: str, title: str, label: str, curves: list[Layer]) -> Exhibit:
 
 
 def load_training(run: Path) -> Training:
-    """Read a training, finished or not.
+    """Read a training run, finished or not, from its directory, and the results of `mlm-eval`
+    beside it.
 
     Raises BadInput if the directory holds no training, IntegrityFailure if a file is damaged or the
     run was changed after it was sealed.
@@ -195,9 +197,9 @@ def load_training(run: Path) -> Training:
 
 
 def _scored(run: Path) -> tuple[dict[str, Result], list[JSON]]:
-    """Return the results by file stem, with the task if a file has several, and the generated text
-    of the run's checkpoints, from the JSON files of `mlm-eval` beside the run. Other files there
-    are passed over."""
+    """Return the results of the run's checkpoints by file stem, with the task behind it if a file
+    has several, and their generated texts, from the JSON files of `mlm-eval` in the run's parent
+    folder. Other files there are passed over."""
     digests = {read_digest(checkpoint) for checkpoint in complete_checkpoints(run)}
     evaluations = {}
     samples = []

@@ -14,7 +14,8 @@ REPOSITORIES = {"megatron": "NVIDIA/Megatron-LM", "torchtitan": "pytorch/torchti
 
 
 def fixes(folder: Path) -> Iterator[str]:
-    """Yield a sentence of counts, the table of cases, and the table of faults without a case."""
+    """Yield in Markdown a sentence of counts, the table of cases that were run, and the table of
+    faults without a case, from `fixes.toml` and `fixes.json` in a folder."""
     cases = tomllib.loads((folder / "fixes.toml").read_text(encoding="utf-8"))
     rows = json.loads((folder / "fixes.json").read_text(encoding="utf-8"))["rows"]
     results = Counter(row["result"] for row in rows)
@@ -36,7 +37,9 @@ def fixes(folder: Path) -> Iterator[str]:
 
 
 def line(case: JSON, row: JSON) -> tuple[str, ...]:
-    """Return the row of a case, with the answers before its fix and after it."""
+    """Return a case's row of the table: fault, fix, how it is tested, what is asked, and the
+    answers before the fix and after it. `case` is a case of `fixes.toml`, `row` its row of
+    `fixes.json`."""
     repository = REPOSITORIES[case.get("repository", "megatron")]
     fix = (
         f"[`{case['commit']}`](https://github.com/{repository}/commit/{case['commit']})"

@@ -17,7 +17,8 @@ from mlm_repro.lineage.atomic import JSON
 
 
 def keys(dotted: str) -> str:
-    """Return a table for a model, and one for each model inside it."""
+    """Return in Markdown a table of the keys of a pydantic model, given by its dotted path, and one
+    for each model inside it."""
     module, _, name = dotted.rpartition(".")
     model: type[BaseModel] = getattr(import_module(module), name)
     schema = model.model_json_schema()
@@ -32,7 +33,8 @@ def keys(dotted: str) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """Yield the models of a type: itself or its arguments, and those in their fields."""
+    """Yield the pydantic models of a type annotation: itself or its arguments, and those in their
+    fields, before which their owner comes. A model used twice comes twice."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
         for field in kind.model_fields.values():
@@ -42,8 +44,8 @@ def models_in(kind: Any) -> Iterator[type[BaseModel]]:
 
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the string after each field of a model, inherited fields included, by the field's
-    name."""
+    """Return by field's name the string that follows a field of a model in the source, inherited
+    fields included. Fields without such a string are left out."""
     texts = dict[str, str]()
     for base in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
         with suppress(OSError):  # a model that was built without source code has no strings
@@ -67,7 +69,7 @@ def _table(schema: JSON, meant: dict[str, str]) -> str:
 
 
 def _kind(schema: JSON) -> str:
-    """Return the values that a schema allows, in words."""
+    """Return the values that a field's JSON schema allows, in words."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:

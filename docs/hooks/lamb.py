@@ -24,7 +24,8 @@ PAIRS = (
 
 
 def correction() -> str:
-    """Return a table of the correction on the rate in the post's code, at some steps."""
+    """Return a Markdown table of c(t) = √(1 − β₂ᵗ) / (1 − β₁ᵗ), the correction on the rate in the
+    post's code, at some steps t, with the default betas."""
     first = TrainConfig().adam_beta1
     second = TrainConfig().adam_beta2
     values = (math.sqrt(1 - second**step) / (1 - first**step) for step in STEPS)
@@ -32,8 +33,9 @@ def correction() -> str:
 
 
 def arms(results: Path) -> str:
-    """Return tables of the arms' mean losses, early and at the end, and of the paired differences
-    with their intervals."""
+    """Return two Markdown tables of the kept ablation: each arm's rate and mean losses, early in
+    training and at the end; and the paired differences of `PAIRS` at both, with 95 % intervals.
+    `results` is the folder of kept results."""
     (run,) = results.glob("ablations/experiment-transformer-xl-trust-ratio-effects-*")
     _, records = derive_effects(run)
     tokens = sorted({record.x for record in records if record.x is not None})

@@ -42,8 +42,9 @@ FIGURES = KEPT / "figures"
 
 
 def published(kept: Reproduction, series: str, quantity: str) -> str:
-    """Return a model's published number, several if sources print several; for a curve its last
-    point."""
+    """Return, as text with its unit, a model's published number of a quantity; several between
+    slashes if sources print several; for a curve its last point; "not run" if there is none.
+    `series` names the model."""
     mine = [
         r for r in kept.records if (r.series, r.quantity, r.kind) == (series, quantity, "published")
     ]
@@ -53,8 +54,8 @@ def published(kept: Reproduction, series: str, quantity: str) -> str:
 
 
 def results_block(kept: Reproduction) -> str:
-    """Return the order of the twins over their seeds, a table of their sizes and perplexities, and
-    the result of the forecast that was sealed before its trainings."""
+    """Return in Markdown the sentence on the twins' order over their seeds, a table of their sizes
+    and perplexities, and the result of the forecast that was sealed before its trainings."""
     summary = kept.summary
     names = [*summary.labels]
     trained = {model.series: model.trained for model in summary.models}
@@ -75,8 +76,8 @@ def results_block(kept: Reproduction) -> str:
 
 
 def tiers_block(kept: Reproduction) -> str:
-    """Return a table of what each size of hardware can run: one command, its duration, the number
-    to expect."""
+    """Return a Markdown table with a row for each size of hardware: the command that runs there,
+    its duration and the number to expect."""
     names = [*kept.summary.labels]
     small = names[0]
     large = names[-1]
@@ -106,19 +107,21 @@ def tiers_block(kept: Reproduction) -> str:
 
 def engines_block(_: Reproduction) -> str:
     """Return a sentence on the distance between the losses of the kept trainings in Megatron-Core
-    and ours."""
+    and ours; the argument is not used."""
     return apart([read_engines(run) for run in sorted((KEPT / "against").glob("against-*"))])
 
 
 @cache
 def every_verdict() -> list[Verdict]:
-    """Return a verdict on every claim, from kept results and computed numbers."""
+    """Return the verdicts on every claim of every experiment, from kept results and computed
+    numbers. They are computed once a process."""
     experiments = load_experiments().values()
     return [*judge(experiments, load_results([KEPT, KEPT / "ablations"])), *unanswered(experiments)]
 
 
 def verdicts_block(_: Reproduction) -> str:
-    """Return a table of the outcomes of the published claims by scale."""
+    """Return in Markdown a table of the outcomes of the published claims by scale, and a sentence
+    that sums them up."""
     table = totals(every_verdict())
     marks = ["---"] * table.words + ["--:"] * (len(table.heads) - table.words)
     return "\n".join(
@@ -127,7 +130,7 @@ def verdicts_block(_: Reproduction) -> str:
 
 
 def line(cells: Sequence[str]) -> str:
-    """Join cells to a row of a Markdown table."""
+    """Return the cells joined to a row of a Markdown table."""
     return f"|{'|'.join(cells)}|"
 
 
@@ -142,8 +145,9 @@ CONSOLE = re.compile(r"```console\n((?:\$ [^\n]*\n)+)(.*?)```", re.DOTALL)
 
 
 def rewrite(readme: str, results: Path = RESULTS) -> str:
-    """Return the README with every block renewed. Raises BadInput if a marker is missing or a
-    command fails."""
+    """Return the README's text with every block between marks and every output in a `console` block
+    renewed; the commands are run. `results` is the kept reproduction. Raises BadInput if a mark is
+    missing or a command fails."""
     reproduction = load_reproduction(results)
     for name, block in BLOCKS.items():
         begin = f"<!--{name}-->"
@@ -156,7 +160,8 @@ def rewrite(readme: str, results: Path = RESULTS) -> str:
 
 
 def draw(folder: Path) -> Path:
-    """Draw README's picture, the curves of the kept reproduction, into a folder."""
+    """Draw README's picture, the curves of the kept reproduction, into `twins.svg` in a folder, and
+    return its path."""
     curves = reproduction_exhibits(load_reproduction(RESULTS))["2019-figure-6"]
     path = folder / "twins.svg"
     write_bytes(path, render(replace(curves, name="twins")).svg)
@@ -165,8 +170,9 @@ def draw(folder: Path) -> Path:
 
 @cache
 def _output(commands: str) -> str:
-    """Return the output of the last of the commands, run in an empty folder. Raises BadInput if a
-    command fails or prints nothing."""
+    """Run the commands in a shell, in a new empty folder, and return the output of the last. Each
+    line is a command after `$ `. Raises BadInput if one fails or prints nothing. A text is run once
+    a process."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:
         for line in commands.splitlines():

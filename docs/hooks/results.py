@@ -31,21 +31,23 @@ PRETRAINED_HEADS = ("here", "others' programs")
 
 
 def results(folder: Path) -> Iterator[str]:
-    """Yield all kept results, without figures."""
+    """Yield the parts of the page of all kept results in Markdown, without figures. `folder` is
+    `results/`."""
     for section in (_pretrained, _reproduction, _verdicts, _engines, _benchmarks, _faults):
         yield from section(folder)
 
 
 def markdown(shown: Table) -> str:
-    """Write a table in Markdown, its title above."""
+    """Return a table in Markdown, with its title, if it has one, in bold above."""
     title = f"**{shown.title}**\n\n" if shown.title else ""
     heads, *rows = (tuple(map(cell, row)) for row in (shown.heads, *shown.rows))
     return title + table(heads, rows)
 
 
 def pretrained_rows(folder: Path) -> list[tuple[str, str, str]]:
-    """Return each protocol of `mlm-eval` with a kept result, our number, and the other program's
-    number."""
+    """Return a row (protocol, our number, the other program's number) for each kept result of
+    `mlm-eval` on a pretrained model, whose folder is given; the last is empty if no other program
+    was run."""
     wikitext, lambada, passages, theirs = (
         read_object(folder / f"{name}.json")
         for name in ("wikitext103-stride1024", "lambada", "lambada-lm-eval", "lm-eval")
@@ -134,7 +136,7 @@ def _benchmarks(results: Path) -> Iterator[str]:
 
 
 def measures(record: Path) -> Iterator[str]:
-    """Yield every table of a benchmark except its ratios."""
+    """Yield in Markdown every table of a benchmark's record, a file, except its ratios."""
     for rows in tables(read_benchmark(record)):
         if rows.title != "ratios":
             yield markdown(rows)

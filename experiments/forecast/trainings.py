@@ -45,29 +45,30 @@ class Trained(NamedTuple):
 
     @property
     def is_trial(self) -> bool:
-        """Return True for a trial of a learning rate."""
+        """True for a trial of a learning rate."""
         return self.config.train.seed == SEARCH_SEED
 
     @property
     def is_diverged(self) -> bool:
-        """Return True if the loss became NaN or infinite, or ended above the untrained model's."""
+        """True if the loss became NaN or infinite, or ended above the untrained model's."""
         losses = list(self.losses.values())
         return not self.is_finished or losses[-1] > losses[0]
 
 
 def kept(training: Path) -> KeptRun:
-    """Return the line that an ablation keeps of a training; of its metrics it has the validations
-    alone."""
+    """Return the line that an ablation keeps of a training, given by its run's directory; of its
+    metrics it has the validations alone."""
     return KeptRun.of(training, metrics=[line.to_json() for line in read_validations(training)])
 
 
 def keep(training: Path, study: Path) -> None:
-    """Add a training to the runs that the study keeps, replacing one of the same name."""
+    """Add the training in a run's directory to runs.jsonl of the study's folder, replacing one of
+    the same name."""
     write_runs(study, (read_runs(study) | {training.name: kept(training)}).values())
 
 
 class Kept:
-    """The trainings that a folder keeps, by the name of their configuration."""
+    """The trainings that the folder of an ablation keeps, by the name of their configuration."""
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises IntegrityFailure if a training is damaged or contradicts its
@@ -78,8 +79,8 @@ class Kept:
         self._asked: set[str] = set()
 
     def of(self, configs: Iterable[RunConfig], dataset: str) -> list[Trained]:
-        """Return the trainings of these configurations, in their order and whatever their
-        vocabulary; `check_no_more` then knows them as asked for.
+        """Return the kept trainings of these configurations, in their order and whatever their
+        vocabulary. They count as asked for, for `check_no_more`. `dataset` is a digest.
 
         Raises IntegrityFailure if one is not kept, was trained with other settings, or on another
         dataset.
@@ -148,11 +149,13 @@ def _read(run: KeptRun) -> Trained:
 
 
 def seeds_of(forecast: Path, count: int) -> list[int]:
-    """Return the seeds that a forecast gives: the first `count` 32-bit words of its SHA-256."""
+    """Return the seeds that a forecast's file gives: the first `count` 32-bit words of its SHA-256,
+    at most eight."""
     digest = sha256_file(forecast)
     return [int(digest[8 * index : 8 * index + 8], 16) for index in range(count)]
 
 
 def origin_of(manifest: Manifest) -> JSON:
-    """Return the fields of a record that name its run, `source` and `digest`."""
+    """Return the fields of a record that name its run, `source` and `digest`, from the run's
+    manifest."""
     return {"source": f"{manifest.name}-{manifest.identity[:8]}", "digest": manifest.config_digest}

@@ -58,8 +58,8 @@ CONFIGURATIONS = {
 
 class PlainLayer(nn.Module):
     """Causal transformer layer, x + dropout(attention(LN(x))), then x + dropout(MLP(LN(x))): [s, b,
-    h] → [s, b, h], [s/t, b, h] where divided. Backward recomputes the part that `form`, one of
-    `FORMS`, names."""
+    h] → [s, b, h], or [s/t, b, h] → [s/t, b, h] where the sequence is divided. Backward recomputes
+    the part that `form`, one of `FORMS`, names. All tensor-parallel ranks call it."""
 
     def __init__(self, h: int, heads: int, mesh: ParallelMesh, form: str = "none") -> None:
         super().__init__()
@@ -77,7 +77,8 @@ class PlainLayer(nn.Module):
         return self.layer(x)
 
     def layer(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the layer; with the form "selective", backward recomputes the scores."""
+        """Return the layer's output for its input `x`; with the form "selective", backward
+        recomputes the scores."""
         qkv = self.qkv(self.norms[0](x))
         is_again = self.form == "selective" and torch.is_grad_enabled()
         scores = partial(checkpoint, self.attend, use_reentrant=True) if is_again else self.attend
@@ -140,8 +141,8 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
 
 def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
-    """Return the bytes of the storages that autograd saves in a forward pass, without the layer's
-    parameters."""
+    """Run a module forward and return the bytes of the storages that autograd then holds, without
+    the module's parameters."""
     memory = SavedBytes(layer)
     with memory:
         output = layer(*inputs)
@@ -151,8 +152,9 @@ def kept_bytes(layer: nn.Module, *inputs: Any) -> int:
 
 
 def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
-    """Return the bytes that this rank keeps per element of sbh in bf16, with the layer divided over
-    all ranks: for the layer in each of `FORMS`, then for the engine's layer."""
+    """Run a layer of each of `FORMS`, and the engine's layer, divided over all ranks in bf16;
+    return the bytes that this rank keeps per element of sbh for each. `shape` is a key of `SMALL`.
+    Every rank calls this."""
     s, heads, h = SMALL[shape]
     tp = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     mesh = build_mesh(Layout(tp=tp), sequence_parallel)
@@ -166,8 +168,8 @@ def bytes_per_sbh(shape: str, sequence_parallel: bool) -> list[float]:
 
 
 def measure_activations() -> list[Line]:
-    """Measure the bytes of activations that a layer keeps (2022 paper, Table 2 and text), the FLOPs
-    of an iteration and of recomputation, and the bytes of a checkpoint."""
+    """Return lines with the bytes of activations that a layer keeps (2022 paper, Table 2 and text),
+    the FLOPs of an iteration and of recomputation, and the bytes of a checkpoint."""
     announce(f"a layer on 1 and {TENSOR_RANKS} processes, and models without their values")
     numbers = []
     for shape in SHAPES:
@@ -259,7 +261,7 @@ def _counted(run: Callable[..., torch.Tensor], *inputs: Any) -> int:
 
 def _checkpoint() -> list[Line]:
     """Return a line with the terabytes of a checkpoint of the 1T model, from the bytes per
-    parameter of a small one that is written."""
+    parameter of a small model's checkpoint, which is written to a temporary folder."""
     train = TrainConfig(precision="fp16")
     mesh = serial_mesh()
     model = MODEL.model_copy(update={"hidden_size": 256})

@@ -48,9 +48,10 @@ Answers = tuple[NDArray[np.float32], list[list[int]]]
 
 
 def measure_huggingface() -> list[Line]:
-    """Measure the largest difference of the logits at each width from one rank's, the percentages
-    of equal greedy continuations and of merged files equal to the undivided model's, and the number
-    of a layer's collectives."""
+    """Divide a small GPT-2 of Hugging Face over several numbers of ranks and return lines: the
+    largest difference of its logits from those on one rank, the percentages of equal greedy
+    continuations and of merged files equal to the undivided model's, and the number of a layer's
+    collectives."""
     announce(
         f"a small model on {', '.join(map(str, WIDTHS))} processes, {TEXTS} texts of"
         f" {TOKENS + NEW_TOKENS} tokens"
@@ -85,7 +86,8 @@ def measure_huggingface() -> list[Line]:
 
 
 def write_huggingface(directory: Path) -> Path:
-    """Write a GPT-2 of random weights as Hugging Face does, and return its directory."""
+    """Write a GPT-2 of random weights, the same at every call, into a new directory as Hugging Face
+    does, and return the directory."""
     model = GPT2(SHAPE, serial_mesh())
     generator = torch.Generator().manual_seed(SEED)
     drawn = {
@@ -99,8 +101,9 @@ def write_huggingface(directory: Path) -> Path:
 
 
 def answers(divided: Path, tp: int) -> Answers:
-    """Return the logits and the greedy continuations that transformers' model in the directory
-    `divided`, run on all `tp` ranks, gives for random texts."""
+    """Run transformers' model in the directory `divided` on all `tp` ranks, each of which calls
+    this; return the logits and the greedy continuations for random texts that are the same at every
+    call."""
     model: Any = load_rank(divided, build_mesh(Layout(tp=tp)).tp)
     tokens = torch.randint(
         0, SHAPE.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(SEED)
@@ -118,7 +121,7 @@ def answers(divided: Path, tp: int) -> Answers:
 
 
 def collectives_per_layer() -> int:
-    """Count the collectives of a layer's activations in a forward and a backward pass together, on
-    the largest of `WIDTHS`."""
+    """Return the number of collectives on a layer's activations in a forward and a backward pass
+    together, counted on the largest of `WIDTHS`. Starts processes."""
     _, traffic = run_forked(of_layer, WIDTHS[-1], ParallelConfig(tp=WIDTHS[-1]))[0]
     return traffic.calls.total()

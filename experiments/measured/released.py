@@ -39,9 +39,9 @@ and quantity."""
 
 
 def measure_released(experiment: Experiment, limit: int | None = None) -> list[Line]:
-    """Score every model that is found, and return a line for each of its quantities; with a limit,
-    of a part of each test. A number of other weights, or of a part, is `scaled`, and its note says
-    so.
+    """Score every model of the experiment that is found, and return a line for each of its
+    quantities; `limit` is the most windows of each test. A number of other weights, or of a part,
+    is `scaled`, and its note says so.
 
     Raises DataMissing if no model is found, or if a test file is missing.
     """
@@ -81,9 +81,9 @@ def _validation(path: Path, evaluated: EvaluatedCheckpoint) -> PerplexityTask:
 
 
 def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
-    """Yield the name and path of each model on this machine or the hub, and whether it is the
-    released one. A missing model is left out with a printed line. Raises DataMissing if all are
-    missing."""
+    """Yield name and directory of each of the experiment's models that is on this machine or can be
+    downloaded from the hub, and whether its weights are the released ones. A missing model is left
+    out with a printed line. Raises DataMissing if all are missing."""
     missing = []
     for name in MODELS[experiment.name]:
         root = os.environ.get(MODELS_VARIABLE)
@@ -100,8 +100,8 @@ def _found(experiment: Experiment) -> Iterator[tuple[str, Path, bool]]:
             yield name, path, all(file.resolve().name == _digest(file) for file in _weights(path))
     if len(missing) == len(MODELS[experiment.name]):
         raise DataMissing(
-            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE} or from the hub; with one: "
-            f"mlm-experiment run {experiment.name}"
+            f"none of {', '.join(missing)} is under ${MODELS_VARIABLE}, in the hub's cache or to be"
+            f" downloaded; with one of them run: mlm-experiment run {experiment.name}"
         )
 
 

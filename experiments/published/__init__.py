@@ -18,8 +18,8 @@ Row = dict[str, str]
 
 
 def workload_rows(name: str) -> list[Row]:
-    """Return the rows of a named set from the `*-runs.csv` files of this folder. Raises BadInput if
-    no row belongs to the set."""
+    """Return the rows of a named set, as dicts by column, from the `*-runs.csv` files of this
+    folder. Raises BadInput if no row belongs to the set."""
     every = chain.from_iterable(map(read_rows, sorted(HERE.glob("*-runs.csv"))))
     rows = [row for row in every if row["experiment"] == name]
     if not rows:
@@ -54,8 +54,8 @@ def published_value(row: Row, quantity: str) -> Range:
 
 
 def published_records(series: tuple[str, ...]) -> Iterator[Record]:
-    """Yield the claims about the named models in the 2019 paper's Figure 6 and Table 3, as
-    records."""
+    """Yield, as records, the claims in the 2019 paper's Figure 6 and Table 3 about the models that
+    `series` names."""
     for name, x_name in (("2019/figure-6", "iteration"), ("2019/table-3", "")):
         yield from (
             claim.record(name, x_name)
@@ -65,6 +65,6 @@ def published_records(series: tuple[str, ...]) -> Iterator[Record]:
 
 
 def position(part: Part, row: Row) -> JSON:
-    """Return the fields of a workload's record that give its series, its x, None without an x axis,
-    and the axis's name."""
+    """Return the fields that a record of a workload begins with: its `series`, its `x`, None
+    without an x axis, and `x_name`, the axis's name."""
     return {"series": row["series"], "x": float(row[part.x]) if part.x else None, "x_name": part.x}

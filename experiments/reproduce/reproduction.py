@@ -87,11 +87,11 @@ RESULTS: dict[str, type[PerplexityResult | ClozeResult]] = dict(
 
 
 def reproduce(plan: Plan, runs: Path) -> Path:
-    """Make data, trainings, evaluations, records and report by public commands, and print the
-    results; complete parts are found and not repeated.
+    """Make data, trainings, evaluations, records and report below `runs` by public commands, one
+    after the other, and print the results; complete parts are found and not repeated.
 
     Returns the reproduction's directory. Raises BadInput for an unfit torch before anything else,
-    `steps.StepFailed` with the exit code of the command that failed.
+    `steps.StepFailed` with the exit code of the command that failed, Interrupted if it was stopped.
     """
     check_torch()
     start = time.monotonic()
@@ -167,8 +167,8 @@ def reproduce(plan: Plan, runs: Path) -> Path:
 
 
 def keep_training(training: RunDirectory) -> KeptRun:
-    """Return the line of a training in a reproduction: its validations, and means over blocks of
-    iterations.
+    """Return the line that a reproduction keeps of a training's run: its validations, and means
+    over blocks of iterations.
 
     Losses, rates, norms and seconds are means over the block that ends at `iteration`; tokens/s and
     TFLOP/s are the block's work over its time.
@@ -203,8 +203,8 @@ def _mean(steps: Sequence[Step]) -> Step:
 
 
 def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Record]:
-    """Derive every record of a reproduction from its summary and from the metrics and evaluations
-    that it keeps.
+    """Return every record of a reproduction, derived from its summary and from the metrics and
+    evaluations that its run keeps.
 
     A run of an earlier version, which has no scores.json, gets neither bits per byte nor
     log-likelihoods.
@@ -227,8 +227,8 @@ def derived_records(run: RunDirectory, summary: ReproductionSummary) -> list[Rec
 def results_of(
     reproduction: Path, summary: ReproductionSummary
 ) -> dict[str, PerplexityResult | ClozeResult]:
-    """Return the results of a reproduction's models, by model and protocol with a hyphen between
-    them.
+    """Return the results that a reproduction's directory has of the summary's models, by model and
+    protocol with a hyphen between them.
 
     Raises IntegrityFailure if a result is missing or has another form than its protocol's.
     """
@@ -259,9 +259,9 @@ def _bands(records: list[Record], run: RunDirectory) -> Iterator[Record]:
 
 
 def derived_scores(run: RunDirectory, summary: ReproductionSummary) -> ReproductionScores:
-    """Derive the paired differences between models that are neighbours in size, from the
-    WikiText-103 evaluations that a reproduction keeps. A text of one article gives no
-    differences."""
+    """Return the paired differences between models that are neighbours in size, derived from the
+    WikiText-103 evaluations that a reproduction keeps. The summary has the models smallest first. A
+    text of one article gives no differences."""
     by_size = defaultdict(list)
     results = results_of(run.path, summary)
     for model in summary.models:
@@ -388,13 +388,14 @@ def reproduced_model(published: RunConfig, training: RunDirectory) -> Reproduced
 
 
 def facts_of(config: RunConfig, done: TrainingSummary) -> JSON:
-    """Return the fields of a model's summary that its training's configuration and summary give."""
+    """Return those fields of a model in summary.json that its training's configuration and summary
+    give: the shape, seed, tokens and times."""
     facts = done.model_dump(include={"seed", "tokens", "train_seconds", "tokens_per_second"})
     return facts | {"trained": shape_of(config)}
 
 
 def hardware_of(started: Environment) -> str:
-    """Return a text on the processor, cores, memory and GPUs of a recorded environment."""
+    """Return a recorded environment's processor, cores, memory and GPUs as a text."""
     memory = f", {started.memory_bytes / 2**30:.0f} GiB" if started.memory_bytes else ""
     gpus = f"; {', '.join(started.gpus)}" if started.gpus else ""
     return f"{started.cpu}, {started.cores} cores{memory}{gpus}"
@@ -412,7 +413,8 @@ def _shown_command(plan: Plan) -> str:
 
 
 def shape_of(config: RunConfig) -> ModelShape:
-    """Return the shape, size and length of training of a recipe's model."""
+    """Return the shape and size of a recipe's model, and the length and learning rate of its
+    training."""
     values = (
         config.model.model_dump()
         | config.train.model_dump()

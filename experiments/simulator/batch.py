@@ -33,7 +33,8 @@ workload lies outside the fitted rows."""
 
 
 def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
-    """Write a prediction for every row; return the number of rows and the number that cannot run.
+    """Predict every row of a CSV file of workloads and write the predictions to `out`, a CSV file;
+    return the number of rows and the number that cannot run.
 
     Raises BadInput if the file cannot be read, a column without a default is missing, or `out`
     cannot be written; nothing is then left behind. Raises NotCosted after all rows are written, if
@@ -55,14 +56,16 @@ def simulate_file(rows_path: Path, out: Path) -> tuple[int, int]:
     write_text(out, Table((*INPUTS, *RESULTS), cells).csv)
     if others := sum(NOT_COSTED in prediction.reason for prediction, _ in predictions):
         raise NotCosted(
-            f"{others} of {len(rows)} rows of {rows_path}: {NOT_COSTED}; {out} has the other rows"
+            f"{others} of {len(rows)} rows of {rows_path}: {NOT_COSTED}; {out} has the"
+            " predictions of the others"
         )
     return len(rows), sum(bool(prediction.reason) for prediction, _ in predictions)
 
 
 def _predict(rows: list[dict[str, str]]) -> list[tuple[Prediction, bool]]:
-    """Predict every row, in order; the second value is True if the cost model was fitted on the
-    row. A row that names no valid cluster or workload gets the reason alone."""
+    """Return a pair for every row, in order: its prediction, and True if the cost model was fitted
+    on this very workload. A row that names no valid cluster or workload gets a prediction with the
+    reason alone."""
     predictions = [(Prediction(), False)] * len(rows)
     by_cluster = defaultdict(list)
     clusters = {}

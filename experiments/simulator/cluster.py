@@ -27,8 +27,8 @@ Number = TypeVar("Number", Constant, float)
 
 
 def unmeasured(value: float) -> Any:
-    """Return a pydantic field for a constant that a file may omit; its default is `value`, which
-    was not measured."""
+    """Return a pydantic field, of type Any, for a constant that a file may omit; its default is
+    `value`, which was not measured."""
     return Field(
         {"value": value, "kind": "counted", "source": "not measured"}, validate_default=True
     )
@@ -190,8 +190,8 @@ class Cluster(Config):
     reach: Reach
 
     def beyond(self, gpus: int, seq: int, parameters: int) -> str:
-        """Describe how a run lies outside the rows that the constants are fitted on; empty if it
-        lies inside."""
+        """Return in words how a run lies outside the rows that the constants are fitted on; empty
+        if it lies inside. `seq` is the length of a sequence."""
         reasons = []
         if self.processor not in self.reach.processors:
             reasons.append(f"{self.processor}, measured is {' and '.join(self.reach.processors)}")
@@ -218,7 +218,7 @@ class Cluster(Config):
 
 
 class Machine(Constants[float]):
-    """Values of a cluster's constants without their sources, as the cost model takes them."""
+    """The values of a cluster's constants without their sources, as the cost model takes them."""
 
     element_bytes: float
 
@@ -236,8 +236,8 @@ def machine_of(cluster: Cluster) -> Machine:
 
 
 def load_cluster(name: str, software: str = "") -> Cluster:
-    """Load a shipped cluster or a TOML file, completed by its own software or by the named one.
-    Raises BadInput if a name is unknown or a file is not valid.
+    """Return a shipped cluster or one in a TOML file, completed by its own software or by the named
+    one. Raises BadInput if a name is unknown or a file is not valid.
 
     The cluster's own file wins over its own software's constants. Another software's constants win
     over both.

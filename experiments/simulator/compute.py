@@ -50,8 +50,8 @@ class Passes(NamedTuple):
 
 
 def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Floats) -> Floats:
-    """Return the predicted seconds of a matrix product [rows, depth] × [depth, columns] on the
-    machine. The rate falls where a dimension is small."""
+    """Return the seconds of a matrix product [rows, depth] × [depth, columns], as the cost model
+    has it. The rate falls where a dimension is small."""
     half = machine.matmul_half_size
     share = rows / (rows + half) * columns / (columns + half) * depth / (depth + half)
     return (
@@ -64,14 +64,15 @@ def matmul_seconds(machine: Machine, rows: Floats, columns: Floats, depth: Float
 
 
 def bytes_seconds(machine: Machine, moved_bytes: Floats) -> Floats:
-    """Return the predicted seconds of element-wise work that moves this many bytes on the
-    machine."""
+    """Return the seconds of element-wise work that moves this many bytes, as the cost model has
+    it."""
     return moved_bytes / (machine.memory_bytes_per_second * machine.memory_efficiency)
 
 
 def layer_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds of one transformer layer's forward and backward pass, with the host's work
-    and its tensor-parallel all-reduces, two in each direction (2019 paper, Figure 4)."""
+    """Return the seconds of one transformer layer's forward and backward pass on a microbatch, with
+    recomputation, the host's work and its tensor-parallel all-reduces, two in each direction (2019
+    paper, Figure 4)."""
     tokens = w.b * w.s
     elements = tokens * w.h * machine.element_bytes
     widened = matmul_seconds(machine, tokens, w.f / w.t, w.h)
@@ -156,7 +157,7 @@ def layer_weights(w: Workloads) -> Floats:
 
 
 def head_passes(machine: Machine, w: Workloads) -> Passes:
-    """Return the seconds that a microbatch's output layer takes forward and backward: logits and
+    """Return the seconds that a microbatch's output layer takes forward and backward: logits,
     cross-entropy, and half of the host's work per microbatch in each pass."""
     tokens = w.b * w.s
     product = matmul_seconds(machine, tokens, w.v / w.t, w.h)

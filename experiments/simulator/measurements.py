@@ -66,13 +66,12 @@ class Observation(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Return the name of the observation's source: a paper, or a set of measurements."""
+        """The name of the observation's source: a paper, or a set of measurements."""
         return self.experiment.partition("/")[0]
 
     @property
     def is_published(self) -> bool:
-        """Return True if it comes from a paper's table or figure, not from a set of
-        measurements."""
+        """True if it comes from a paper's table or figure, not from a set of measurements."""
         return "/" in self.experiment
 
 
@@ -103,8 +102,8 @@ def v100_rows() -> list[Observation]:
 
 @cache
 def fitted_rows(software: str) -> tuple[Observation, ...]:
-    """Return the Observations that the software's constants are fitted on, with the first one, to
-    which ratios refer; empty for a software that is not fitted."""
+    """Return the Observations that the software's constants are fitted on, first of all the one
+    that ratios refer to; empty for a software that is not fitted."""
     rows = {
         "megatron-2019": v100_rows,
         "megatron-2021": a100_rows,
@@ -144,9 +143,9 @@ def h100_rows() -> list[Observation]:
 
 
 def timed(*names: str) -> list[Observation]:
-    """Return an Observation of the seconds per iteration for each row of this folder's CSV files
-    `names`, given without `.csv`. It is named after the row's `source`, or after its file if the
-    row names none."""
+    """Return an Observation of the seconds per iteration for each row of the CSV files `names`,
+    given without `.csv`, in `experiments/published`. It is named after the row's `source`, or after
+    its file if the row names none."""
     observations = []
     for name in names:
         for row in read_rows(HERE / f"{name}.csv"):
@@ -176,7 +175,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         elif cell:
             values[name] = _whole(name, cell)
         elif name not in Workload._field_defaults:
-            raise BadInput(f"{name} is empty")
+            raise BadInput(f"{name} is empty and has no default")
     return Workload(**values)
 
 
@@ -186,12 +185,13 @@ def _whole(name: str, cell: str) -> int:
     except ValueError:
         number = math.nan
     if not number.is_integer() or abs(number) > LARGEST_CELL:
-        raise BadInput(f"{name} = {cell!r} is not a whole number below a billion")
+        raise BadInput(f"{name} = {cell!r} is not a whole number of at most a billion")
     return int(number)
 
 
 class Simulated(NamedTuple):
-    """The iteration time of a workload, and of the first row, which its ratios refer to."""
+    """The seconds of an iteration of a workload, and of the first row, which its ratios refer
+    to."""
 
     workload: Workload
     seconds: float

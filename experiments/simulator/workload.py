@@ -28,7 +28,7 @@ fewer than 100,000."""
 
 
 class NotCosted(BadInput):
-    """Error for a model of a family that the simulator does not cost."""
+    """Raised for a model of a family that the simulator does not cost."""
 
 
 class Workload(NamedTuple):
@@ -118,7 +118,7 @@ def checked_config(
     workload: Workload, precision: Precision = "fp16", run: RunConfig | None = None
 ) -> RunConfig:
     """Return the configuration of the run that the workload describes: `run` with the workload's
-    sizes and layout, or default settings if `run` is None.
+    sizes and layout, or default settings if `run` is None. `precision` replaces the run's.
 
     Raises BadInput with the engine's own reason if it would refuse the run, such as sizes that do
     not divide, and NotCosted for a family that is not costed.

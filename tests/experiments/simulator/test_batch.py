@@ -56,7 +56,7 @@ def test_every_row_is_answered_in_order(tmp_path: Path) -> None:
         "'two' is not a whole number",
         "micro_batch is empty",
         "",
-        "'1e12' is not a whole number below a billion",
+        "'1e12' is not a whole number of at most a billion",
     ]
     for row, reason in zip(found, reasons, strict=True):
         assert reason in row["reason"]
@@ -83,7 +83,8 @@ def test_a_llama_is_not_costed_and_the_other_rows_are(tmp_path: Path) -> None:
     lines = (f"{HEADER},family,ffn_hidden", f"{GOOD},llama,8192", f"{GOOD},,8192", f"{GOOD},,")
     rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
     done = call({}, "mlm-experiment", "simulate", str(rows), "--out", str(out), "--quiet", ends=2)
-    assert done.err == f"error: 2 of 3 rows of {rows}: {NOT_COSTED}; {out} has the other rows\n"
+    said = f"2 of 3 rows of {rows}: {NOT_COSTED}; {out} has the predictions of the others"
+    assert done.err == f"error: {said}\n"
     with out.open(encoding="utf-8", newline="") as file:
         assert [NOT_COSTED in row["reason"] for row in csv.DictReader(file)] == [True, True, False]
 
