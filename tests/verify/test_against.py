@@ -2,6 +2,7 @@
 not."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
@@ -20,6 +21,7 @@ from mlm_repro.lineage.run import RunDirectory
 from mlm_repro.reports.engines import engines_exhibit
 from mlm_repro.reports.render import render
 from mlm_repro.verify.against import ENGINES, engine_class, run_against
+from mlm_repro.verify.megatron_core import core
 from mlm_repro.verify.recomputed import RunCheck
 from tests.commands import ROOT, Command
 from tests.engine.conftest import write_dataset
@@ -50,6 +52,16 @@ def test_engines_that_train_alike_agree(
     curves = {series.contender: series.samples for series in result.cases[0].series}
     assert curves["ours"][0] != curves["ours"][1]
     assert any("cuda" in note for note in result.notes) == (engine == "megatron-core")
+    assert result.title.startswith(f"{engine} {version(engine)} beside this engine: ")
+
+
+def test_a_clone_of_the_engine_is_named_by_its_own_version(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_class("megatron-core")
+    monkeypatch.setattr(core("package_info"), "__version__", "0.99.0+mine")
+    result = run_against(read_run_config(config), "megatron-core", "serial", 1)
+    assert result.title.startswith("megatron-core 0.99.0+mine beside this engine: ")
 
 
 @pytest.mark.parametrize(
