@@ -1,6 +1,7 @@
 """`mlm-verify against`: engines that train alike are within the tolerance, one with a fault is
 not."""
 
+import math
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from mlm_repro.data_pipeline.files import dataset_digest
 from mlm_repro.engine.compare.tensors import curve_tolerance, factor, tensor_tolerance
 from mlm_repro.engine.run.resolved import read_run_config
-from mlm_repro.experiments.benchmark import AGAINST, read_benchmark
+from mlm_repro.experiments.benchmark import AGAINST, MOST, read_benchmark, share_of
 from mlm_repro.experiments.files import FORECAST
 from mlm_repro.experiments.forecast.trainings import seeds_of
 from mlm_repro.lineage.digest import check_seal
@@ -215,3 +216,10 @@ def test_the_tolerance_is_the_formula() -> None:
     curve = curve_tolerance([4.0, 2.0, 1.0], [[4.0, 2.0 + spread, 1.0], [4.0, 2.0, 1.0]], 2)
     spreads = zip([0.0, spread, spread], [4.0, 2.0, 1.0], strict=True)  # it does not shrink
     assert curve == pytest.approx([factor(2) * (s + x * unit) + 2 * unit * x for s, x in spreads])
+
+
+def test_a_difference_that_is_no_number_is_the_largest() -> None:
+    for distances in ([math.nan, 0.1], [0.1, math.nan]):
+        assert share_of("losses", distances, [1.0, 1.0]).value == MOST
+        assert share_of("losses", distances, [0.0, 0.0]).value == MOST
+    assert share_of("losses", [0.1, 0.3], [1.0, 2.0]).value == pytest.approx(0.15)
