@@ -105,7 +105,8 @@ def fit(
 
 def fit_node(machine: Machine, measured: Floats) -> Machine:
     """Return the machine with the latency and bandwidth of all-reduces inside a node, fitted on
-    timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]."""
+    timed all-reduces: `measured` has ranks, bytes and seconds, [3, n]. If all are of one number of
+    ranks, the latency per rank stays as it is."""
     ranks, sent_bytes, seconds = measured
     constants = dict(NODE_CONSTANTS)
     if len({*ranks}) == 1:

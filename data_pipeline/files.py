@@ -188,7 +188,7 @@ class Ledger(FileSchema, frozen=False):
 
     @property
     def lines(self) -> int:
-        """Number of documents and malformed lines that were read."""
+        """Number of lines that were read, documents and malformed ones together."""
         return self.malformed_lines + self.stages[0].documents_in
 
     def stage(self, name: str) -> StageAttrition:

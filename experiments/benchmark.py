@@ -141,8 +141,8 @@ def write_benchmark(path: Path, result: Benchmark) -> None:
 
 
 def setting_lines(result: Benchmark) -> list[str]:
-    """Return a line `key: value` for each setting that all cases share, dicts as names and
-    values."""
+    """Return a line `key: value` for each of the benchmark's settings, which all its cases share; a
+    dict is written as names and values."""
     return [
         f"{key}: {named(value) if isinstance(value, dict) else value}"
         for key, value in result.setting.items()

@@ -285,7 +285,8 @@ class Engine:
 
 
 class Ours(Engine):
-    """One rank of this suite's own engine."""
+    """This suite's own engine on one rank, as `mlm-verify` trains it and compares it with other
+    engines."""
 
     names = read_names("ours")
 

@@ -247,9 +247,10 @@ def distribute(
 
 
 def shards_of(gpt: Any, named: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """Return the shards of tensors with the names and shapes of parameters, as views, or as copies
-    of tensors that are part of a larger storage. The tensors stand in for the parameters while
-    Megatron-Core describes its checkpoint."""
+    """Return this rank's shards of the tensors `named`, which have the names and shapes of `gpt`'s
+    parameters: one for each entry of Megatron-Core's checkpoint, none for a tensor without an
+    entry. They are views, or copies of tensors that are part of a larger storage. The tensors stand
+    in for the parameters while Megatron-Core describes its checkpoint."""
     own = {**dict(gpt.named_parameters()), **dict(saved_buffers(gpt))}
     held = {}
     by_storage = {}

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
+from mlm_repro.evaluation.models.places import SMOLLM2
 from mlm_repro.experiments.catalogue import load_experiments
 from mlm_repro.experiments.reproduce.plan import make_plan
 from mlm_repro.experiments.scores import END
@@ -29,6 +30,7 @@ from mlm_repro.experiments.verdicts import (
 )
 from mlm_repro.lineage.atomic import write_bytes, write_text
 from mlm_repro.lineage.errors import BadInput
+from mlm_repro.lineage.files import read_object
 from mlm_repro.reports.claims import forecast_of_order
 from mlm_repro.reports.engines import apart, read_engines
 from mlm_repro.reports.load import Reproduction, load_reproduction
@@ -87,11 +89,16 @@ def tiers_block(kept: Reproduction) -> str:
     is_of_these = [model.trained.hidden_size for model in models] == sizes
     minutes = sum(model.train_seconds or 0 for model in models) / 60
     duration = f"{minutes:.0f} minutes of training" if is_of_these else "not timed yet"
+    smollm2 = read_object(KEPT / SMOLLM2 / "wikitext2-gptq.json")["perplexity"]
     return "\n".join(
         [
             "|hardware|command|duration|expect|",
             "|---|---|---|---|",
             f"|laptop|`make reproduce-{large}`|{duration}|the order of three twins|",
+            (
+                "|laptop|[SmolLM2](docs/results.md#a-pretrained-model)|not timed|WikiText-2"
+                f" {smollm2:.2f} by GPTQ's recipe|"
+            ),
             (
                 f"|one GPU|`make reproduce-{small}`|not run yet|WikiText-103 "
                 f"{published(kept, small, 'wikitext103_perplexity')}, published|"

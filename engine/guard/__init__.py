@@ -39,8 +39,9 @@ class Guard:
         """Prepare for iteration `number` (from 0), before its microbatches are computed."""
 
     def skips(self, iteration: Iteration) -> bool:
-        """Return True if the iteration's update must be skipped. Called once its gradient is known,
-        before the update. Raise an error if the run must end."""
+        """Return True if the iteration's update must be skipped; every rank must return the same.
+        Called once its gradient is known, before the update, even if another guard skips it. Raise
+        an error if the run must end."""
         return False
 
     def after(self, iteration: Iteration) -> str:

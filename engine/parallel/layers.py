@@ -86,10 +86,12 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h].
+    """Word embedding with its rows (vocabulary) divided: token ids [b, s] → [s, b, h], or with
+    sequence parallelism this rank's positions, [s/t, b, h].
 
-    A rank looks up the words that it holds, and g adds up the ranks' vectors. On CPUs the gradient
-    is sparse, the rows that were looked up, if the output head is on another pipeline stage.
+    A rank looks up the words that it holds, and the ranks' vectors are added up: by g, with
+    sequence parallelism by a reduce-scatter. On CPUs the gradient is sparse, the rows that were
+    looked up, if the output head is on another pipeline stage.
     """
 
     shard_dims: ClassVar[dict[str, int]] = {"weight": 0}

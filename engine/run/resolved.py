@@ -422,7 +422,10 @@ def continue_run(config: RunConfig, run: Path) -> RunConfig:
     iteration = iteration_of(resolve_checkpoint(directory.path))
     samples = {step.iteration: step.samples for step in read_steps(directory.path)}.get(iteration)
     if samples is None:
-        raise BadInput(f"{run} does not say how many samples its {iteration} iterations took")
+        raise BadInput(
+            f"{run}/metrics.jsonl does not say how many samples its {iteration} iterations took:"
+            " train.init_from starts from its weights"
+        )
     run = run.with_name(directory.path.name) if run.is_symlink() else run
     seam = Seam(run=run, iteration=iteration, samples=samples)
     values = config.model_dump(mode="json")
